@@ -95,9 +95,10 @@ def replay(place: Path, rollouts: int) -> dict[str, float]:
 def pack(place: Path, rollouts: int) -> dict[str, float]:
     """Make the parcel that is posted: lines in order, digests, chunks."""
     from wander_client.hub import posting
+    from wander_client.hub.transfer import CHUNK_BYTES
 
     with posting.pack_run(RunFolder.open(place).manifest, posting.files_of(place)) as parcel:
-        assert sum(count for _, count in parcel.chunks()) == rollouts
+        assert sum(part.count(b"\n") for part in parcel.parts(CHUNK_BYTES)) == rollouts
     return {}
 
 

@@ -209,7 +209,7 @@ async def push(hub: LiveHub) -> None:
     async with httpx.AsyncClient(base_url=hub.url) as client:
         head = {"Authorization": f"Bearer {hub.token}"}
         answer = await pushed(client, head, checkpoint(), owner="admin")
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
 
 
 async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> list[float]:

@@ -30,15 +30,15 @@ from pathlib import Path
 
 import httpx
 from wander.types import Rollout
-from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
+from wander.wire.postings import ROLLOUTS, RolloutsDigest, line_digest
+from wander.wire.transfers import NewRun, RunFile
 from wander_hub.database import Database
 from wander_hub.http.boundary import Context
 from wander_hub.identity import HUB
-from wander_hub.jobs import TableQueue
-from wander_hub.posting import finish as finishing
-from wander_hub.posting import service as posting
+from wander_hub.posting.arrival import RUNS, announce
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+from wander_hub.transfers import service as transfers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
@@ -155,22 +155,23 @@ def post(hub, folder: Path, rollouts: int) -> dict[str, float]:
 
 def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
     """Put a big run into the hub's storage through its own functions, a thousand rollouts a chunk."""
-    text = json.dumps(manifest).encode()
-    digest = RolloutsDigest()
+    digest, size = RolloutsDigest(), 0
     for _, one in many(rollouts):
         digest.add(line_digest(one))
-    sha256 = run_digest(text, digest.hexdigest(), {})
+        size += len(one.rstrip(b"\n")) + 1
+    file = RunFile(filename=ROLLOUTS, size=size, sha256=str(digest.hexdigest()))
     database, storage = Database(f"sqlite:///{data / 'hub.db'}"), Storage.open(None, data / "objects")
     settings = Settings(max_run_bytes=2**50)
     context = Context(replace(HUB, user_id=1), database, storage, settings)
-    posting.open_posting(context, text, sha256, private=False)
-    found = many(rollouts)
-    for chunk in range(rollouts // 1000):
+    info, _ = announce(context, NewRun(manifest=json.dumps(manifest), files=[file]))
+    found, offset = many(rollouts), 0
+    for _ in range(rollouts // 1000):
         lines = b"".join(line.rstrip(b"\n") + b"\n" for _, line in itertools.islice(found, 1000))
         stated = hashlib.sha256(lines).hexdigest()
-        posting.add_chunk(context, sha256, chunk, io.BytesIO(lines), stated)
+        transfers.receive(context, RUNS, info.id, ROLLOUTS, offset, stated, io.BytesIO(lines))
+        offset += len(lines)
     started = time.perf_counter()
-    finishing.finish(context, TableQueue(database), sha256, FinishPosting(chunks=rollouts // 1000))
+    transfers.finish(context, RUNS, info.id)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"finishing {rollouts:,}: {time.perf_counter() - started:.1f} s, {peak:.0f} MB")
     database.close()

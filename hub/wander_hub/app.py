@@ -51,9 +51,8 @@ from wander_hub.operation.job_queue import settle_failures
 from wander_hub.operation.metrics import Metrics
 from wander_hub.people import routes as people
 from wander_hub.people import sessions
-from wander_hub.posting import routes as postings
+from wander_hub.posting import key_routes
 from wander_hub.posting import run_routes as run_changes
-from wander_hub.posting import service as posting
 from wander_hub.publishers import routes as publishers
 from wander_hub.quotas import routes as quotas
 from wander_hub.rights import routes as accounts
@@ -62,10 +61,9 @@ from wander_hub.runs import routes as runs
 from wander_hub.runs import use as run_use
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+from wander_hub.transfers import service as transfers
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
-from wander_hub.upload import session_routes as upload_sessions
-from wander_hub.upload import sweep as uploads
 from wander_hub.verification import routes as verification
 from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
@@ -216,16 +214,10 @@ async def agree_forever(limits: Limits, database: Database) -> None:
 
 
 def sweep(database: Database, storage: Storage) -> None:
-    """Drop the uploads, the postings and the deliveries to webhooks whose time is over."""
+    """Drop the transfers and the deliveries to webhooks whose time is over."""
     database.commit(webhook_delivery.sweep)
-    ended, chunks = uploads.sweep(database, storage)
-    if ended or chunks:
-        logger.info("dropped %d unfinished uploads and %d chunks", ended, chunks)
-    forgotten = 0
-    while some := posting.forget_expired(database, storage):
-        forgotten += some
-    if forgotten:
-        logger.info("dropped %d unfinished postings", forgotten)
+    if ended := transfers.sweep(database, storage):
+        logger.info("dropped %d transfers whose time is over", ended)
 
 
 def create_app(
@@ -312,10 +304,11 @@ def _routes() -> tuple[BaseRoute, ...]:
         environment_life.router,
         runs.router,
         run_changes.router,
-        postings.router,
+        run_changes.transfer_router,
+        key_routes.router,
         verification.router,
-        upload_sessions.router,
-        upload_sessions.model_router,
+        upload.version_router,
+        upload.model_router,
         model_life.router,
         models.router,
         upload.router,

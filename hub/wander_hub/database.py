@@ -61,8 +61,8 @@ QUIET = {"quiet": True}
 _UNSHOWN_TABLES = frozenset(
     {
         *("attempts", "audit", "browser_sessions", "imports", "invitations", "linked_identities"),
-        *("one_time_codes", "posting_artifacts", "posting_chunks", "postings", "quotas", "second_factors"),
-        *("spending", "staged_chunks", "staged_files", "tokens", "upload_sessions", "used_assertions"),
+        *("one_time_codes", "quotas", "second_factors"),
+        *("spending", "tokens", "transfer_parts", "transfers", "used_assertions"),
         *("alembic_version", "content_revision", "webhook_deliveries", "webhooks"),
     }
 )

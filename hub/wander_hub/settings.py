@@ -98,14 +98,14 @@ class Settings(BaseSettings):
     """Publish the SDK and client this hub runs with under the owner `wander` at start."""
     max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)
     """Limit of one distribution file, and of the request that carries it."""
-    upload_chunk_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
-    """Longest chunk of a staged upload; it is in memory while it is received."""
+    transfer_part_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
+    """Longest part of a file of a version or a model; parts of rollouts may have 64 MiB."""
     max_model_bytes: int = Field(default=8 * 1024 * MIB, gt=0)
     """Limit of the files of one revision of a model together."""
-    upload_hours: float = Field(default=24, gt=0)
-    """How long a staged upload is kept, counted from its last chunk."""
-    max_open_uploads: int = Field(default=20, ge=1)
-    """How many staged uploads one user may have open."""
+    transfer_hours: float = Field(default=72, gt=0)
+    """How long the hub keeps what was sent of a version, a model or a run, counted from the last part."""
+    max_open_transfers: int = Field(default=50, ge=1)
+    """How many one user may have unfinished."""
     quota_stored_bytes: ByteSize | None = Field(default=None, ge=0)
     """How much each owner may store, such as `10GiB`; unset is no limit. Some may have their own."""
     quota_versions: int | None = Field(default=None, ge=0)
@@ -136,10 +136,6 @@ class Settings(BaseSettings):
     """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/package-index.md."""
     max_run_bytes: int = Field(default=16 * 1024 * MIB, gt=0)
     """Limit of the rollouts of one posted run, decompressed; in a single request at most 1 GiB."""
-    posting_hours: float = Field(default=72, gt=0)
-    """How long the hub keeps what was sent of a run that is not finished, counted from the last part."""
-    max_open_postings: int = Field(default=50, ge=1)
-    """How many one user may have unfinished."""
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
 

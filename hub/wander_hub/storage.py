@@ -39,7 +39,6 @@ IN_MEMORY = 4 * 1024 * 1024
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 """Somebody waits for the answer; the default would keep trying for three minutes."""
-_STAGING = "staging/"
 PRIVATE = 0o700
 """Rights of a folder for the hub's user alone."""
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
@@ -270,26 +269,6 @@ class Storage:
             with _named(sha256):
                 piece = bytes(await obstore.get_range_async(self._store, key, start=begin, end=last))
             yield piece
-
-    def stage(self, key: str, content: bytes) -> None:
-        """Put a piece of an upload aside, until all of it is there."""
-        obstore.put(self._store, _STAGING + key, content)
-
-    def read_staged(self, key: str) -> bytes:
-        """Return a piece that was put aside."""
-        return bytes(obstore.get(self._store, _STAGING + key).bytes())
-
-    def unstage(self, key: str) -> None:
-        """Remove a piece; one that is not there is fine."""
-        with contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._store, _STAGING + key)
-
-    def list_staged(self, prefix: str = "") -> Iterator[StoredObject]:
-        """Yield what lies aside, all of it or that of one folder; a path is a piece's key."""
-        for batch in obstore.list(self._store, _STAGING + prefix):
-            for one in batch:
-                key = one["path"].removeprefix(_STAGING)
-                yield StoredObject(key, None, one["size"], one["last_modified"])
 
     def local_path(self, sha256: str) -> Path | None:
         """Return the content's file when the store is a folder, which the kernel can then send itself."""

@@ -28,23 +28,20 @@ _TABLES = (
     'memberships',
     'models',
     'one_time_codes',
-    'postings',
     'private_names',
     'publishers',
     'quotas',
     'second_factors',
     'signing_keys',
-    'upload_sessions',
+    'transfers',
     'former_names',
     'grants',
     'index_pages',
     'invitations',
     'model_revisions',
-    'posting_artifacts',
-    'posting_chunks',
-    'staged_files',
     'stars',
     'tokens',
+    'transfer_parts',
     'versions',
     'webhooks',
     'boards',
@@ -52,7 +49,6 @@ _TABLES = (
     'files',
     'model_files',
     'runs',
-    'staged_chunks',
     'version_checks',
     'version_documents',
     'webhook_deliveries',
@@ -273,21 +269,6 @@ def upgrade() -> None:
         sa.UniqueConstraint('sha256', name='uq_one_time_codes_sha256')
     )
 
-    op.create_table('postings',
-        sa.Column('id', sa.Integer(), nullable=False),
-        sa.Column('user_id', sa.Integer(), nullable=False),
-        sa.Column('sha256', sa.String(length=64), nullable=False),
-        sa.Column('run_id', sa.String(length=64), nullable=False),
-        sa.Column('manifest', sa.Text(), nullable=False),
-        sa.Column('manifest_sha256', sa.String(length=64), nullable=False),
-        sa.Column('private', sa.Boolean(), nullable=False),
-        sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_postings_user_id_users'),
-        sa.PrimaryKeyConstraint('id', name='pk_postings'),
-        sa.UniqueConstraint('user_id', 'sha256', name='uq_postings_user_id_sha256')
-    )
-    op.create_index('ix_postings_expires_at', 'postings', ['expires_at'], unique=False)
-
     op.create_table('private_names',
         sa.Column('owner_id', sa.Integer(), nullable=False),
         sa.Column('project', sa.String(length=200), nullable=False),
@@ -348,22 +329,21 @@ def upgrade() -> None:
     )
     op.create_index('ix_signing_keys_user_id', 'signing_keys', ['user_id'], unique=False)
 
-    op.create_table('upload_sessions',
+    op.create_table('transfers',
         sa.Column('id', sa.String(length=32), nullable=False),
         sa.Column('user_id', sa.Integer(), nullable=False),
-        sa.Column('owner_id', sa.Integer(), nullable=False),
-        sa.Column('name', sa.String(length=200), nullable=False),
-        sa.Column('version', sa.String(length=100), nullable=False),
-        sa.Column('status', sa.String(length=12), nullable=False),
+        sa.Column('kind', sa.String(length=8), nullable=False),
+        sa.Column('digest', sa.String(length=64), nullable=False),
         sa.Column('stated', sa.JSON(), nullable=False),
-        sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+        sa.Column('manifest', sa.Text(), nullable=True),
+        sa.Column('listed', sa.JSON(), nullable=False),
+        sa.Column('finished', sa.Boolean(), nullable=False),
         sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(['owner_id'], ['owners.id'], name='fk_upload_sessions_owner_id_owners'),
-        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_upload_sessions_user_id_users'),
-        sa.PrimaryKeyConstraint('id', name='pk_upload_sessions')
+        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_transfers_user_id_users'),
+        sa.PrimaryKeyConstraint('id', name='pk_transfers'),
+        sa.UniqueConstraint('user_id', 'kind', 'digest', name='uq_transfers_user_id_kind_digest')
     )
-    op.create_index('ix_upload_sessions_expires_at', 'upload_sessions', ['expires_at'], unique=False)
-    op.create_index('ix_upload_sessions_place', 'upload_sessions', ['user_id', 'owner_id', 'name', 'version'], unique=False)
+    op.create_index('ix_transfers_expires_at', 'transfers', ['expires_at'], unique=False)
 
     op.create_table('former_names',
         sa.Column('owner_id', sa.Integer(), nullable=False),
@@ -445,44 +425,6 @@ def upgrade() -> None:
     )
     op.create_index('ix_model_revisions_weights_sha256', 'model_revisions', ['weights_sha256'], unique=False)
 
-    op.create_table('posting_artifacts',
-        sa.Column('posting_id', sa.Integer(), nullable=False),
-        sa.Column('name', sa.String(length=100), nullable=False),
-        sa.Column('media_type', sa.String(length=80), nullable=False),
-        sa.Column('size', sa.BigInteger(), nullable=False),
-        sa.Column('sha256', sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(['posting_id'], ['postings.id'], name='fk_posting_artifacts_posting_id_postings'),
-        sa.PrimaryKeyConstraint('posting_id', 'name', name='pk_posting_artifacts')
-    )
-    op.create_index('ix_posting_artifacts_sha256', 'posting_artifacts', ['sha256'], unique=False)
-
-    op.create_table('posting_chunks',
-        sa.Column('posting_id', sa.Integer(), nullable=False),
-        sa.Column('number', sa.Integer(), nullable=False),
-        sa.Column('sha256', sa.String(length=64), nullable=False),
-        sa.Column('size', sa.BigInteger(), nullable=False),
-        sa.Column('rollouts', sa.Integer(), nullable=False),
-        sa.Column('object_sha256', sa.String(length=64), nullable=False),
-        sa.Column('row_frames', sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(['posting_id'], ['postings.id'], name='fk_posting_chunks_posting_id_postings'),
-        sa.PrimaryKeyConstraint('posting_id', 'number', name='pk_posting_chunks')
-    )
-    op.create_index('ix_posting_chunks_object_sha256', 'posting_chunks', ['object_sha256'], unique=False)
-
-    op.create_table('staged_files',
-        sa.Column('id', sa.Integer(), nullable=False),
-        sa.Column('session_id', sa.String(length=32), nullable=False),
-        sa.Column('filename', sa.String(length=255), nullable=False),
-        sa.Column('kind', sa.String(length=8), nullable=False),
-        sa.Column('size', sa.BigInteger(), nullable=False),
-        sa.Column('sha256', sa.String(length=64), nullable=False),
-        sa.Column('received', sa.BigInteger(), nullable=False),
-        sa.Column('published', sa.Boolean(), nullable=False),
-        sa.ForeignKeyConstraint(['session_id'], ['upload_sessions.id'], name='fk_staged_files_session_id_upload_sessions'),
-        sa.PrimaryKeyConstraint('id', name='pk_staged_files'),
-        sa.UniqueConstraint('session_id', 'filename', name='uq_staged_files_session_id_filename')
-    )
-
     op.create_table('stars',
         sa.Column('user_id', sa.Integer(), nullable=False),
         sa.Column('environment_id', sa.Integer(), nullable=False),
@@ -521,6 +463,20 @@ def upgrade() -> None:
     op.create_index('ix_tokens_parent_id', 'tokens', ['parent_id'], unique=False)
     op.create_index('ix_tokens_prefix', 'tokens', ['prefix'], unique=False)
     op.create_index('ix_tokens_user_id', 'tokens', ['user_id'], unique=False)
+
+    op.create_table('transfer_parts',
+        sa.Column('transfer_id', sa.String(length=32), nullable=False),
+        sa.Column('filename', sa.String(length=255), nullable=False),
+        sa.Column('offset', sa.BigInteger(), nullable=False),
+        sa.Column('size', sa.Integer(), nullable=False),
+        sa.Column('sha256', sa.String(length=64), nullable=False),
+        sa.Column('object_sha256', sa.String(length=64), nullable=False),
+        sa.Column('rollouts', sa.Integer(), nullable=False),
+        sa.Column('row_frames', sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(['transfer_id'], ['transfers.id'], name='fk_transfer_parts_transfer_id_transfers'),
+        sa.PrimaryKeyConstraint('transfer_id', 'filename', 'offset', name='pk_transfer_parts')
+    )
+    op.create_index('ix_transfer_parts_object_sha256', 'transfer_parts', ['object_sha256'], unique=False)
 
     op.create_table('versions',
         sa.Column('id', sa.Integer(), nullable=False),
@@ -696,15 +652,6 @@ def upgrade() -> None:
     op.create_index('ix_runs_training', 'runs', ['environment_id', 'posted_at'], unique=False, sqlite_where=sa.text("kind = 'training'"), postgresql_where=sa.text("kind = 'training'"))
     op.create_index('ix_runs_version', 'runs', ['version_id', 'posted_at'], unique=False)
     op.create_index('ix_runs_weights_sha256', 'runs', ['weights_sha256'], unique=False)
-
-    op.create_table('staged_chunks',
-        sa.Column('file_id', sa.Integer(), nullable=False),
-        sa.Column('offset', sa.BigInteger(), nullable=False),
-        sa.Column('size', sa.Integer(), nullable=False),
-        sa.Column('sha256', sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(['file_id'], ['staged_files.id'], name='fk_staged_chunks_file_id_staged_files'),
-        sa.PrimaryKeyConstraint('file_id', 'offset', name='pk_staged_chunks')
-    )
 
     op.create_table('version_checks',
         sa.Column('version_id', sa.Integer(), nullable=False),

@@ -229,7 +229,7 @@ def test_weights_that_change_while_they_are_sent_are_refused(
     folder = written(home / "model", checkpoint())
 
     def trains_on(request: httpx.Request) -> None:
-        if request.method == "POST" and request.url.path == "/api/v1/models":
+        if request.method == "POST" and request.url.path == "/api/v1/transfers/models":
             (folder / "model.safetensors").write_bytes(weights("a step later"))
 
     with pytest.raises(ClientError) as refused:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from wander.wire.postings import RolloutsDigest, line_digest, run_digest
+from wander.wire.postings import ROLLOUTS, RolloutsDigest, line_digest, run_digest
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Parcel:
     manifest: bytes
     chunks: list[bytes]
     sha256: str
+    rollouts_sha256: str | None = None
+    artifacts: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -35,7 +37,19 @@ class Parcel:
             digest.add(line_digest(line))
         files = {name: hashlib.sha256(body).hexdigest() for name, body in (artifacts or {}).items()}
         chunks = [b"".join(lines[start : start + per_chunk]) for start in range(0, len(lines), per_chunk)]
-        return cls(text, chunks, run_digest(text, digest.hexdigest(), files))
+        sha256 = run_digest(text, digest.hexdigest(), files)
+        return cls(text, chunks, sha256, digest.hexdigest(), artifacts or {})
+
+    def announced(self, **stated: Any) -> dict[str, Any]:
+        """Return the body that announces it."""
+        files: list[dict[str, Any]] = [
+            {"filename": name, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+            for name, body in self.artifacts.items()
+        ]
+        if self.rollouts_sha256 is not None:
+            size = sum(map(len, self.chunks))
+            files.append({"filename": ROLLOUTS, "size": size, "sha256": self.rollouts_sha256})
+        return {"manifest": self.manifest.decode(), "files": files} | stated
 
     @property
     def lines(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Sends the files of a version or of a model as the client does: a session, chunks, then finalize."""
+"""Sends versions, models and runs as the client does: announced, sent in parts, then finished."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from run_parcels import Parcel
+from wander.wire.postings import ROLLOUTS
 
-PATH = "/api/v1/uploads"
+PATH = "/api/v1/transfers"
+VERSIONS, MODELS, RUNS = f"{PATH}/versions", f"{PATH}/models", f"{PATH}/runs"
 KINDS = {".whl": "wheel", ".gz": "sdist", ".toml": "lock"}
 
 
 def announced(files: dict[str, bytes], **stated: Any) -> dict[str, Any]:
-    """Return the body that opens a session for files, by default of alice's good-env 1.0."""
+    """Return the body that announces the files of a version, by default of alice's good-env 1.0."""
     listed = [
         {
             "filename": filename,
@@ -28,69 +31,106 @@ def announced(files: dict[str, bytes], **stated: Any) -> dict[str, Any]:
 
 @dataclass
 class StagedUpload:
-    """One session of a user."""
+    """One transfer of a user."""
 
     client: httpx.AsyncClient
     headers: dict[str, str]
-    files: dict[str, bytes]
+    files: dict[str, list[bytes]]
+    """The parts of each file."""
+    path: str
     id: str
     opened: httpx.Response
+
+    @classmethod
+    async def _begin(
+        cls,
+        client: httpx.AsyncClient,
+        headers: dict[str, str],
+        path: str,
+        files: dict[str, list[bytes]],
+        body: dict[str, Any],
+    ) -> StagedUpload:
+        answer = await client.post(path, json=body, headers=headers)
+        return cls(client, headers, files, path, answer.json().get("id", ""), answer)
 
     @classmethod
     async def begin(
         cls, client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
     ) -> StagedUpload:
-        """Open a session; `opened` is the answer, whatever it is."""
-        answer = await client.post(PATH, json=announced(files, **stated), headers=headers)
-        return cls(client, headers, files, answer.json().get("id", ""), answer)
+        """Announce a version; `opened` is the answer, whatever it is."""
+        whole = {name: [body] for name, body in files.items()}
+        return await cls._begin(client, headers, VERSIONS, whole, announced(files, **stated))
 
     @classmethod
     async def begin_model(
         cls, client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
     ) -> StagedUpload:
-        """Open a session for a model, by default alice's ttt."""
+        """Announce a model, by default alice's ttt."""
         listed = [
             {"filename": name, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
             for name, body in files.items()
         ]
         body = {"owner": "alice", "name": "ttt", "files": listed} | stated
-        answer = await client.post("/api/v1/models", json=body, headers=headers)
-        return cls(client, headers, files, answer.json().get("id", ""), answer)
+        return await cls._begin(client, headers, MODELS, {name: [body] for name, body in files.items()}, body)
+
+    @classmethod
+    async def begin_run(
+        cls, client: httpx.AsyncClient, headers: dict[str, str], parcel: Parcel, **stated: Any
+    ) -> StagedUpload:
+        """Announce a run."""
+        files = {name: [body] for name, body in parcel.artifacts.items()} | {ROLLOUTS: parcel.chunks}
+        return await cls._begin(client, headers, RUNS, files, parcel.announced(**stated))
+
+    @property
+    def place(self) -> str:
+        """The address of the transfer."""
+        return f"{self.path}/{self.id}"
 
     async def send(
-        self, filename: str, content: bytes, offset: int = 0, headers: dict[str, str] | None = None
+        self, filename: str, content: bytes, offset: int = 0, digest: str | None = None
     ) -> httpx.Response:
-        """Send one chunk."""
+        """Send one part."""
         return await self.client.put(
-            f"{PATH}/{self.id}/files/{filename}",
+            f"{self.place}/files/{filename}",
+            params={"offset": offset, "digest": digest or hashlib.sha256(content).hexdigest()},
             content=content,
-            headers=self.headers | {"Upload-Offset": str(offset)} | (headers or {}),
+            headers=self.headers,
         )
 
+    async def send_chunk(self, number: int, body: bytes | None = None) -> httpx.Response:
+        """Send one part of the rollouts, or other bytes in its place."""
+        chunks = self.files[ROLLOUTS]
+        content = chunks[number] if body is None else body
+        return await self.send(ROLLOUTS, content, sum(map(len, chunks[:number])))
+
     async def send_all(self) -> None:
-        """Send every file that the hub lacks, in one chunk each."""
+        """Send every file that the hub lacks."""
         assert self.opened.status_code in (200, 201), self.opened.text
-        for file in self.opened.json()["files"]:
-            if file["offset"] < file["size"]:
-                body = self.files[file["filename"]][file["offset"] :]
-                answer = await self.send(file["filename"], body, file["offset"])
-                assert answer.status_code == 200, answer.text
+        info = self.opened.json()
+        present = {(part["filename"], part["offset"]) for part in info["parts"]}
+        for file in info["files"]:
+            offset = 0
+            for part in [] if file["there"] or info["finished"] else self.files[file["filename"]]:
+                if part and (file["filename"], offset) not in present:
+                    answer = await self.send(file["filename"], part, offset)
+                    assert answer.status_code == 200, answer.text
+                offset += len(part)
 
     async def finalize(self) -> httpx.Response:
-        return await self.client.post(f"{PATH}/{self.id}/finalize", headers=self.headers)
+        return await self.client.post(f"{self.place}/finish", headers=self.headers)
 
     async def complete(self) -> httpx.Response:
-        """Send everything and finalize; return the first answer that is a refusal, or the last."""
+        """Send everything and finish; return the first answer that is a refusal, or the last."""
         if self.opened.is_error:
             return self.opened
         await self.send_all()
         return await self.finalize()
 
     async def show(self) -> httpx.Response:
-        return await self.client.get(f"{PATH}/{self.id}", headers=self.headers)
+        return await self.client.get(self.place, headers=self.headers)
 
     async def cancel(self) -> httpx.Response:
-        return await self.client.delete(f"{PATH}/{self.id}", headers=self.headers)
+        return await self.client.delete(self.place, headers=self.headers)
 
 
 async def pushed(
@@ -103,5 +143,12 @@ async def pushed(
 async def published(
     client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
 ) -> httpx.Response:
-    """Send everything and finalize; return the first answer that is a refusal, or the last."""
+    """Send a version; return the first answer that is a refusal, or the last."""
     return await (await StagedUpload.begin(client, headers, files, **stated)).complete()
+
+
+async def posted(
+    client: httpx.AsyncClient, headers: dict[str, str], parcel: Parcel, **stated: Any
+) -> httpx.Response:
+    """Send a run; return the first answer that is a refusal, or the last."""
+    return await (await StagedUpload.begin_run(client, headers, parcel, **stated)).complete()

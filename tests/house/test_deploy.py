@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from wander.wire.gate import LOCK, MANIFEST
+from wander.wire.gate import LOCK, RUN_ANNOUNCEMENT
 from wander.wire.postings import MAX_CHUNK_BYTES
 from wander_hub.cli.main import app
 from wander_hub.http.answers import IMMUTABLE
@@ -55,8 +55,8 @@ def test_nginx_passes_the_largest_request_on_and_sends_files_with_the_headers_of
     text = (ROOT / "deploy/nginx/wander.conf").read_text()
     settings = Settings()
     largest = max(
-        *(settings.max_upload_bytes, settings.upload_chunk_bytes, LOCK.most_bytes),
-        *(MANIFEST.most_bytes, settings.max_artifact_bytes, MAX_CHUNK_BYTES),
+        *(settings.max_upload_bytes, settings.transfer_part_bytes, LOCK.most_bytes),
+        *(RUN_ANNOUNCEMENT.most_bytes, settings.max_artifact_bytes, MAX_CHUNK_BYTES),
     )
     (allowed,) = re.findall(r"client_max_body_size (\d+)m;", text)
     assert int(allowed) << 20 >= largest + (1 << 20)

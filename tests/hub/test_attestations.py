@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from attested_package import AttestedPackage, attested_package
-from staged_uploads import StagedUpload, announced
+from staged_uploads import VERSIONS, StagedUpload, announced
 from token_issuer import AUDIENCE, Issuer, github_claims
 from wander_hub.attestations import verification
 from wander_hub.settings import Settings
@@ -90,24 +90,20 @@ def session_of(package: AttestedPackage, *stated: str) -> dict[str, Any]:
 
 
 async def begun(hub: Any, headers: dict[str, str], package: AttestedPackage) -> StagedUpload:
-    answer = await hub.client.post(
-        "/api/v1/uploads", json=session_of(package, package.publish), headers=headers
-    )
-    files = {package.filename: package.body}
-    return StagedUpload(hub.client, headers, files, answer.json()["id"], answer)
+    answer = await hub.client.post(VERSIONS, json=session_of(package, package.publish), headers=headers)
+    files = {package.filename: [package.body]}
+    return StagedUpload(hub.client, headers, files, VERSIONS, answer.json()["id"], answer)
 
 
 async def test_a_staged_upload_brings_attestations_too(hub, trusted, package):
     spoilt = json.loads(package.publish)
     spoilt["envelope"]["signature"] = spoilt["envelope"]["signature"][::-1]
-    refused = await hub.client.post(
-        "/api/v1/uploads", json=session_of(package, json.dumps(spoilt)), headers=trusted
-    )
+    refused = await hub.client.post(VERSIONS, json=session_of(package, json.dumps(spoilt)), headers=trusted)
     assert (refused.status_code, refused.json()["code"]) == (400, "bad_attestations"), "before a byte is sent"
     upload = await begun(hub, trusted, package)
     await upload.send_all()
     done = await upload.finalize()
-    assert done.status_code == 200, done.text
+    assert done.status_code == 201, done.text
     assert "attestations_ignored" not in [one["code"] for one in done.json()["warnings"]]
     (bundle,) = (await hub.get(PROVENANCE)).json()["attestation_bundles"]
     assert bundle["attestations"] == [json.loads(package.publish)]

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import zstandard
+from archive_forge import WHEEL_NAME, wheel_of
 from sqlalchemy import inspect, text
-from wander_hub.accounts.models import Owner, User
+from staged_uploads import StagedUpload
 from wander_hub.app import create_app
-from wander_hub.database import UNRELEASED_REVISION, Database, now
+from wander_hub.database import UNRELEASED_REVISION, Database
 from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.backup import ROWS, back_up, restore
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.upload.models import StagedChunk, StagedFile, UploadSession
 
 PAGES = (
     "/alice/simple/",
@@ -250,31 +250,8 @@ def test_the_command_knows_every_table_without_the_rest_of_the_hub(database):
 async def test_what_is_damaged_or_not_finished_stays_behind_and_all_else_comes(hub, tmp_path, folder_alone):
     sha256, folder = await hub.publish(), tmp_path / "backup"
     storage = hub.client._transport.app.state.storage
-    with hub.database.write() as session:
-        alice, moment = session.query(User).filter_by(name="alice").one(), now()
-        session.add(
-            UploadSession(
-                id="0" * 32,
-                user_id=alice.id,
-                owner_id=session.query(Owner).filter_by(name="alice").one().id,
-                name="other",
-                version="1.0",
-                status="open",
-                stated={},
-                created_at=moment,
-                expires_at=moment,
-                files=[
-                    StagedFile(
-                        filename="other.whl",
-                        kind="wheel",
-                        size=2,
-                        sha256=sha256,
-                        received=1,
-                        chunks=[StagedChunk(offset=0, size=1, sha256=sha256)],
-                    )
-                ],
-            )
-        )
+    upload = await StagedUpload.begin(hub.client, hub.auth(), {WHEEL_NAME: wheel_of()})
+    assert (await upload.send(WHEEL_NAME, wheel_of())).status_code == 200
     back_up(hub.database, storage, folder)
     with empty(tmp_path / "restored", "sqlite", None) as (database, objects, _):
         restore(database, objects, folder)

@@ -10,9 +10,9 @@ from wander_hub.environments.models import Environment
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
 from wander_hub.leaderboards.models import Board, BoardEntry
-from wander_hub.runs import objects
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage
+from wander_hub.transfers import objects
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 BEST = "01RUN000000000000000000001"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from run_parcels import Parcel
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander.wire.postings import MAX_CHUNKS, Checkpoint
+from wander.wire.postings import Checkpoint
 
 HUGE = 2**70
 Path = tuple[str, ...]
@@ -56,33 +54,9 @@ async def test_no_request_names_an_integer_without_bounds(hub):
             sent += [one["schema"] for one in operation.get("parameters", [])]
             for place, schema in integers(sent, schemas):
                 found[method, path, *place] = schema
-    assert ("post", "/api/v1/postings/{sha256}/finish", "chunks") in found
+    assert ("post", "/api/v1/transfers/runs", "files", "[]", "size") in found
     assert len(found) >= 20
     assert [place for place, schema in found.items() if not is_bounded(schema)] == []
-
-
-async def test_a_finish_of_a_million_chunks_costs_nothing(hub, run_of):
-    parcel = Parcel.of(*run_of(await hub.publish()))
-    place = f"/api/v1/postings/{parcel.sha256}"
-    await hub.client.put(place, content=parcel.manifest, headers=hub.auth())
-
-    async def finish(chunks: int) -> Any:
-        return await hub.client.post(f"{place}/finish", json={"chunks": chunks}, headers=hub.auth())
-
-    assert (await finish(1)).json()["code"] == "chunks_missing"
-    tracemalloc.start()
-    try:
-        answer = await finish(MAX_CHUNKS)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (answer.status_code, answer.json()["code"]) == (422, "chunks_missing")
-    assert answer.json()["detail"].startswith(f"{MAX_CHUNKS} of {MAX_CHUNKS}")
-    assert [one["chunk"] for one in answer.json()["errors"]] == list(range(20))
-    assert peak < 5_000_000
-    for chunks in (MAX_CHUNKS + 1, 2**31, -1):
-        answer = await finish(chunks)
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), chunks
 
 
 def put(document: Any, path: Path, value: int) -> Any:

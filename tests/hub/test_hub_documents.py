@@ -11,7 +11,7 @@ from wander_hub.environments import repository as environments
 from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.runs import objects
+from wander_hub.transfers import objects
 
 PATH = "/api/v1/environments/alice/reverse-text"
 

@@ -75,9 +75,10 @@ async def test_an_upload_names_its_version_exactly(hub: Any, make_wheel: Any) ->
     for field in ("owner", "name", "version"):
         for added in ADDED:
             wanted = {**plain, field: f"{plain[field]}{added}"}
-            answer = await hub.client.post("/api/v1/uploads", json=wanted, headers=hub.auth())
+            answer = await hub.client.post("/api/v1/transfers/versions", json=wanted, headers=hub.auth())
             assert 400 <= answer.status_code < 500, (wanted, answer.text)
-    assert (await hub.client.post("/api/v1/uploads", json=plain, headers=hub.auth())).status_code == 201
+    answer = await hub.client.post("/api/v1/transfers/versions", json=plain, headers=hub.auth())
+    assert answer.status_code == 201
 
 
 async def test_metadata_names_name_and_version_in_ascii(hub: Any, make_wheel: Any) -> None:

@@ -23,7 +23,8 @@ from pyotp import random_base32
 from run_parcels import Parcel
 from small_models import checkpoint, digests
 from sqlalchemy import update
-from staged_uploads import announced, pushed
+from staged_uploads import MODELS, RUNS, VERSIONS, StagedUpload, pushed
+from staged_uploads import PATH as TRANSFERS
 from wander.wire.models import revision_of
 from wander.wire.postings import key_fingerprint
 from wander_hub.accounts import repository as accounts
@@ -49,16 +50,14 @@ from wander_hub.webhooks.models import WebhookDelivery
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 MODEL = "/api/v1/models/{owner}/{name}"
-UPLOADS = "/api/v1/uploads"
-POSTING = "/api/v1/postings/{sha256}"
 INVITATION = "/api/v1/account/invitations/{invitation}"
 FACTOR = "/api/v1/account/second-factor"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
 IDENTITIES = "/api/v1/users/{user}/identities"
-TAKEN_BACK = {("DELETE", POSTING), ("DELETE", ENVIRONMENT + "/star")}
+TAKEN_BACK = {("DELETE", ENVIRONMENT + "/star")}
 """What takes back what the same address was put."""
-OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("PUT", POSTING)}
+OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("POST", RUNS)}
 """A stranger is told there that the run's environment is not to be found."""
 PUBLIC_KEY = base64.b64encode(bytes(32)).decode()
 RUN = "01JRUNPRIVATE000000000000A"
@@ -144,18 +143,16 @@ ATTEMPTS = {
     ("POST", ENVIRONMENT + "/fork"): Attempt({"owner": "team"}, status=201),
     ("POST", "/{owner}/legacy"): Attempt(),
     ("POST", "/{owner}/legacy/"): Attempt(),
-    ("POST", UPLOADS): Attempt(status=201),
-    ("PUT", UPLOADS + "/{session_id}/files/{filename}"): Attempt(),
-    ("POST", UPLOADS + "/{session_id}/finalize"): Attempt(),
-    ("DELETE", UPLOADS + "/{session_id}"): Attempt(status=204),
-    ("POST", "/api/v1/models"): Attempt(
-        {
-            "owner": "alice",
-            "name": "other",
-            "files": [{"filename": "config.json", "size": 2, "sha256": "0" * 64}],
-        },
-        status=201,
-    ),
+    **{
+        (method, path + end): Attempt(status=status)
+        for path in (VERSIONS, MODELS, RUNS)
+        for method, end, status in (
+            ("POST", "", 201),
+            ("PUT", "/{transfer_id}/files/{filename}", 200),
+            ("POST", "/{transfer_id}/finish", 201),
+            ("DELETE", "/{transfer_id}", 204),
+        )
+    },
     ("PUT", MODEL + "/visibility"): Attempt({"private": False}),
     ("PUT", MODEL + "/revisions/{revision}/yank"): Attempt({"reason": "wrong"}),
     ("DELETE", MODEL + "/revisions/{revision}/yank"): Attempt(),
@@ -170,11 +167,6 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
     ("PUT", "/api/v1/runs/{run_id}/top"): Attempt(),
     ("DELETE", "/api/v1/runs/{run_id}/top"): Attempt(),
-    ("PUT", POSTING): Attempt(status=201),
-    ("DELETE", POSTING): Attempt(status=204),
-    ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
-    ("PUT", POSTING + "/artifacts/{file}"): Attempt(),
-    ("POST", POSTING + "/finish"): Attempt({"chunks": 1}, status=201),
     ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201),
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, status=201),
@@ -270,52 +262,49 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
     wanted = ATTEMPTS[method, path]
     values = VALUES | {
         "prefix": hub.tokens["read"][:10],
-        "session_id": hub.tokens.get("upload", "none"),
         "board": hub.tokens.get("board", "none"),
         "filename": "x",
     }
-    address = re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
     headers = hub.auth(token) if token else {}
+    if path.startswith(TRANSFERS):
+        return await attempt_transfer(hub, method, path, headers, make_wheel, run_of)
+    address = re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
     if "legacy" in path:
         spec = make_wheel(version="0.2.0")
         return await hub.upload(spec.build(), spec.wheel_name, user=token, fields=None)
-    if path.startswith(UPLOADS):
-        return await attempt_upload(hub, method, path, values["session_id"], headers, make_wheel)
     if path == "/api/v1/runs":
         manifest, rollouts = run_of(None)
         return await hub.post_run(manifest, rollouts, user=token)
-    if path.startswith(POSTING):
-        return await attempt_posting(hub, method, path, token, Parcel.of(*run_of(None)))
     if path.endswith("/pylock.toml"):
         lock = lock_of(hashlib.sha256(make_wheel().build()).hexdigest())
         return await hub.client.put(address, content=tomlkit.dumps(lock), headers=headers)
     return await hub.client.request(method, address, json=wanted.body, params=wanted.query, headers=headers)
 
 
-async def attempt_upload(hub, method: str, path: str, session_id: str, headers, make_wheel) -> Any:
-    """Try a route of staged uploads on a session of version 0.2.0."""
+async def begin_transfer(hub, path: str, headers, make_wheel, run_of) -> StagedUpload:
+    """Announce a version, a model or a run, as the path says."""
+    if path.startswith(RUNS):
+        return await StagedUpload.begin_run(hub.client, headers, Parcel.of(*run_of(None)))
+    if path.startswith(MODELS):
+        return await StagedUpload.begin_model(hub.client, headers, checkpoint(), name="sent-model")
     spec = make_wheel(version="0.2.0")
     files = {spec.wheel_name: spec.build()}
-    if path == UPLOADS:
-        body = announced(files, name="reverse-text", version="0.2.0")
-        return await hub.client.post(path, json=body, headers=headers)
-    address = path.format(session_id=session_id, filename=spec.wheel_name)
-    if method == "PUT":
-        headers = headers | {"Upload-Offset": "0"}
-        return await hub.client.put(address, content=files[spec.wheel_name], headers=headers)
-    return await hub.client.request(method, address, headers=headers)
+    return await StagedUpload.begin(hub.client, headers, files, name="reverse-text", version="0.2.0")
 
 
-async def attempt_posting(hub, method: str, path: str, token: str | None, parcel: Parcel) -> Any:
-    """Try a route of postings on a run that came whole."""
-    headers = hub.auth(token) if token else {}
-    address = path.format(sha256=parcel.sha256, chunk=0, file="notes.txt")
-    if "chunks" in path:
-        digest = {"digest": parcel.chunk_sha256}
-        return await hub.client.put(address, params=digest, content=parcel.lines, headers=headers)
-    if method == "PUT":
-        return await hub.client.put(address, content=parcel.manifest, headers=headers)
-    return await hub.client.request(method, address, json=ATTEMPTS[method, path].body, headers=headers)
+async def attempt_transfer(hub, method: str, path: str, headers, make_wheel, run_of) -> Any:
+    """Try a route of transfers on the one that alice began."""
+    if path in (VERSIONS, MODELS, RUNS):
+        return (await begin_transfer(hub, path, headers, make_wheel, run_of)).opened
+    address = hub.transfer.place
+    if method != "PUT":
+        end = "/finish" if path.endswith("/finish") else ""
+        return await hub.client.request(method, address + end, headers=headers)
+    name, (content, *_) = next(iter(hub.transfer.files.items()))
+    digest = hashlib.sha256(content).hexdigest()
+    return await hub.client.put(
+        f"{address}/files/{name}", params={"offset": 0, "digest": digest}, content=content, headers=headers
+    )
 
 
 async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
@@ -391,19 +380,15 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
         added = await attempt(hub, "POST", "/api/v1/owners/{owner}/publishers", "alice", make_wheel, run_of)
         assert added.json()["id"] == 1, added.text
     await keep_a_delivery(hub, path)
-    if "{session_id}" in path:
-        opened = await attempt(hub, "POST", UPLOADS, "alice", make_wheel, run_of)
-        hub.tokens["upload"] = opened.json()["id"]
-        if path.endswith("/finalize"):
-            chunk = UPLOADS + "/{session_id}/files/{filename}"
-            sent = await attempt(hub, "PUT", chunk, "alice", make_wheel, run_of)
-            assert sent.status_code == 200, sent.text
+    if "{transfer_id}" in path:
+        hub.transfer = await begin_transfer(hub, path, hub.auth(), make_wheel, run_of)
+        if path.endswith("/finish"):
+            await hub.transfer.send_all()
     if path.startswith(MODEL):
         model = await pushed(hub.client, hub.auth(), checkpoint(), name=VALUES["name"], private=True)
-        assert model.status_code == 200, model.text
-    if path.startswith((POSTING + "/", "/api/v1/keys/")) or (method, path) in TAKEN_BACK:
-        put = path if (method, path) in TAKEN_BACK else POSTING
-        begun = ("POST", "/api/v1/keys") if "keys" in path else ("PUT", put)
+        assert model.status_code == 201, model.text
+    if path.startswith("/api/v1/keys/") or (method, path) in TAKEN_BACK:
+        begun = ("POST", "/api/v1/keys") if "keys" in path else ("PUT", path)
         for user in (
             ("alice", "owner", "maintainer", "reader", "admin") if path.endswith("/star") else ("alice",)
         ):
@@ -411,9 +396,6 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
     if path.endswith("/publish"):
         with hub.database.write(HUB) as session:
             find_run(session, RUN).private = True
-    if path.endswith("/finish"):
-        sent = await attempt(hub, "PUT", POSTING + "/chunks/{chunk}", "alice", make_wheel, run_of)
-        assert sent.status_code == 200, sent.text
 
 
 @contextmanager
@@ -489,14 +471,14 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     for caller in ("stranger", "reader", "maintainer", "owner", "alice", "admin", "elsewhere", *BROWSERS):
         if caller not in may:
             refused = await attempt(hub, method, path, caller, make_wheel, run_of)
-            hidden = (method, path) in OPEN_TO_ROLES or (caller == "elsewhere" and path.startswith(POSTING))
+            hidden = (method, path) in OPEN_TO_ROLES or (caller == "elsewhere" and path.startswith(RUNS))
             allowed = (422,) if hidden else (403, 404)
             assert refused.status_code in allowed, (caller, refused.text)
     assert rows(hub) == before, "a refused request leaves no trace"
     endpoints = {(m, one.path): one for one in iter_route_contexts(routes) for m in one.methods or ()}
     action = action_of(endpoints[method, path].original_route.endpoint)
     # What was taken from storage, or is in another database, is not given back.
-    repeatable = hub.database.engine.dialect.name == "sqlite" and not path.endswith(("/finalize", "/finish"))
+    repeatable = hub.database.engine.dialect.name == "sqlite" and not path.endswith("/finish")
     for caller in sorted(may) if repeatable else sorted(may)[:1]:
         with undone(hub) if repeatable else nullcontext():
             granted = await attempt(hub, method, path, caller, make_wheel, run_of)

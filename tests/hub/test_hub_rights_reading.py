@@ -12,7 +12,7 @@ from fastapi.routing import iter_route_contexts
 from run_parcels import Parcel
 from small_models import checkpoint
 from sqlalchemy import event
-from staged_uploads import announced, pushed
+from staged_uploads import PATH, VERSIONS, StagedUpload, announced, pushed
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
@@ -35,8 +35,7 @@ PRIVATE = {
     "place": "0",
     "user": "alice",
     "namespace": "alice",
-    "sha256": "0" * 64,
-    "session_id": "0" * 32,
+    "transfer_id": "0" * 32,
     "part": "run",
     "board": "0" * 8,
     "revision": "latest",
@@ -101,7 +100,7 @@ async def private(hub, make_wheel, run_of, request, monkeypatch):
     posted = await hub.post_run(manifest, rollouts, artifacts={"notes.txt": MARK.encode()})
     assert posted.status_code == 201, posted.text
     model = await pushed(hub.client, hub.auth(), checkpoint(), name=MARK, **{visibility: True})
-    assert model.status_code == 200, model.text
+    assert model.status_code == 201, model.text
     with hub.database.write(HUB) as session:
         carol = account_service.add_user(session, "carol")
         hub.tokens["carol"] = add_token(session, carol, "test")
@@ -184,12 +183,11 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
             hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
             hub.tokens[f"results of {name}"] = add_token(session, user, "ci", scopes=("results",))
     parcel = Parcel.of(*run_of(None, name=MARK, run_id="01JRUNPOSTED0000000000000A"))
-    place = f"/api/v1/postings/{parcel.sha256}"
-    begun = await hub.client.put(place, content=parcel.manifest, headers=hub.auth())
-    assert begun.status_code == 201, begun.text
+    begun = await StagedUpload.begin_run(hub.client, hub.auth(), parcel)
+    assert begun.opened.status_code == 201, begun.opened.text
     spec = make_wheel(name=MARK, version="0.2.0")
     body = announced({spec.wheel_name: spec.build()}, name=MARK, version="0.2.0")
-    opened = await hub.client.post("/api/v1/uploads", json=body, headers=hub.auth())
+    opened = await hub.client.post(VERSIONS, json=body, headers=hub.auth())
     assert opened.status_code == 201, opened.text
     hook = {"url": "https://hook.example/", "owner": "alice"}
     made = await hub.client.post("/api/v1/webhooks", json=hook, headers=hub.auth())
@@ -200,7 +198,8 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
         f"/api/v1/runs/{RUN}/verifications", json={"sample": None}, headers=hub.auth()
     )
     assert asked.json()["id"] == 1, asked.text
-    return PRIVATE | {"sha256": parcel.sha256, "session_id": opened.json()["id"], "upload": spec.wheel_name}
+    pushed = await StagedUpload.begin_model(hub.client, hub.auth(), checkpoint(), name="on-its-way")
+    return PRIVATE | {"runs": begun.id, "versions": opened.json()["id"], "models": pushed.id}
 
 
 async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_wheel, run_of):
@@ -221,7 +220,8 @@ async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_w
     }
     for path in paths:
         here = values | {"number": "1"} if "verifications" in path else values
-        here = here | {"filename": values["upload"]} if "uploads" in path else here
+        if path.startswith(PATH):
+            here = here | {"transfer_id": values[path.split("/")[4]]}
         for caller in sorted(people | {None}, key=str):
             answer = await hub.get(filled(path, here), headers=hub.auth(caller) if caller else {})
             told = (path, caller, answer.status_code, answer.text[:300])

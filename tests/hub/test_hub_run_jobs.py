@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, select
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import Job, TableQueue
-from wander_hub.posting import routes as postings
+from wander_hub.posting import run_routes
 from wander_hub.verification.models import Verification
 from wander_hub.verification.service import RunSweep
 
@@ -55,7 +55,7 @@ async def test_a_hub_that_dies_once_a_run_is_there_leaves_its_jobs(hub, run_of, 
     def die(_request: object) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(postings, "wake_jobs", die)
+    monkeypatch.setattr(run_routes, "wake_jobs", die)
     manifest, rollouts = run_of(hub.sha256, run_id=name_of(1))
     assert (await hub.post_run(manifest, rollouts)).status_code == 500
     assert (await hub.get(f"/api/v1/runs/{name_of(1)}")).status_code == 200

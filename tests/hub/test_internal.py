@@ -22,7 +22,7 @@ async def internal(hub: Any, make_wheel: Any, run_of: Any) -> Any:
     manifest, rollouts = run_of(None, name="house-rules", run_id=RUN)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     model = await pushed(hub.client, hub.auth(), checkpoint(), name="house-rules", internal=True)
-    assert model.status_code == 200, model.text
+    assert model.status_code == 201, model.text
     hub.file = f"/alice/files/house-rules/{spec.wheel_name}"
     return hub
 

@@ -217,7 +217,7 @@ async def test_it_changes_nothing(hub, two_versions, make_wheel):
             ("DELETE", f"{VERSION}/0.1.0"),
             ("DELETE", "/api/v1/environments/alice/reverse-text"),
             ("POST", "/api/v1/tokens"),
-            ("POST", "/api/v1/uploads"),
+            ("POST", "/api/v1/transfers/versions"),
             ("POST", "/alice/legacy/"),
         ):
             answer = await hub.client.request(method, path, json={}, headers=token)

@@ -7,10 +7,13 @@ import json
 import re
 
 from small_models import checkpoint, digests, tokenizer, weights
-from staged_uploads import StagedUpload, pushed
+from staged_uploads import MODELS, StagedUpload, pushed
 from wander.wire.models import revision_of, weights_of
 from wander_hub.fsck.check import check
+from wander_hub.http.boundary import Context
+from wander_hub.rights.tokens import authenticate
 from wander_hub.storage import Storage
+from wander_hub.transfers import service as transfers
 from wander_hub.upload import revisions
 
 MODEL = "/api/v1/models/alice/ttt"
@@ -29,8 +32,7 @@ def kept(hub) -> list[str]:
 
 async def test_a_pushed_model_is_what_its_files_say(hub):
     answer = await push(hub)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["X-Wander-Upload"] == "created"
+    assert answer.status_code == 201, answer.text
     made = answer.json()
     assert (made["revision"], made["weights_sha256"]) == (REVISION, weights_of(digests(FILES)))
     assert (made["architecture"], made["parameters"], made["pushed_by"]) == ("LlamaForCausalLM", 32, "alice")
@@ -59,15 +61,15 @@ async def test_a_pushed_model_is_what_its_files_say(hub):
 async def test_the_same_files_are_the_same_revision_and_others_a_new_one(hub):
     await push(hub)
     again = await StagedUpload.begin_model(hub.client, hub.auth(), FILES)
-    assert all(one["published"] for one in again.opened.json()["files"])
-    assert (await again.finalize()).headers["X-Wander-Upload"] == "unchanged"
+    assert all(one["there"] for one in again.opened.json()["files"])
+    assert (await again.finalize()).status_code == 200
     later = checkpoint("more")
     upload = await StagedUpload.begin_model(hub.client, hub.auth(), later)
-    assert [one["filename"] for one in upload.opened.json()["files"] if not one["published"]] == [
+    assert [one["filename"] for one in upload.opened.json()["files"] if not one["there"]] == [
         "model.safetensors"
     ]
     await upload.send_all()
-    assert (await upload.finalize()).status_code == 200
+    assert (await upload.finalize()).status_code == 201
     model = (await hub.get(MODEL)).json()
     assert [one["revision"] for one in model["revisions"]] == [revision_of(digests(later)), REVISION]
     assert model["latest"] == revision_of(digests(later))
@@ -79,20 +81,25 @@ async def test_two_pushes_at_once_are_one_revision(hub):
         await hub.client.put(member, headers=hub.auth("admin"), json={"role": "owner"})
     ).status_code == 200
     answers = await asyncio.gather(*(push(hub, user=user) for user in ("alice", "bob", "alice", "bob")))
-    assert {answer.status_code for answer in answers} == {200}
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
     assert [one["revision"] for one in (await hub.get(MODEL)).json()["revisions"]] == [REVISION]
 
 
 async def test_a_push_that_another_overtakes_gives_the_same_revision(hub, monkeypatch):
     read, overtaken = revisions._read, []
 
-    def overtake(context, found):
+    def overtake(storage, wanted):
         monkeypatch.setattr(revisions, "_read", read)
-        overtaken.append(revisions.finalize(context, found.id))
-        return read(context, found)
+        caller = authenticate(hub.database, hub.tokens["alice"])
+        context = Context(caller, hub.database, storage, hub.settings, "http://hub.test")
+        overtaken.append(transfers.finish(context, revisions.MODELS, upload.id))
+        return read(storage, wanted)
 
+    upload = await StagedUpload.begin_model(hub.client, hub.auth(), FILES)
     monkeypatch.setattr(revisions, "_read", overtake)
-    assert (await push(hub)).json()["revision"] == overtaken[0][0].revision == REVISION
+    answer = await upload.complete()
+    assert (answer.status_code, answer.json()["revision"]) == (200, REVISION)
+    assert (overtaken[0][0].revision, overtaken[0][1]) == (REVISION, True)
 
 
 async def test_what_is_no_checkpoint_is_refused(hub):
@@ -101,23 +108,23 @@ async def test_what_is_no_checkpoint_is_refused(hub):
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
         (checkpoint(modeling_py=b"import os"), "no file of a model"),
     ):
-        answer = await push(hub, files)
+        upload = await StagedUpload.begin_model(hub.client, hub.auth(), files)
+        answer = await upload.complete()
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_model")
         assert told in answer.json()["detail"]
         assert (await hub.get(MODEL)).status_code == 404
+        assert upload.opened.is_error or (await upload.cancel()).status_code == 204
         assert kept(hub) == []
 
 
 async def test_bytes_other_than_announced_are_refused(hub):
     upload = await StagedUpload.begin_model(hub.client, hub.auth(), FILES)
-    upload.files = FILES | {"model.safetensors": weights("other")}
     await upload.send_all()
+    await upload.send("model.safetensors", weights("other"))
     refused = await upload.finalize()
     assert (refused.status_code, refused.json()["code"]) == (422, "digest_mismatch")
-    assert kept(hub) == [], "nor of the files that were right"
-    upload.files, upload.opened = FILES, await upload.show()
-    await upload.send_all()
-    assert (await upload.finalize()).status_code == 200
+    await upload.send("model.safetensors", FILES["model.safetensors"])
+    assert (await upload.finalize()).status_code == 201
 
 
 async def test_names_and_rights(hub):
@@ -126,7 +133,7 @@ async def test_names_and_rights(hub):
     assert (await push(hub, name="Tic.Tac_Toe")).json()["name"] == "tic-tac-toe"
     assert (await push(hub, user="bob")).status_code == 403
     assert (await push(hub, owner="nobody")).status_code == 404
-    assert (await hub.client.post("/api/v1/models", json={})).status_code == 401
+    assert (await hub.client.post(MODELS, json={})).status_code == 401
     await push(hub, private=True)
     for path in (MODEL, f"{MODEL}/revisions/latest", f"{MODEL}/revisions/latest/files/config.json"):
         for headers in ({}, hub.auth("bob")):
@@ -167,7 +174,7 @@ async def test_yanked_and_deleted_revisions(hub, settings):
     assert storage.exists(digests(FILES)["config.json"])
     assert not storage.exists(digests(later)["model.safetensors"])
     assert (await push(hub, later)).json()["code"] == "revision_deleted"
-    assert (await push(hub, checkpoint("third"))).status_code == 200
+    assert (await push(hub, checkpoint("third"))).status_code == 201
     assert (await hub.client.delete(MODEL, headers=hub.auth())).status_code == 204
     assert (await hub.get(MODEL)).status_code == 410
     assert (await push(hub)).json()["code"] == "name_deleted"
@@ -227,7 +234,7 @@ async def test_models_are_listed_with_what_was_posted_of_them(hub, run_of):
         assert (await hub.post_run(manifest, rollouts)).status_code == 201
     for number in range(60):
         files = checkpoint(f"weights {number % 2}")
-        assert (await push(hub, files, name=f"other-{number:02}")).status_code == 200
+        assert (await push(hub, files, name=f"other-{number:02}")).status_code == 201
 
     async def listed(query: str = "", **headers: str) -> tuple[list[str], str]:
         page = (await hub.get(f"/models{query}", headers=html | headers)).text

@@ -89,7 +89,7 @@ async def fill(hub, run_of, make_wheel) -> None:
     await change("DELETE", f"/api/v1/runs/{GONE}?reason=twice", user="bob")
     board = (await hub.get(API + BOARD)).json()["board"]
     await change("PUT", f"{API}/versions/0.1.0/boards/{board}", {"title": "Short", "pinned": True})
-    assert (await pushed(hub.client, hub.auth(), checkpoint())).status_code == 200
+    assert (await pushed(hub.client, hub.auth(), checkpoint())).status_code == 201
     storage = hub.client._transport.app.state.storage
     lock = b'lock-version = "1.0"\n'
     with hub.database.write(HUB) as session:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 from small_models import checkpoint
-from staged_uploads import StagedUpload, announced, pushed
+from staged_uploads import VERSIONS, StagedUpload, announced, pushed
 from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command
 
@@ -62,8 +62,8 @@ async def test_what_is_used_is_what_lies_in_the_store(hub, make_wheel, run_of):
     wheel = await hub.publish()
     await hub.publish(make_wheel(name="other", files={"other.py": b"x = 1\n"}))
     model = checkpoint()
-    assert (await pushed(hub.client, hub.auth(), model)).status_code == 200
-    assert (await pushed(hub.client, hub.auth(), model, name="twin")).status_code == 200
+    assert (await pushed(hub.client, hub.auth(), model)).status_code == 201
+    assert (await pushed(hub.client, hub.auth(), model, name="twin")).status_code == 201
     assert await used(hub) == {"stored_bytes": sum(objects_of(hub).values()), "versions": 4, "runs": 0}
     before, files = await used(hub), set(objects_of(hub))
     manifest, rollouts = run_of(wheel)
@@ -93,7 +93,7 @@ async def test_who_has_no_room_is_told_before_anything_is_sent(hub, make_wheel, 
     size = len(make_wheel().build())
     await limit(hub, stored_bytes=size + len(spec.build()) - 1)
     wanted = announced(files, name="reverse-text", version="0.2.0")
-    refused = await hub.client.post("/api/v1/uploads", json=wanted, headers=hub.auth())
+    refused = await hub.client.post(VERSIONS, json=wanted, headers=hub.auth())
     assert (refused.status_code, refused.json()["code"]) == (403, "quota_exceeded")
     needed = size + len(spec.build())
     assert refused.json()["errors"] == [{"limit": "stored_bytes", "allowed": needed - 1, "needed": needed}]
@@ -123,7 +123,7 @@ async def test_what_was_begun_before_the_limit_is_refused_at_its_end(hub, make_w
         assert (ended.status_code, ended.json()["code"]) == (403, "quota_exceeded")
     assert await used(hub) == {"stored_bytes": 0, "versions": 0, "runs": 0}
     await limit(hub, versions=2)
-    assert [(await one.finalize()).status_code for one in (upload, model)] == [200, 200]
+    assert [(await one.finalize()).status_code for one in (upload, model)] == [201, 201]
 
 
 async def test_what_is_handed_over_or_forked_counts_to_its_new_owner(hub, make_wheel):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from run_parcels import Parcel
+from staged_uploads import posted
 from wander_hub.audit import list_entries
 from wander_hub.identity import HUB
 
@@ -76,13 +77,9 @@ async def test_who_posted_a_run_names_it_and_nobody_else(runs):
 async def test_a_run_is_named_as_it_is_posted(hub, run_of):
     sha256 = await hub.publish()
     parcel = Parcel.of(*run_of(sha256, run_id=FIRST))
-    place, headers = f"/api/v1/postings/{parcel.sha256}", hub.auth()
-    await hub.client.put(place, content=parcel.manifest, headers=headers)
-    chunk = {"params": {"digest": parcel.chunk_sha256}, "content": parcel.lines}
-    await hub.client.put(f"{place}/chunks/0", **chunk, headers=headers)
-    made = await hub.client.post(f"{place}/finish", json={"chunks": 1, "name": NAME}, headers=headers)
+    made = await posted(hub.client, hub.auth(), parcel, name=NAME)
     assert (made.status_code, made.json()["name"], made.json()["sha256"]) == (201, NAME, parcel.sha256)
-    again = await hub.client.post(f"{place}/finish", json={"chunks": 1, "name": "other"}, headers=headers)
+    again = await posted(hub.client, hub.auth(), parcel, name="other")
     assert (again.status_code, again.json()["name"]) == (200, NAME), "posting again changes nothing"
 
 

@@ -311,7 +311,7 @@ async def test_tokens_have_the_texts_of_the_tokenizer_of_a_pushed_model(hub, run
     }
     files = checkpoint(tokenizer_json=json.dumps(parts).encode())
     made = await pushed(hub.client, hub.auth(), files)
-    assert made.status_code == 200, made.text
+    assert made.status_code == 201, made.text
     sha256, shown = await hub.publish(), []
     for number, weights in enumerate((made.json()["weights_sha256"], "ab" * 32)):
         run_id = f"01JRUNTOKENS000000000000A{number}"

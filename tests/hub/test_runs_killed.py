@@ -9,17 +9,19 @@ import sys
 
 import pytest
 from run_parcels import Parcel
+from staged_uploads import StagedUpload
 from wander_hub.fsck import check as fsck
 
 POSTER = """
 import hashlib, io, os, signal, sys
 from pathlib import Path
-from wander.wire.postings import FinishPosting
-from wander_hub.runs import objects
+from wander.wire.postings import ROLLOUTS
+from wander.wire.transfers import NewRun, RunFile
+from wander_hub.transfers import repository, service as transfers
 from wander_hub.identity import HUB
-from wander_hub.jobs import TableQueue
 from wander_hub.database import Database
-from wander_hub.posting import finish as finishing, repository as posting_repository, service as posting
+from wander_hub.posting import finish as finishing
+from wander_hub.posting.arrival import RUNS, announce
 from wander_hub.http.boundary import Context
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -45,26 +47,30 @@ def attempt(step):
     database, storage = Database(url), Storage.open(None, Path(folder))
     context = Context(identity, database, storage, Settings())
     manifest, *chunks = texts
-    posting.open_posting(context, manifest, sha256, private=False)
+    size = sum(map(len, chunks))
+    files = [RunFile(filename=ROLLOUTS, size=size, sha256=sha256)]
+    info, _ = announce(context, NewRun(manifest=manifest.decode(), files=files))
+    offset = 0
     for number, lines in enumerate(chunks):
         if number == 1 and step.startswith("chunk"):
             if step == "chunk: before its object":
                 Storage.put = die
             elif step == "chunk: before its row":
-                posting.find = die
+                repository.drop_overlapping = die
             elif step == "chunk: before the commit":
                 Database.commit = dies_inside(Database.commit)
         digest = hashlib.sha256(lines).hexdigest()
-        posting.add_chunk(context, sha256, number, io.BytesIO(lines), digest)
+        transfers.receive(context, RUNS, info.id, ROLLOUTS, offset, digest, io.BytesIO(lines))
+        offset += len(lines)
     if step == "finish: before the order":
         Storage.put = die
     elif step == "finish: before the rows":
         finishing._run = die
     elif step == "finish: before the posting goes":
-        posting_repository.remove = die
+        repository.drop_parts = die
     elif step == "finish: before the commit":
         Database.commit = dies_inside(Database.commit)
-    done = finishing.finish(context, TableQueue(database), sha256, FinishPosting(chunks=len(chunks)))
+    done = transfers.finish(context, RUNS, info.id)
     if step == "finish: before the answer":
         die()
 
@@ -89,7 +95,7 @@ def killed(hub, folder, parcel: Parcel, user_id: int, *steps: str) -> None:
     texts.write_text(repr([parcel.manifest.decode(), *(one.decode() for one in parcel.chunks)]))
     command = [sys.executable, "-c", POSTER, hub.database.url, str(hub.settings.data / "objects")]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    words = [str(texts), parcel.sha256, str(user_id), *steps]
+    words = [str(texts), str(parcel.rollouts_sha256), str(user_id), *steps]
     done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -102,20 +108,19 @@ async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
     bob = 3
     assert (await hub.get("/api/v1/whoami", headers=hub.auth("bob"))).json()["user"] == "bob"
     storage = hub.client._transport.app.state.storage
-    address, run = f"/api/v1/postings/{parcel.sha256}", f"/api/v1/runs/{manifest['run_id']}"
+    run = f"/api/v1/runs/{manifest['run_id']}"
     killed(hub, tmp_path, parcel, bob, *STEPS)
     assert (await hub.get(run)).status_code == 404
     assert (await hub.get("/api/v1/runs")).json()["data"] == []
-    there = (await hub.get(address, headers=hub.auth("bob"))).json()
-    assert [one["number"] for one in there["chunks"]] == [0, 1, 2, 3], "all that was kept is still there"
+    upload = await StagedUpload.begin_run(hub.client, hub.auth("bob"), parcel)
+    assert len((await upload.show()).json()["parts"]) == 4, "all that was kept is still there"
     assert list(fsck.check(hub.database, storage, settings=hub.settings)) == []
     killed(hub, tmp_path, parcel, bob, "finish: before the answer")
     shown = (await hub.get(run)).json()
     assert (shown["summary"]["rollouts"], shown["level"], shown["posted_by"]) == (16, "complete", "bob")
     (asked,) = (await hub.get(f"{run}/verifications")).json()["data"]
     assert asked["state"] == "queued", "the run came with its job"
-    assert (await hub.get(address, headers=hub.auth("bob"))).status_code == 404
-    answer = await hub.client.post(f"{address}/finish", json={"chunks": 4}, headers=hub.auth("bob"))
+    answer = await upload.finalize()
     assert (answer.status_code, answer.json()["sha256"]) == (200, parcel.sha256)
     lines = (await hub.get(f"{run}/rollouts.jsonl")).text.splitlines()
     assert [json.loads(line) for line in lines] == rollouts

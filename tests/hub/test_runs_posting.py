@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 import zstandard
 from run_parcels import Parcel
 from sqlalchemy import func, select
+from staged_uploads import RUNS, StagedUpload, posted
 from wander.evals.stats.summary import summarise_run
 from wander.types import Rollout
 from wander.wire import RunManifest
@@ -19,9 +21,9 @@ from wander.wire.postings import RolloutsDigest, line_digest, run_digest
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
-from wander_hub.runs.models import PostingChunk, PostingRow, Run, RunChunk
-
-POSTINGS = "/api/v1/postings"
+from wander_hub.runs.models import Run, RunChunk
+from wander_hub.transfers import service as transfers
+from wander_hub.transfers.models import Transfer, TransferPart
 
 
 @pytest.fixture
@@ -30,39 +32,8 @@ async def pinned(hub):
     return await hub.publish()
 
 
-def place(parcel: Parcel) -> str:
-    return f"{POSTINGS}/{parcel.sha256}"
-
-
-async def begin(hub, parcel: Parcel, user: str = "alice", **params):
-    return await hub.client.put(place(parcel), content=parcel.manifest, params=params, headers=hub.auth(user))
-
-
-async def send(hub, parcel: Parcel, number: int, user: str = "alice", body: bytes | None = None):
-    lines = parcel.chunks[number] if body is None else body
-    digest = hashlib.sha256(lines).hexdigest()
-    packed = zstandard.ZstdCompressor().compress(lines)
-    return await hub.client.put(
-        f"{place(parcel)}/chunks/{number}",
-        params={"digest": digest},
-        content=packed,
-        headers=hub.auth(user),
-    )
-
-
-async def finish(hub, parcel: Parcel, user: str = "alice", chunks: int | None = None, **body):
-    count = len(parcel.chunks) if chunks is None else chunks
-    return await hub.client.post(
-        f"{place(parcel)}/finish", json={"chunks": count, **body}, headers=hub.auth(user)
-    )
-
-
-async def posted(hub, parcel: Parcel, **params):
-    """Post a parcel and return the answer."""
-    assert (await begin(hub, parcel, **params)).status_code == 201
-    for number in range(len(parcel.chunks)):
-        assert (await send(hub, parcel, number)).status_code == 200
-    return await finish(hub, parcel)
+async def begin(hub, parcel: Parcel, user: str = "alice", **stated) -> StagedUpload:
+    return await StagedUpload.begin_run(hub.client, hub.auth(user), parcel, **stated)
 
 
 def rich(run_of, pinned, **options) -> tuple[dict, list[dict]]:
@@ -83,13 +54,14 @@ def rich(run_of, pinned, **options) -> tuple[dict, list[dict]]:
 async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub, pinned, run_of):
     manifest, rollouts = rich(run_of, pinned)
     parcel = Parcel.of(manifest, rollouts, per_chunk=7)
-    begun = await begin(hub, parcel)
-    assert (begun.status_code, begun.json()["chunks"], begun.json()["posted"]) == (201, [], False)
+    run = await begin(hub, parcel)
+    begun = run.opened.json()
+    assert (run.opened.status_code, begun["parts"], begun["finished"]) == (201, [], False)
     for number in reversed(range(len(parcel.chunks))):
-        answer = await send(hub, parcel, number)
+        answer = await run.send_chunk(number)
         assert answer.status_code == 200, answer.text
     assert (await hub.get(f"/api/v1/runs/{manifest['run_id']}")).status_code == 404, "not before it is whole"
-    done = await finish(hub, parcel)
+    done = await run.finalize()
     assert done.status_code == 201, done.text
     whole = [Rollout.model_validate(one) for one in rollouts]
     expected = summarise_run(RunManifest.model_validate(manifest), whole).model_dump(mode="json")
@@ -107,15 +79,13 @@ async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub
 async def test_what_is_downloaded_proves_the_digest(hub, pinned, run_of):
     manifest, rollouts = rich(run_of, pinned)
     parcel = Parcel.of(manifest, rollouts, per_chunk=30, artifacts={"notes.txt": b"words"})
-    await begin(hub, parcel)
-    for number in range(4):
-        await send(hub, parcel, number)
-    file = f"{place(parcel)}/artifacts/notes.txt"
-    assert (await hub.client.put(file, content=b"other", headers=hub.auth())).status_code == 200
-    wrong = await finish(hub, parcel)
+    run = await begin(hub, parcel)
+    await run.send_all()
+    assert (await run.send("notes.txt", b"other")).status_code == 200
+    wrong = await run.finalize()
     assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
-    assert (await hub.client.put(file, content=b"words", headers=hub.auth())).status_code == 200
-    assert (await finish(hub, parcel)).status_code == 201
+    assert (await run.send("notes.txt", b"words")).status_code == 200
+    assert (await run.finalize()).status_code == 201
     digest = RolloutsDigest()
     for line in (await hub.get(f"/api/v1/runs/{manifest['run_id']}/rollouts.jsonl")).content.splitlines():
         digest.add(line_digest(line))
@@ -125,45 +95,46 @@ async def test_what_is_downloaded_proves_the_digest(hub, pinned, run_of):
 
 async def test_who_was_cut_off_hears_what_is_there_and_goes_on(hub, pinned, run_of):
     parcel = Parcel.of(*rich(run_of, pinned), per_chunk=25)
-    await begin(hub, parcel)
-    await send(hub, parcel, 0)
-    await send(hub, parcel, 2)
+    run = await begin(hub, parcel)
+    offsets = [sum(map(len, parcel.chunks[:number])) for number in range(5)]
+    for number in (0, 2):
+        await run.send_chunk(number)
     again = await begin(hub, parcel)
-    assert again.status_code == 200
-    assert [(one["number"], one["rollouts"]) for one in again.json()["chunks"]] == [(0, 25), (2, 25)]
-    assert (await hub.get(place(parcel), headers=hub.auth())).json() == again.json() | {
-        "expires_at": (await hub.get(place(parcel), headers=hub.auth())).json()["expires_at"]
-    }
-    early = await finish(hub, parcel)
-    assert (early.status_code, early.json()["code"]) == (422, "chunks_missing")
-    assert [one["chunk"] for one in early.json()["errors"]] == [1, 3]
+    assert (again.opened.status_code, again.id) == (200, run.id)
+    assert [one["offset"] for one in again.opened.json()["parts"]] == [offsets[0], offsets[2]]
+    assert (await run.show()).json()["parts"] == again.opened.json()["parts"]
+    early = await run.finalize()
+    assert (early.status_code, early.json()["code"]) == (409, "transfer_incomplete")
+    assert [(one["start"], one["end"]) for one in early.json()["errors"]] == [
+        (offsets[number], offsets[number + 1]) for number in (1, 3)
+    ]
     for number in (1, 3, 3, 0):
-        assert (await send(hub, parcel, number)).status_code == 200
-    assert (await finish(hub, parcel)).status_code == 201
-    repeated = await finish(hub, parcel)
+        assert (await run.send_chunk(number)).status_code == 200
+    assert (await run.finalize()).status_code == 201
+    repeated = await run.finalize()
     assert (repeated.status_code, repeated.json()["summary"]["rollouts"]) == (200, 100), "its answer was lost"
     opened = await begin(hub, parcel)
-    assert (opened.status_code, opened.json()["posted"]) == (200, True)
+    assert (opened.opened.status_code, opened.opened.json()["finished"]) == (200, True)
     assert len((await hub.get("/api/v1/runs")).json()["data"]) == 1
     with hub.database.read() as session:
-        assert session.scalar(select(func.count()).select_from(PostingRow)) == 0
+        assert session.scalar(select(func.count()).select_from(TransferPart)) == 0
 
 
 async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
     parcel = Parcel.of(*run_of(pinned))
-    await begin(hub, parcel)
+    run = await begin(hub, parcel)
+    others = dataclasses.replace(run, headers=hub.auth("bob"))
     for answer in (
-        await send(hub, parcel, 0, user="bob"),
-        await finish(hub, parcel, user="bob"),
-        await hub.get(place(parcel), headers=hub.auth("bob")),
-        await hub.client.delete(place(parcel), headers=hub.auth("bob")),
+        await others.send_chunk(0),
+        await others.finalize(),
+        await others.show(),
+        await others.cancel(),
     ):
-        assert (answer.status_code, answer.json()["code"]) == (404, "posting_not_found")
-    assert (await begin(hub, parcel, user="bob")).status_code == 201, "bob may post the same run himself"
-    await send(hub, parcel, 0)
-    assert (await finish(hub, parcel)).status_code == 201
-    await send(hub, parcel, 0, user="bob")
-    second = await finish(hub, parcel, user="bob")
+        assert (answer.status_code, answer.json()["code"]) == (404, "transfer_not_found")
+    bobs = await begin(hub, parcel, user="bob")
+    assert bobs.opened.status_code == 201, "bob may post the same run himself"
+    assert (await run.complete()).status_code == 201
+    second = await bobs.complete()
     assert (second.status_code, second.json()["posted_by"]) == (200, "alice"), "the first one counts"
 
 
@@ -172,8 +143,8 @@ async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
     [
         (lambda lines: [lines[1], lines[0], *lines[2:]], "order of examples"),
         (lambda lines: [lines[0], lines[0]], "order of examples"),
-        (lambda lines: [*lines, b"{\n"], "line 7 of chunk 0"),
-        (lambda lines: [line.replace(b'"0"', b'"77"', 1) for line in lines], "no example"),
+        (lambda lines: [lines[0], b"{\n"], "line 2 of the part at 0"),
+        (lambda lines: [line.replace(b'"0"', b'"7"', 1) for line in lines], "no example"),
         (
             lambda lines: [line.replace(b'"index": 1', b'"index": 2') for line in lines],
             "outside",
@@ -182,56 +153,45 @@ async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
 )
 async def test_a_bad_chunk_is_refused_when_it_comes(hub, pinned, run_of, spoil, words):
     parcel = Parcel.of(*run_of(pinned))
-    await begin(hub, parcel)
-    answer = await send(hub, parcel, 0, body=b"".join(spoil(parcel.lines.splitlines(keepends=True))))
+    run = await begin(hub, parcel)
+    answer = await run.send_chunk(0, b"".join(spoil(parcel.lines.splitlines(keepends=True))))
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
     assert words in answer.json()["detail"]
-    assert (await hub.get(place(parcel), headers=hub.auth())).json()["chunks"] == []
+    assert (await run.show()).json()["parts"] == []
 
 
-async def test_chunks_that_overlap_or_were_changed_on_their_way(hub, pinned, run_of):
-    parcel = Parcel.of(*run_of(pinned), per_chunk=3)
-    await begin(hub, parcel)
-    wrong = await hub.client.put(
-        f"{place(parcel)}/chunks/0",
-        params={"digest": "0" * 64},
-        content=parcel.lines,
-        headers=hub.auth(),
-    )
+async def test_chunks_that_were_changed_on_their_way_or_come_twice(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned)
+    parcel = Parcel.of(manifest, rollouts, per_chunk=3)
+    run = await begin(hub, parcel)
+    wrong = await run.send("rollouts.jsonl", parcel.lines, 0, "0" * 64)
     assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
-    await send(hub, parcel, 0)
-    await send(hub, parcel, 1, body=parcel.chunks[0])
-    twice = await finish(hub, parcel)
-    assert (twice.status_code, twice.json()["code"]) == (422, "bad_rollouts")
-    assert (await send(hub, parcel, 1)).status_code == 200, "another chunk of that number takes its place"
-    assert (await finish(hub, parcel)).status_code == 201
+    twice = Parcel.of(manifest, [*rollouts[:3], *rollouts[:3]], per_chunk=3)
+    forged = await (await begin(hub, twice)).complete()
+    assert (forged.status_code, forged.json()["code"]) == (422, "bad_rollouts")
+    assert (await run.complete()).status_code == 201
     storage = hub.client._transport.app.state.storage
     assert list(fsck.check(hub.database, storage)) == []
 
 
 async def test_left_alone_it_is_forgotten_with_its_objects(hub, pinned, run_of):
-    parcel = Parcel.of(*run_of(pinned))
-    await begin(hub, parcel)
-    await send(hub, parcel, 0)
+    run = await begin(hub, Parcel.of(*run_of(pinned)))
+    await run.send_all()
     storage = hub.client._transport.app.state.storage
     with hub.database.write(HUB) as session:
-        sha256 = session.scalars(select(PostingChunk.object_sha256)).one()
-        session.scalars(select(PostingRow)).one().expires_at = now() - timedelta(minutes=1)
+        sha256 = session.scalars(select(TransferPart.object_sha256)).one()
+        session.scalars(select(Transfer)).one().expires_at = now() - timedelta(minutes=1)
     assert storage.exists(sha256)
-    other = Parcel.of(*run_of(pinned, run_id="01JRUN0000000000000000000B"))
-    assert (await begin(hub, other)).status_code == 201
+    assert (await run.show()).status_code == 404
+    assert transfers.sweep(hub.database, storage) == 1
     assert not storage.exists(sha256)
-    assert (await hub.get(place(parcel), headers=hub.auth())).status_code == 404
-    assert (await hub.client.delete(place(other), headers=hub.auth())).status_code == 204
-    with hub.database.read() as session:
-        assert session.scalar(select(func.count()).select_from(PostingRow)) == 0
 
 
 async def test_one_run_id_is_one_run(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned)
-    assert (await posted(hub, Parcel.of(manifest, rollouts))).status_code == 201
+    assert (await posted(hub.client, hub.auth(), Parcel.of(manifest, rollouts))).status_code == 201
     rollouts[0]["reward"] = 1.0
-    other = await begin(hub, Parcel.of(manifest, rollouts))
+    other = (await begin(hub, Parcel.of(manifest, rollouts))).opened
     assert (other.status_code, other.json()["code"]) == (409, "run_exists")
     whole = await hub.post_run(manifest, rollouts)
     assert (whole.status_code, whole.json()["code"]) == (409, "run_exists")
@@ -241,14 +201,14 @@ async def test_a_run_in_one_request_is_the_same_run(hub, pinned, run_of):
     manifest, rollouts = rich(run_of, pinned)
     parcel = Parcel.of(manifest, rollouts, per_chunk=10)
     assert (await hub.post_run(manifest, rollouts[::-1])).json()["sha256"] == parcel.sha256
-    assert (await begin(hub, parcel)).json()["posted"] is True
+    assert (await begin(hub, parcel)).opened.json()["finished"] is True
 
 
 @pytest.mark.parametrize("only", ["all", "scored", "failed"])
 @pytest.mark.parametrize("sort", ["number", "reward", "-reward"])
 async def test_pages_in_every_order_and_of_every_kind(hub, pinned, run_of, sort, only):
     manifest, rollouts = rich(run_of, pinned)
-    await posted(hub, Parcel.of(manifest, rollouts, per_chunk=9))
+    await posted(hub.client, hub.auth(), Parcel.of(manifest, rollouts, per_chunk=9))
     numbers = [
         n for n, one in enumerate(rollouts) if only in ("all", ("scored", "failed")[one["reward"] is None])
     ]
@@ -271,22 +231,26 @@ async def test_pages_in_every_order_and_of_every_kind(hub, pinned, run_of, sort,
 
 async def test_limits_hold(hub, pinned, run_of):
     parcel = Parcel.of(*run_of(pinned))
-    await begin(hub, parcel)
+    run = await begin(hub, parcel)
     bomb = zstandard.ZstdCompressor().compress(b" " * (65 * 1024 * 1024))
-    answer = await hub.client.put(
-        f"{place(parcel)}/chunks/0", params={"digest": "0" * 64}, content=bomb, headers=hub.auth()
-    )
+    answer = await run.send("rollouts.jsonl", bomb)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     manifest, rollouts = run_of(pinned, examples=1, per_example=1001)
-    many = Parcel.of(manifest, rollouts, per_chunk=2000)
-    await begin(hub, many)
-    answer = await send(hub, many, 0)
+    many = await begin(hub, Parcel.of(manifest, rollouts, per_chunk=2000))
+    answer = await many.send_chunk(0)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
-    evil = await hub.client.put(f"{place(many)}/artifacts/x.html", content=b"", headers=hub.auth())
-    assert (evil.status_code, evil.json()["code"]) == (422, "bad_artifact")
-    for name, status in (("curve.png", 200), ("curve.png", 200), ("CURVE.png", 422)):
-        answer = await hub.client.put(f"{place(many)}/artifacts/{name}", content=b"x", headers=hub.auth())
-        assert answer.status_code == status, name
+    for names, code in (
+        (["x.html"], "bad_artifact"),
+        (["curve.png", "CURVE.png"], "bad_artifact"),
+        ([f"{number}.png" for number in range(hub.settings.max_artifacts + 1)], "too_many_artifacts"),
+    ):
+        artifacts = dict.fromkeys(names, b"x")
+        evil = (await begin(hub, Parcel.of(manifest, rollouts, artifacts=artifacts))).opened
+        assert (evil.status_code, evil.json()["code"]) == (422, code)
+    huge = parcel.announced()
+    huge["files"][0]["size"] = hub.settings.max_run_bytes + 1
+    answer = await hub.client.post(RUNS, json=huge, headers=hub.auth())
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
 async def test_a_training_run_and_evaluations_of_its_checkpoints_know_each_other(hub, pinned, run_of):
@@ -322,7 +286,7 @@ async def test_a_training_run_and_evaluations_of_its_checkpoints_know_each_other
 
 
 async def test_rows_of_a_posted_run_are_few(hub, pinned, run_of):
-    await posted(hub, Parcel.of(*rich(run_of, pinned), per_chunk=50))
+    await posted(hub.client, hub.auth(), Parcel.of(*rich(run_of, pinned), per_chunk=50))
     with hub.database.read() as session:
         assert session.scalars(select(RunChunk.first).order_by(RunChunk.first)).all() == [0, 50]
         assert session.scalars(select(Run.order_sha256)).one() is not None
@@ -337,7 +301,7 @@ async def test_rollouts_of_an_example_have_one_seed_across_chunks(hub, pinned, r
     rollouts[8]["seed"] += 1
     forged = Parcel.of(manifest | {"run_id": "01FORGED000000000000000000"}, rollouts, per_chunk=per_chunk)
     for parcel, status in ((good, 201), (forged, 422)):
-        answer = await posted(hub, parcel)
+        answer = await posted(hub.client, hub.auth(), parcel)
         assert answer.status_code == status, answer.text
     assert "another seed than a rollout of `2` before it" in answer.json()["detail"]
 

@@ -31,7 +31,7 @@ from package_mirror import build_client_mirror
 from run_parcels import Parcel
 from small_project import pyproject
 from sqlalchemy import select, text
-from staged_uploads import published
+from staged_uploads import posted, published
 from wander_hub.accounts import service as accounts
 from wander_hub.database import Database
 from wander_hub.fsck import check as fsck
@@ -220,13 +220,8 @@ class Load:
         )
         user = ("alice", "bob")[number % 2]
         parcel = Parcel.of(manifest, rollouts, per_chunk=3)
-        place, client, headers = f"/api/v1/postings/{parcel.sha256}", self.client, self.auth(user)
-        opened = await client.put(place, content=parcel.manifest, headers=headers)
-        if not opened.json()["posted"]:
-            for chunk, lines in enumerate(parcel.chunks):
-                stated = f"{place}/chunks/{chunk}?digest={hashlib.sha256(lines).hexdigest()}"
-                await client.put(stated, content=lines, headers=headers)
-            await client.post(f"{place}/finish", json={"chunks": len(parcel.chunks)}, headers=headers)
+        client, headers = self.client, self.auth(user)
+        await posted(client, headers, parcel)
         self.runs.append(run_id)
         if number % 10 == 9:
             await client.delete(f"/api/v1/runs/{run_id}?reason=wrong", headers=headers)

@@ -15,12 +15,11 @@ import tomlkit
 from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdist_of, wheel_of
 from staged_uploads import StagedUpload
 from wander_hub.fsck import check as fsck
-from wander_hub.upload.sweep import sweep
 
 BEFORE = {
-    "the first byte": "finalize.copy_pieces",
+    "the first byte": "versions.copy_pieces",
     "the gate": "checks.check",
-    "the objects": "Storage.keep",
+    "the objects": "Storage.keep_pieces",
     "the transaction": "service.publish",
     "the version": "service._version_for",
     "the files": "service._put_file",
@@ -28,7 +27,7 @@ BEFORE = {
     "the page": "index_repository.store_page",
     "the list": "index.write_root",
     "the lock": "locks.attach",
-    "the end of the session": "session_repository.drop_chunks",
+    "the end of the transfer": "transfer_repository.drop_parts",
     "the commit": "Session.commit",
 }
 """Where the hub dies: before the first call of each of these."""
@@ -48,22 +47,24 @@ from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.upload import checks, finalize, service, session_repository
+from wander_hub.transfers import objects, repository as transfer_repository, service as transfers
+from wander_hub.upload import checks, service, versions
 
-url, objects, token, session_id = sys.argv[1:]
+url, folder, token, transfer_id = sys.argv[1:]
 
 def die(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def finalized(place):
-    database, storage = Database(url), Storage.open(None, Path(objects))
+    database, storage = Database(url), Storage.open(None, Path(folder))
     caller = authenticate(database, token)
     if place == "Session.commit":
         event.listen(Session, "before_commit", die)
     elif place:
         owner, name = place.split(".")
         setattr(globals()[owner], name, die)
-    finalize.finalize(Context(caller, database, storage, Settings(), "http://hub.test"), session_id)
+    context = Context(caller, database, storage, Settings(), "http://hub.test")
+    transfers.finish(context, versions.VERSIONS, transfer_id)
 
 for line in sys.stdin:  # one process imports, each step dies in a copy of it
     child = os.fork()
@@ -75,9 +76,9 @@ for line in sys.stdin:  # one process imports, each step dies in a copy of it
 
 
 @contextmanager
-def finalizer(hub, session_id: str) -> Iterator[Callable[[str], int]]:
+def finalizer(hub, transfer_id: str) -> Iterator[Callable[[str], int]]:
     """Give a function that finalizes in a process of its own and returns its exit status."""
-    arguments = [hub.database.url, str(hub.settings.data / "objects"), hub.tokens["alice"], session_id]
+    arguments = [hub.database.url, str(hub.settings.data / "objects"), hub.tokens["alice"], transfer_id]
     process = subprocess.Popen(
         [sys.executable, "-c", FINALIZER, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -123,16 +124,15 @@ async def test_a_killed_finalize_published_everything_or_nothing(hub, folder_alo
             assert (await hub.get("/api/v1/environments/alice/good-env")).status_code == 404, step
             assert (await hub.get("/alice/simple/good-env/")).status_code == 404, step
             shown = (await upload.show()).json()
-            assert shown["status"] == "open", step
-            assert all(one["offset"] == one["size"] for one in shown["files"]), step
+            assert not shown["finished"], step
+            assert len(shown["parts"]) == 3, step
             assert list(fsck.check(hub.database, storage)) == [], step
-        assert finalize("finalize.drop_staged") == -signal.SIGKILL
-        assert (await upload.show()).json()["status"] == "published", "dying after the commit changes nothing"
+        assert finalize("objects.discard") == -signal.SIGKILL
+        assert (await upload.show()).json()["finished"], "dying after the commit changes nothing"
         assert finalize("") == 0, "and the same request again is answered"
     answer = await upload.finalize()
     assert {one["filename"] for one in answer.json()["files"]} == {WHEEL_NAME, SDIST_NAME}
     assert answer.json()["lock"] is not None
     for filename in (WHEEL_NAME, SDIST_NAME):
         assert (await hub.get(f"/alice/files/good-env/{filename}")).content == files[filename]
-    assert sweep(hub.database, storage) == (0, 3), "what was left lying is dropped"
     assert list(fsck.check(hub.database, storage)) == []

@@ -57,7 +57,7 @@ async def publish(hub, wheel: bytes, sdist: bytes, **stated):
 )
 async def test_a_wheel_made_of_its_source_is_published(hub, in_wheel, in_source):
     answer = await publish(hub, wheel_of(in_wheel), source(in_source))
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     found = answer.json()["source"]
     assert (found["compared"], found["generated"]) == ([WHEEL_NAME], [])
 

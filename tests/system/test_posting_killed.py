@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from command_line import make_wheel
 from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
 from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
+from wander.wire.transfers import NewRun
 from wander_client.hub.posting import files_of, pack_run
 
 pytestmark = pytest.mark.full
@@ -65,6 +67,12 @@ class Hub:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.get(f"{self.url}{path}", headers=headers, timeout=30)
 
+    def announce(self, body: dict[str, Any]) -> Any:
+        """Announce a run, which shows what is there of it."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        answer = httpx.post(f"{self.url}/api/v1/transfers/runs", json=body, headers=headers, timeout=30)
+        return answer.raise_for_status().json()
+
 
 @pytest.fixture
 def hub(tmp_path: Path):
@@ -96,7 +104,7 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
     folder = write_run(tmp_path / "runs" / "one", rewards=[float(n % 2) for n in range(ROLLOUTS)])
     run = RunFolder.open(folder)
     with pack_run(run.manifest, files_of(folder)) as parcel:
-        address = f"/api/v1/postings/{parcel.sha256}"
+        announced = NewRun(manifest=parcel.manifest.decode(), files=parcel.files).model_dump(mode="json")
     names = ("config", "data", "cache", "runs")
     place = {f"WANDER_{name.upper()}_DIR": str(tmp_path / name) for name in names}
     environment = clean_environment() | place | {"WANDER_HUB": hub.url, "WANDER_TOKEN": hub.token}
@@ -108,8 +116,7 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
 
     def arrived(count: int) -> Callable[[], bool]:
         def enough() -> bool:
-            answer = hub.get(address)
-            return answer.status_code == 200 and len(answer.json()["chunks"]) >= count
+            return len(hub.announce(announced)["parts"]) >= count
 
         return enough
 

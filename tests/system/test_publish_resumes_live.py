@@ -15,7 +15,7 @@ import pytest
 from archive_forge import WHEEL_NAME, wheel_of
 from live_hub import LiveHub, hub_command, live_hub
 from machine import Machine
-from staged_uploads import PATH, announced
+from staged_uploads import VERSIONS, announced
 
 pytestmark = pytest.mark.full
 
@@ -129,12 +129,12 @@ def test_a_killed_command_and_a_killed_hub_lose_nothing_that_arrived(
 
 
 def broken_off(hub: LiveHub, path: str, body: bytes, sent: int) -> None:
-    """Send the beginning of a chunk and end the connection."""
+    """Send the beginning of a part and end the connection."""
+    digest = hashlib.sha256(body).hexdigest()
     head = [
-        f"PUT {path} HTTP/1.1",
+        f"PUT {path}?offset=0&digest={digest} HTTP/1.1",
         f"Host: 127.0.0.1:{hub.port}",
         f"Authorization: Bearer {hub.token}",
-        "Upload-Offset: 0",
         f"Content-Length: {len(body)}",
     ]
     with socket.create_connection(("127.0.0.1", hub.port)) as connection:
@@ -145,16 +145,16 @@ def test_a_chunk_that_breaks_off_counts_for_nothing(tmp_path: Path) -> None:
     body = wheel_of({"data.bin": hashlib.shake_256(b"data").digest(MIB)})
     with live_hub(tmp_path / "hub", **ALONE) as hub, httpx.Client(base_url=hub.url, timeout=60) as client:
         client.headers["Authorization"] = f"Bearer {hub.token}"
-        opened = client.post(PATH, json=announced({WHEEL_NAME: body}, owner="admin")).json()
-        path = f"{PATH}/{opened['id']}/files/{WHEEL_NAME}"
+        opened = client.post(VERSIONS, json=announced({WHEEL_NAME: body}, owner="admin")).json()
+        place, half = f"{VERSIONS}/{opened['id']}", 600_000
+        path = f"{place}/files/{WHEEL_NAME}"
         for sent in (0, 1, 200_000, len(body) - 1):
             broken_off(hub, path, body, sent)
-            assert client.head(path).headers["upload-offset"] == "0"
-        half = 600_000
-        assert client.put(path, content=body[:half], headers={"Upload-Offset": "0"}).status_code == 200
-        broken_off(hub, path, body, len(body))  # a whole one, for a place that is taken
-        assert client.head(path).headers["upload-offset"] == str(half)
-        client.put(path, content=body[half:], headers={"Upload-Offset": str(half)}).raise_for_status()
-        client.post(f"{PATH}/{opened['id']}/finalize").raise_for_status()
+            assert client.get(place).json()["parts"] == []
+        for offset, part in ((0, body[:half]), (half, body[half:])):
+            digest = hashlib.sha256(part).hexdigest()
+            sent_part = client.put(path, params={"offset": offset, "digest": digest}, content=part)
+            sent_part.raise_for_status()
+        client.post(f"{place}/finish").raise_for_status()
         assert client.get(f"/admin/files/good-env/{WHEEL_NAME}").content == body
         assert "Traceback" not in hub.log.read_text()

@@ -1,24 +1,24 @@
 """Sends a run folder to the hub, part by part: what was sent once is never sent again.
 
 The run's digest names the posting, so it goes on where it stopped, whoever was killed. Rollouts go in the
-manifest's order of examples, which lets the hub take each chunk in as it will stay; only the offset and the
+manifest's order of examples, which lets the hub store each part as it will stay; only the offset and the
 digest of every line are held here.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from urllib.parse import quote
 
-import zstandard
 from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.jsonl import (
     LONGEST_LINE,
@@ -35,20 +35,18 @@ from wander.wire import RunDetail
 from wander.wire.postings import (
     DIGEST_BYTES,
     MAX_CHUNK_ROLLOUTS,
-    FinishPosting,
-    PostedArtifact,
-    PostedChunk,
-    Posting,
+    ROLLOUTS,
     RolloutsDigest,
     RunSignature,
     line_digest,
     run_digest,
 )
+from wander.wire.transfers import NewRun, RunFile
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.hub.local_paths import publish_lines, publish_manifest, publish_rollout, publish_text
-from wander_client.hub.transfer import CHUNK_BYTES, Sender
+from wander_client.hub.transfer import Parts, Sender, Told, parts_of, send
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest
@@ -77,31 +75,49 @@ class Parcel:
     manifest: bytes
     rollouts: IO[bytes]
     """The plain lines, in the order of the record."""
-    offsets: array[int]
-    """Where the line of each rollout begins, in the manifest's order."""
-    lengths: array[int]
+    lines: Lines
     artifacts: dict[str, Path]
-    artifact_digests: dict[str, str]
+    files: list[RunFile]
+    """The files as they are announced."""
     sha256: str
 
     @property
     def count(self) -> int:
         """How many rollouts there are."""
-        return len(self.offsets)
+        return len(self.lines.offsets)
 
-    def chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the lines of every chunk, and how many they are."""
-        lines: list[bytes] = []
+    def parts(self, most: int) -> Iterator[bytes]:
+        """Yield the lines in parts of at most so many bytes; a longer line is a part of its own."""
+        part: list[bytes] = []
         size = 0
-        for offset, length in zip(self.offsets, self.lengths, strict=True):
-            if lines and (len(lines) == MAX_CHUNK_ROLLOUTS or size + length > CHUNK_BYTES):
-                yield b"".join(lines), len(lines)
-                lines, size = [], 0
+        for offset, length in zip(self.lines.offsets, self.lines.lengths, strict=True):
             self.rollouts.seek(offset)
-            lines.append(publish_rollout(self.rollouts.read(length)).rstrip(b"\n") + b"\n")
-            size += length
-        if lines:
-            yield b"".join(lines), len(lines)
+            line = _published(self.rollouts.read(length))
+            if part and (len(part) == MAX_CHUNK_ROLLOUTS or size + len(line) > most):
+                yield b"".join(part)
+                part, size = [], 0
+            part.append(line)
+            size += len(line)
+        if part:
+            yield b"".join(part)
+
+
+@dataclass
+class Lines:
+    """The lines of a run's rollouts in the manifest's order."""
+
+    offsets: array[int]
+    """Where each begins."""
+    lengths: array[int]
+    size: int
+    """Bytes of all lines as they are sent."""
+    sha256: str | None
+    """Their digest; None for a run without rollouts."""
+
+
+def _published(line: bytes) -> bytes:
+    """Return a line as it is sent."""
+    return publish_rollout(line).rstrip(b"\n") + b"\n"
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -130,11 +146,17 @@ def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
     """
     manifest_file, rollouts, *artifacts = files
     with open_plain(rollouts) as plain:
-        offsets, lengths, digest = _in_order(manifest, plain, rollouts)
-        digests = {path.name: hashlib.sha256(_read_artifact(path)).hexdigest() for path in artifacts}
+        lines = _in_order(manifest, plain, rollouts)
         text = publish_manifest(read_whole(manifest_file))
-        sha256 = run_digest(text, digest, digests)
-        yield Parcel(text, plain, offsets, lengths, {path.name: path for path in artifacts}, digests, sha256)
+        sent: list[RunFile] = []
+        for path in artifacts:
+            content = _read_artifact(path)
+            digest = hashlib.sha256(content).hexdigest()
+            sent.append(RunFile(filename=path.name, size=len(content), sha256=digest))
+        sha256 = run_digest(text, lines.sha256, {file.filename: file.sha256 for file in sent})
+        if lines.sha256 is not None:
+            sent.append(RunFile(filename=ROLLOUTS, size=lines.size, sha256=lines.sha256))
+        yield Parcel(text, plain, lines, {path.name: path for path in artifacts}, sent, sha256)
 
 
 def post(
@@ -144,59 +166,36 @@ def post(
     private: bool = False,
     name: str = "",
     signer: Signer | None = None,
-    progress: Callable[[int], None] = lambda rollouts: None,
+    told: Told = lambda done, total: None,
     trouble: Callable[[str], None] = lambda words: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[RunDetail, bool]:
     """Send a run; return it and whether it is new to the hub.
 
-    `progress` hears how many rollouts are there, `trouble` when the hub has to be asked again. Raises
+    `told` hears how many bytes are there, `trouble` when the hub has to be asked again. Raises
     `Unavailable` when it does not answer for `PATIENCE` seconds; posting the run again then goes on.
     """
+    wanted = NewRun(
+        manifest=parcel.manifest.decode(),
+        files=parcel.files,
+        private=private,
+        name=name,
+        signature=signer(parcel.sha256) if signer else None,
+    )
+    bodies: dict[str, Parts] = {ROLLOUTS: parcel.parts}
+    bodies |= {file: partial(_artifact_parts, path) for file, path in parcel.artifacts.items()}
     sender = Sender(hub, PATIENCE, _GO_ON, trouble=trouble, sleep=sleep)
-    try:
-        return _send(sender, parcel, private, name, signer, progress)
-    except NotFound as error:
-        if error.code != "posting_not_found":
-            raise
-        # Another `wander post` finished it meanwhile, or it was left alone for days: begin again, once.
-        return _send(sender, parcel, private, name, signer, progress)
+    sent = send(
+        *(sender, "runs", wanted, bodies, RunDetail),
+        told=told,
+        packed=frozenset({ROLLOUTS}),
+    )
+    hub.require(sent.made.sha256 == parcel.sha256, "this run")
+    return sent.made, sent.new
 
 
-def _send(
-    sender: Sender,
-    parcel: Parcel,
-    private: bool,
-    name: str,
-    signer: Signer | None,
-    progress: Callable[[int], None],
-) -> tuple[RunDetail, bool]:
-    """Send what the hub lacks of a run and finish it."""
-    hub, place = sender.hub, f"/api/v1/postings/{parcel.sha256}"
-    posting = sender.put(f"{place}?private={str(private).lower()}", parcel.manifest, Posting)
-    hub.require(posting.sha256 == parcel.sha256, "this run")
-    if posting.posted:
-        return _require_own(hub, parcel, sender.persist(lambda: hub.run(posting.run_id))), False
-    for name, path in parcel.artifacts.items():
-        if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
-            sender.put(f"{place}/artifacts/{quote(name)}", _read_artifact(path), PostedArtifact)
-    there = {one.number: one.sha256 for one in posting.chunks}
-    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
-    sent, count = 0, 0
-    for lines, rollouts in parcel.chunks():
-        digest = hashlib.sha256(lines).hexdigest()
-        if there.get(count) != digest:
-            sender.put(f"{place}/chunks/{count}?digest={digest}", compressor.compress(lines), PostedChunk)
-        sent, count = sent + rollouts, count + 1
-        progress(sent)
-    body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None, name=name)
-    made = sender.persist(lambda: hub.change("POST", f"{place}/finish", RunDetail, body))
-    return _require_own(hub, parcel, made), True
-
-
-def _require_own(hub: HubApi, parcel: Parcel, posted: RunDetail) -> RunDetail:
-    hub.require(posted.sha256 == parcel.sha256, "this run")
-    return posted
+def _artifact_parts(path: Path, most: int) -> Iterator[bytes]:
+    return parts_of(io.BytesIO(_read_artifact(path)))(most)
 
 
 def _read_artifact(path: Path) -> bytes:
@@ -226,10 +225,8 @@ def _read_artifact(path: Path) -> bytes:
     return content
 
 
-def _in_order(
-    manifest: RunManifest, plain: IO[bytes], path: Path
-) -> tuple[array[int], array[int], str | None]:
-    """Return offset and length of the line of every rollout in the manifest's order, and their digest."""
+def _in_order(manifest: RunManifest, plain: IO[bytes], path: Path) -> Lines:
+    """Return the line of every rollout in the manifest's order."""
     order = RolloutOrder(manifest.example_ids, manifest.rollouts_per_example)
     size = plain.seek(0, os.SEEK_END)
     if manifest.expected_rollouts > max(_MOST_PLACES, size):
@@ -239,6 +236,7 @@ def _in_order(
         )
     offsets = array("q", [_NOWHERE]) * manifest.expected_rollouts
     lengths = array("q", [0]) * manifest.expected_rollouts
+    sizes = array("q", [0]) * manifest.expected_rollouts
     digests = bytearray(DIGEST_BYTES * manifest.expected_rollouts)
     plain.seek(0)
     offset = 0
@@ -255,14 +253,16 @@ def _in_order(
                 )
             # Of the lines of one rollout, the last one counts.
             offsets[place], lengths[place] = offset, len(line)
-            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(publish_rollout(line))
+            sent = _published(line)
+            sizes[place] = len(sent)
+            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(sent)
         offset += len(line)
     whole = RolloutsDigest()
     for place, start in enumerate(offsets):
         if start != _NOWHERE:
             whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
-    found = (array("q", (start for start in offsets if start != _NOWHERE)), array("q", filter(None, lengths)))
-    return *found, whole.hexdigest()
+    played = array("q", (start for start in offsets if start != _NOWHERE))
+    return Lines(played, array("q", filter(None, lengths)), sum(sizes), whole.hexdigest())
 
 
 def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:

@@ -1,29 +1,29 @@
-"""Sends what goes to a hub in parts, whatever is lost on the way: requests, and the files of a version.
+"""Sends what goes to a hub in parts (versions, models, runs), whatever is lost on the way.
 
 Every request of a transfer is harmless when it is repeated, so each is made again while the hub does not
-answer, and whoever was cut off goes on where the hub is. Whatever ends an attempt (Ctrl-C, a lost network,
-`kill -9`), the hub keeps what it has of a version's files for a while. Builds of the common backends give the
-same bytes every time; where a build does not, it is another upload.
+answer, and a sender who was cut off sends only what the hub lacks. Whatever ends an attempt (Ctrl-C, a lost
+network, `kill -9`), the hub keeps what arrived for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import BinaryIO, Generic, TypeVar
 from urllib.parse import quote
 
+import zstandard
 from pydantic import BaseModel
 from wander.wire import VersionDetail
 from wander.wire.models import NewModel
-from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
+from wander.wire.transfers import NewRun, NewUpload, TransferInfo, TransferredPart
 
 from wander_client.errors import ClientError, Unavailable
-from wander_client.hub.api import HubApi, Model
+from wander_client.hub.api import HubApi
 
 ATTEMPTS = 5
 """A request is made this often at least, however long each attempt takes."""
@@ -37,6 +37,8 @@ GO_ON = "run the same command again: it goes on where this one stopped"
 
 Told = Callable[[int, int], None]
 """Is told how many bytes the hub has, and of how many."""
+Parts = Callable[[int], Iterator[bytes]]
+"""Yields the bytes of a file from its beginning, in parts of at most so many bytes."""
 Answer = TypeVar("Answer")
 Made = TypeVar("Made", bound=BaseModel)
 
@@ -56,10 +58,6 @@ class Sender:
         self.hub = hub
         self._patience, self._go_on = patience, go_on
         self._trouble, self._sleep = trouble, sleep
-
-    def put(self, path: str, content: bytes, model: type[Model]) -> Model:
-        """Send a part that the hub takes in any order."""
-        return self.persist(lambda: self.hub.send_bytes("PUT", path, content, model, {}))
 
     def persist(self, request: Callable[[], Answer]) -> Answer:
         """Make a request until the hub answers; the hint of what is raised says how to go on."""
@@ -87,6 +85,8 @@ class Sent(Generic[Made]):
     """Names of the files that the hub did not have there before."""
     resumed_bytes: int
     """What the hub had of them from an earlier attempt."""
+    new: bool = True
+    """False when the hub had the very same whole."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,75 +113,68 @@ def publish_files(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Publication:
     """Publish files, whose bytes are `bodies` by name, as one version; all become visible or none."""
-    done = send_files(hub, "/api/v1/uploads", wanted, bodies, VersionDetail, told=told, sleep=sleep)
+    sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
+    parts = {name: parts_of(body) for name, body in bodies.items()}
+    done = send(sender, "versions", wanted, parts, VersionDetail, told=told)
     return Publication(done.made, done.sent, done.resumed_bytes)
 
 
-def send_files(
-    hub: HubApi,
-    path: str,
-    wanted: NewUpload | NewModel,
-    bodies: Mapping[str, BinaryIO],
-    kind: type[Made],
+def parts_of(body: BinaryIO) -> Parts:
+    """Return what yields a file in parts."""
+
+    def read(most: int) -> Iterator[bytes]:
+        body.seek(0)
+        while part := body.read(most):
+            yield part
+
+    return read
+
+
+def send(
+    sender: Sender,
+    kind: str,
+    wanted: NewUpload | NewModel | NewRun,
+    bodies: Mapping[str, Parts],
+    answer: type[Made],
     *,
     told: Told = lambda done, total: None,
-    sleep: Callable[[float], None] = time.sleep,
+    packed: frozenset[str] = frozenset(),
 ) -> Sent[Made]:
-    """Send files, whose bytes are `bodies` by name, to where they are announced; return what they became.
+    """Announce files, send what the hub lacks of them, and finish; return what they became.
 
-    Raises what the hub refuses them for; `Unavailable` when it cannot be reached for a while.
+    `packed` names the files whose parts travel compressed. Raises what the hub refuses them for;
+    `Unavailable` when it cannot be reached for a while.
     """
-    session = hub.change("POST", path, UploadSession, wanted)
+    hub, path = sender.hub, f"/api/v1/transfers/{kind}"
+    info = sender.persist(lambda: hub.change("POST", path, TransferInfo, wanted))
     announced = {file.filename: file.size for file in wanted.files}
-    hub.require({file.filename: file.size for file in session.files} == announced, "these files")
-    sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
-    place = f"/api/v1/uploads/{quote(session.id, safe='')}"
-    total, done = sum(file.size for file in session.files), sum(file.offset for file in session.files)
+    hub.require({file.filename: file.size for file in info.files} == announced, "these files")
+    place = f"{path}/{quote(info.id, safe='')}"
+    present = {(part.filename, part.offset, part.sha256) for part in info.parts}
+    missing = [file for file in info.files if not (file.there or info.finished)]
+    total = sum(announced.values())
+    done, resumed = total - sum(file.size for file in missing), 0
     try:
-        for file in session.files:
-            for offset in _send_file(sender, place, file, bodies, session.chunk_bytes):
-                told(done - file.offset + offset, total)
-            done += file.size - file.offset
-        made = sender.persist(lambda: hub.change("POST", f"{place}/finalize", kind))
+        for file in missing:
+            offset = 0
+            for part in bodies[file.filename](min(info.part_bytes, CHUNK_BYTES)):
+                sha256 = hashlib.sha256(part).hexdigest()
+                if (file.filename, offset, sha256) in present:
+                    resumed += len(part)
+                else:
+                    content = zstandard.compress(part) if file.filename in packed else part
+                    address = f"{place}/files/{quote(file.filename, safe='')}?offset={offset}&digest={sha256}"
+                    sender.persist(partial(hub.send_bytes, "PUT", address, content, TransferredPart, {}))
+                offset += len(part)
+                told(done + offset, total)
+            done += file.size
+        made = sender.persist(lambda: hub.change("POST", f"{place}/finish", answer))
     except Unavailable:
         raise
-    except ClientError:
-        # The hub refuses these very bytes: nobody will want the rest of them.
-        with contextlib.suppress(ClientError):
-            hub.change("DELETE", place, None)
-        raise
-    sent = frozenset(file.filename for file in session.files if not file.published)
-    resumed = sum(file.offset for file in session.files if not file.published)
-    return Sent(made, sent, resumed)
-
-
-def _send_file(
-    sender: Sender, place: str, file: UploadedFile, bodies: Mapping[str, BinaryIO], most: int
-) -> Iterator[int]:
-    """Send what the hub lacks of a file; yield how far it is, by its word and not ours."""
-    if file.published:
-        return
-    path, body, offset = f"{place}/files/{quote(file.filename, safe='')}", bodies[file.filename], file.offset
-    yield offset
-    chunk = min(most, CHUNK_BYTES)
-    left = 4 * (file.size // chunk + 4)  # a hub that lost a part states an earlier offset, but not for ever
-    while offset < file.size:
-        sender.hub.require(left > 0 and offset >= 0, file.filename)
-        body.seek(offset)
-        part = body.read(chunk)
-        offset = sender.persist(partial(_send_part, sender.hub, path, part, offset, count()))
-        left -= 1
-        yield offset
-
-
-def _send_part(hub: HubApi, path: str, part: bytes, offset: int, attempts: Iterator[int]) -> int:
-    """Send a part and return where the hub is then."""
-    # From the second attempt on it is asked first: it may have the part though its answer was lost.
-    if next(attempts) and (found := hub.read(path, UploadedFile).offset) != offset:
-        return found
-    try:
-        return hub.send_bytes("PUT", path, part, UploadedFile, {OFFSET_HEADER: str(offset)}).offset
     except ClientError as error:
-        if error.code != "offset_mismatch" or (found := hub.read(path, UploadedFile).offset) == offset:
-            raise
-        return found
+        # The hub refuses these very bytes: nobody will want the rest of them.
+        if error.code != "concurrent_change":
+            with contextlib.suppress(ClientError):
+                hub.change("DELETE", place, None)
+        raise
+    return Sent(made, frozenset(file.filename for file in missing), resumed, not info.finished)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wander.system.child_environ import LOCALE, NETWORK, child_environ
 from wander.wire.reproduction import toml_lines
-from wander.wire.uploads import DATA_FOLDERS, RESERVED_COMMAND
+from wander.wire.transfers import DATA_FOLDERS, RESERVED_COMMAND
 
 from wander_client.context import may_build
 from wander_client.errors import ClientError, Unavailable

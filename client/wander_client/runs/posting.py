@@ -77,14 +77,17 @@ def send(
 
     name = parse_run_name(name).name
     signer = read_key(context.settings.config_dir).sign if sign else None
-    with context.hub(login=True) as hub, context.output.progress("posting", parcel.count) as bar:
+    with (
+        context.hub(login=True) as hub,
+        context.output.progress("posting", sum(file.size for file in parcel.files)) as bar,
+    ):
         detail, new = posting.post(
             hub,
             parcel,
             private=private,
             name=name,
             signer=signer,
-            progress=bar.update,
+            told=lambda done, total: bar.update(done),
             trouble=context.output.note,
         )
     if new:

@@ -31,7 +31,7 @@ from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
-from wander_client.hub.transfer import Sent, Told, send_files
+from wander_client.hub.transfer import GO_ON, PATIENCE, Sender, Sent, Told, parts_of, send
 from wander_client.names import model_path
 
 if TYPE_CHECKING:
@@ -248,9 +248,9 @@ def _send(
     private, internal = marks_of(visibility) if visibility is not None else (None, False)
     wanted = NewModel(owner=name.owner, name=name.name, files=files, private=private, internal=internal)
     with ExitStack() as stack:
-        bodies = {file: stack.enter_context(packed.open(file)) for file in packed.digests}
+        bodies = {file: parts_of(stack.enter_context(packed.open(file))) for file in packed.digests}
         try:
-            sent = send_files(hub, "/api/v1/models", wanted, bodies, ModelRevision, told=told)
+            sent = send(Sender(hub, PATIENCE, GO_ON), "models", wanted, bodies, ModelRevision, told=told)
         except ClientError as error:
             if error.code == "digest_mismatch":
                 error.hint = "push again once nothing writes to the folder any more"

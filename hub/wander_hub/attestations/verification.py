@@ -16,7 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import UploadWarning
 from wander.wire.gate import ATTESTATIONS, Refused, read_json, refusal_of
-from wander.wire.uploads import MOST_ATTESTATIONS
+from wander.wire.transfers import MOST_ATTESTATIONS
 
 from wander_hub.database import now
 from wander_hub.environments import repository

@@ -34,19 +34,18 @@ from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.models.models import RevisionFile
-from wander_hub.runs import objects
 from wander_hub.runs.chunks import rows_of
 from wander_hub.runs.models import Run, RunArtifact
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import chunks_of, lock_run
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.upload import sweep
+from wander_hub.transfers import objects
 from wander_hub.verification import service as verification
 from wander_hub.verification.levels import level_of
 
 GRACE = timedelta(hours=1)
-"""An object that nothing points to may belong to an upload that is under way, until it is this old."""
+"""An object that nothing points to may belong to a transfer that is under way, until it is this old."""
 _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
 _PLACE = ("posted_by_id", "tier", "withdrawn", "counts")
 _BOARD = ("runs", "models", "last_posted_at", "lows", "highs", "tiers")
@@ -62,8 +61,8 @@ class Finding:
     """Something that does not fit together."""
 
     code: str
-    """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
-    page_extra, page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong,
+    """object_missing, object_corrupt, object_extra, size_wrong, page_missing, page_extra, page_stale,
+    totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong,
     board_wrong or job_missing."""
     subject: str
     """What it is about: an object's digest, a run's id, or `owner/name`."""
@@ -105,7 +104,6 @@ def check(
         if found.code in ("object_missing", "object_corrupt"):
             broken.add(found.subject)
         yield found
-    yield from _chunks(database, storage, repair=repair)
     with database.read(HUB) as session:
         ids = session.scalars(select(Environment.id).order_by(Environment.id)).all()
         owners = session.scalars(select(Owner.id).order_by(Owner.id)).all()
@@ -189,26 +187,6 @@ def _objects_of(
             removed = repair and objects.discard(database, storage, [sha256]) == [sha256]
             size = stored[sha256].size
             yield Finding("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
-
-
-def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[Finding]:
-    """Look for chunks of uploads under way that were lost, and for those that nobody needs any more."""
-    lost = sweep.find_lost_chunks(database, storage)
-    for number in dict.fromkeys(one.file_id for one in lost):
-        chunk = next(one for one in lost if one.file_id == number)
-        if repair:
-            sweep.count_again(database, storage, number)
-        detail = f"chunks of `{chunk.filename}` are gone; from the first of them on it is to be sent again"
-        yield Finding("chunk_missing", chunk.session_id, detail, repaired=repair)
-    oldest = now() - GRACE
-    loose = [one for one in sweep.loose_chunks(database, storage) if one.modified_at < oldest]
-    if loose:
-        if repair:
-            for one in loose:
-                storage.unstage(one.path)
-        size = sum(one.size for one in loose)
-        detail = f"nothing needs these {len(loose):,} chunks of {size:,} bytes"
-        yield Finding("chunk_extra", "staging", detail, repaired=repair)
 
 
 def _run(

@@ -300,14 +300,16 @@ HubSettings = Annotated[Settings, Depends(_state("settings"))]
 BaseUrl = Annotated[str, Depends(_base_url)]
 
 
-def _context_for(permission: Permission) -> Callable[..., Awaitable[Context]]:
+def context_for(permission: Permission) -> Callable[..., Awaitable[Context]]:
+    """Return the dependency that gives the context of a caller whose token is meant for this."""
+
     async def give(request: Request, caller: Identity = Depends(Needs(permission))) -> Context:  # noqa: B008
         return context_of(request, caller)
 
     return give
 
 
-ForPoster = Annotated[Context, Depends(_context_for("results"))]
-ForPublisher = Annotated[Context, Depends(_context_for("publish"))]
-ForMaintainer = Annotated[Context, Depends(_context_for("maintain"))]
-ForManager = Annotated[Context, Depends(_context_for("manage"))]
+ForPoster = Annotated[Context, Depends(context_for("results"))]
+ForPublisher = Annotated[Context, Depends(context_for("publish"))]
+ForMaintainer = Annotated[Context, Depends(context_for("maintain"))]
+ForManager = Annotated[Context, Depends(context_for("manage"))]

@@ -32,8 +32,8 @@ _PARTS = 20
 _KEPT = 5
 """Minutes after which what was spent is forgotten."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_UPLOADS = ("/api/v1/uploads", "/api/v1/postings")
-"""Beginnings of the paths that take in parts of something large, of which there are many."""
+_TRANSFERS = "/api/v1/transfers/"
+"""The paths that take in parts of something large, of which there are many, begin with this."""
 _LONGEST_ADDRESS = 45
 _UNPROVEN = "wander.unproven"
 """Goes before an address in its spending with credentials that nobody verified, and marks such a request."""
@@ -160,7 +160,7 @@ class Limits:
         path: str = scope["path"]
         if scope["method"] in _SAFE:
             return self._reads
-        if path.startswith(_UPLOADS) or path.rstrip("/").endswith("/legacy"):
+        if path.startswith(_TRANSFERS) or path.rstrip("/").endswith("/legacy"):
             return self._uploads
         return self._writes
 

@@ -19,7 +19,7 @@ from wander_hub.http.routing import HubRouter
 from wander_hub.lifecycle.service import plain_reason
 from wander_hub.models import repository, service
 from wander_hub.models.models import Revision
-from wander_hub.runs import objects
+from wander_hub.transfers import objects
 
 router = HubRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
 

@@ -32,7 +32,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.lifecycle import locks
 from wander_hub.lifecycle import service as life
-from wander_hub.runs import objects
+from wander_hub.transfers import objects
 
 router = HubRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
 

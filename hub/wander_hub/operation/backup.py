@@ -65,8 +65,8 @@ FORMAT = "wander.backup/1"
 ROWS = "database.jsonl.zst"
 _DERIVED = ("alembic_version", "environment_search", "sqlite_")
 """How tables begin that no model describes: each database makes them for itself."""
-_NOT_COPIED = ("content_revision", "upload_sessions", "staged_files", "staged_chunks")
-"""Uploads that are not finished, whose clients send them again, and the count of changes, which each hub has
+_NOT_COPIED = ("content_revision", "transfers", "transfer_parts")
+"""Transfers, whose clients send them again, and the count of changes, which each hub has
 for itself."""
 AT_ONCE, _CHARACTERS_AT_ONCE = 500, 8 * 2**20
 """Rows that are sent to a database at once, and of how many characters."""
@@ -118,7 +118,7 @@ def _copy(
     for one in source.objects():
         check()
         if one.sha256 is None:
-            continue  # a part of an upload that is not whole
+            continue  # not an object of the hub's
         count += 1
         if present.get(one.sha256) == one.size:
             continue

@@ -64,8 +64,7 @@ LEFT_OUT = {
     "content_revision",
     "quotas",  # how much an owner may have, each hub's operator says
     "index_pages",  # rendered again
-    *("postings", "posting_chunks", "posting_artifacts"),
-    *("upload_sessions", "staged_files", "staged_chunks"),
+    *("transfers", "transfer_parts"),
 }
 """Tables of rights, of what is under way, and of what is derived."""
 _NAMED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -104,17 +105,13 @@ def _look_at_data_folder(settings: Settings) -> str:
 def _look_at_storage(settings: Settings) -> str:
     if settings.storage_url is None and not settings.data.is_dir():
         raise FileNotFoundError(f"there is no folder `{settings.data}`")
-    storage, key, content = (
-        Storage.of(settings),
-        f"doctor-{secrets.token_hex(8)}",
-        secrets.token_bytes(32),
-    )
-    storage.stage(key, content)
+    storage, content = Storage.of(settings), secrets.token_bytes(32)
+    sha256 = storage.put(io.BytesIO(content))
     try:
-        if storage.read_staged(key) != content:
+        if storage.read(sha256) != content:
             raise RuntimeError("other bytes come back than were written")
     finally:
-        storage.unstage(key)
+        storage.delete(sha256)
     return "an object was written, read and deleted"
 
 

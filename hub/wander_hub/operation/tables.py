@@ -18,6 +18,6 @@ import wander_hub.publishers.models
 import wander_hub.quotas.models
 import wander_hub.rights.models
 import wander_hub.runs.models
-import wander_hub.upload.models
+import wander_hub.transfers.models
 import wander_hub.verification.models
 import wander_hub.webhooks.models

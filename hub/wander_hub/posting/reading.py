@@ -1,6 +1,6 @@
 """Reads posted rollouts: every line is validated against the schema and the manifest, none is trusted.
 
-Nothing here holds more than a number or two per rollout. What comes in chunks must be in the manifest's order
+Nothing here holds more than a number or two per rollout. What comes in parts must be in the manifest's order
 of examples; a whole file may be in any order and hold retries, and is put in order here first.
 """
 
@@ -38,7 +38,7 @@ _MOST_SECONDS = 1e9
 _MOST_METRICS, _LONGEST_NAMES = 1000, 20_000
 _LONGEST_REASON = 1000
 _MOST_LINES, _MOST_BLANK = 1_000_000, 1000
-"""Lines of one file. A run of more comes in chunks."""
+"""Lines of one file. A run of more comes in parts."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
     return [chosen[place] for place in sorted(chosen)]
 
 
-def rollouts_in_order(plain: IO[bytes], pinned: PinnedRun, chunk: int) -> Iterator[tuple[Rollout, bytes]]:
-    """Yield the rollouts of a chunk with their lines; refuse one that does not follow the one before."""
+def rollouts_in_order(plain: IO[bytes], pinned: PinnedRun, offset: int) -> Iterator[tuple[Rollout, bytes]]:
+    """Yield the rollouts of the part at an offset with their lines; refuse one that is out of order."""
     last = -1
     for number, (_, line) in enumerate(_lines(plain), start=1):
-        where = f"line {number} of chunk {chunk}"
+        where = f"line {number} of the part at {offset}"
         if number > MAX_CHUNK_ROLLOUTS:
-            raise bad_rollouts(where, f"a chunk may hold {MAX_CHUNK_ROLLOUTS:,} rollouts")
+            raise bad_rollouts(where, f"a part may hold {MAX_CHUNK_ROLLOUTS:,} rollouts")
         rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
         check_tokens(rollout, pinned.manifest, where)

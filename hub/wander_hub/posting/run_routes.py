@@ -1,4 +1,4 @@
-"""The API that posts a run in one request, publishes a private one, and withdraws one."""
+"""The API that posts a run, in parts or in one request, publishes a private one, and withdraws one."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import tempfile
 from typing import Annotated
 
 from fastapi import Query, Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from wander.wire import RunDetail
 from wander.wire.fields import fold
-from wander.wire.gate import MANIFEST, refusal_of
+from wander.wire.gate import MANIFEST, RUN_ANNOUNCEMENT, refusal_of
 from wander.wire.postings import NewRunName
+from wander.wire.transfers import NewRun
 
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import Context, ForPoster, audited
+from wander_hub.http.boundary import Context, ForPoster, audited, part_of_another, wake_jobs
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.http.routing import HubRouter
-from wander_hub.jobs import TableQueue
+from wander_hub.http.routing import HubRouter, takes
 from wander_hub.posting import service as posting
+from wander_hub.posting.arrival import RUNS, announce, post_whole
 from wander_hub.posting.reading import Line, lines_that_count, unpack
-from wander_hub.posting.routes import answer_run
-from wander_hub.posting.whole import post_whole
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import service
 from wander_hub.runs.artifacts import PostedFile, check_file
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.routes import RunId
+from wander_hub.transfers.routes import OPENING, opened, routes_of
 
 router = HubRouter(prefix="/api/v1/runs", tags=["runs"])
+transfer_router = routes_of(RUNS, "results", "run.post", RunDetail, "runs")
 
 _BODY = form_body(
     {
@@ -48,6 +49,14 @@ ONE_REQUEST_BYTES = 1024 * 1024 * 1024
 """A run that is larger comes in parts."""
 
 
+@transfer_router.post("", **OPENING)
+@part_of_another
+@takes(RUN_ANNOUNCEMENT)
+def open_run_transfer(wanted: NewRun, context: ForPoster) -> Response:
+    """Announce a run: its manifest, and the files that will be sent."""
+    return opened(context, *announce(context, wanted))
+
+
 @router.post(
     "",
     status_code=201,
@@ -61,13 +70,15 @@ ONE_REQUEST_BYTES = 1024 * 1024 * 1024
 @audited("run.post")
 async def post_run(request: Request, context: ForPoster) -> Response:
     """Post a whole run folder at once, as `curl` can: it is taken in by the same steps as one that comes in
-    parts (`/api/v1/postings`). The hub validates every rollout and computes all aggregates itself.
+    parts (`/api/v1/transfers/runs`). The hub validates every rollout and computes all aggregates itself.
     """
     max_files = 2 + context.settings.max_artifacts
     max_bytes = min(context.settings.max_run_bytes, ONE_REQUEST_BYTES)
     async with multipart_form(request, max_bytes=max_bytes, max_files=max_files) as form:
-        run_id, created = await run_in_threadpool(_post, form, context, request.app.state.jobs)
-    return await run_in_threadpool(answer_run, request, context, run_id, created)
+        detail, created = await run_in_threadpool(_post, form, context)
+    if created:
+        wake_jobs(request)
+    return JSONResponse(detail.model_dump(mode="json", by_alias=True), 201 if created else 200)
 
 
 @router.post("/{run_id}/publish", responses=refusals(401, 403, 404, 410, 422))
@@ -107,8 +118,8 @@ def withdraw_run(
         return service.detail_of(service.find(session, run_id), context.base_url)
 
 
-def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, bool]:
-    """Post what a form holds; return the run's id and whether it is new."""
+def _post(form: FormData, context: Context) -> tuple[BaseModel, bool]:
+    """Post what a form holds; return the run and whether it is new."""
     settings = context.settings
     part = form.get("manifest")
     if part is None:
@@ -143,4 +154,4 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
         if rollouts is not None:
             unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(manifest))
-        return post_whole(context, queue, text, plain, lines, artifacts, private=private == "true", name=name)
+        return post_whole(context, text, plain, lines, artifacts, private=private == "true", name=name)

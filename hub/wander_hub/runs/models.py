@@ -13,7 +13,6 @@ from sqlalchemy import (
     Index,
     String,
     Text,
-    UniqueConstraint,
     event,
     inspect,
     text,
@@ -210,51 +209,6 @@ class RunExamination(Base):
     def token_check(self) -> TokenCheck | None:
         """The comparison of its stated completion tokens with its texts."""
         return TokenCheck.model_validate(self.tokens) if self.tokens else None
-
-
-class PostingRow(Base):
-    """A run on its way here: nobody but its submitter sees it, and it counts nowhere."""
-
-    __tablename__ = "postings"
-    __table_args__ = (UniqueConstraint("user_id", "sha256"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    sha256: Mapped[str] = mapped_column(String(64))
-    """The digest that the finished run must have."""
-    run_id: Mapped[str] = mapped_column(String(64))
-    manifest: Mapped[str] = mapped_column(Text, deferred=True)
-    manifest_sha256: Mapped[str] = mapped_column(String(64))
-    private: Mapped[bool]
-    expires_at: Mapped[datetime] = mapped_column(index=True)
-
-
-class PostingChunk(Base):
-    """A chunk of rollouts that arrived."""
-
-    __tablename__ = "posting_chunks"
-
-    posting_id: Mapped[int] = mapped_column(ForeignKey("postings.id"), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    sha256: Mapped[str] = mapped_column(String(64))
-    """SHA-256 of its plain lines as they were sent."""
-    size: Mapped[int] = mapped_column(BigInteger)
-    """Bytes of its plain lines."""
-    rollouts: Mapped[int]
-    object_sha256: Mapped[str] = mapped_column(String(64), index=True)
-    row_frames: Mapped[list[list[int]]] = mapped_column(JSON)
-
-
-class PostingArtifact(Base):
-    """A file that arrived."""
-
-    __tablename__ = "posting_artifacts"
-
-    posting_id: Mapped[int] = mapped_column(ForeignKey("postings.id"), primary_key=True)
-    name: Mapped[str] = mapped_column(String(100), primary_key=True)
-    media_type: Mapped[str] = mapped_column(String(80))
-    size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64), index=True)
 
 
 class SigningKey(Base):

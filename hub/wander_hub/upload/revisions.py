@@ -1,16 +1,14 @@
-"""Takes models in: a revision's files are announced, come in chunks, and become visible together.
+"""Models that come in parts: a revision's files are announced, arrive, and become visible together.
 
-Weights are read from their chunks as a stream, once, to be hashed and stored, so no copy of them lies in a
-temporary folder and no more than a few chunks are in memory.
+Weights are read from their parts as a stream, once, to be hashed and stored, so no copy of them lies in a
+temporary folder and no more than a few parts are in memory.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from sqlalchemy.orm import Session
 from wander.errors import ConfigError
-from wander.wire.environments import Visibility, wanted_visibility
+from wander.wire.environments import wanted_visibility
 from wander.wire.models import (
     CARD,
     CheckpointFacts,
@@ -21,7 +19,7 @@ from wander.wire.models import (
     revision_of,
     weights_of,
 )
-from wander.wire.uploads import UploadSession as SessionInfo
+from wander.wire.transfers import TransferFile, TransferInfo
 
 from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
@@ -30,76 +28,104 @@ from wander_hub.database import now
 from wander_hub.environments.readme import render
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
-from wander_hub.models import repository as model_repository
+from wander_hub.identity import Identity
+from wander_hub.models import repository
 from wander_hub.models import service as models
 from wander_hub.models.models import Model, Revision, RevisionFile
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
-from wander_hub.runs.objects import discard
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.upload import finalize as finishing
-from wander_hub.upload import session_repository as repository
-from wander_hub.upload import sessions
-from wander_hub.upload.models import StagedFile, UploadSession
+from wander_hub.transfers import service as transfers
+from wander_hub.transfers.models import Transfer
 
 
-def begin(context: Context, wanted: NewModel) -> tuple[SessionInfo, bool]:
-    """Open a session for the files of a revision, or return the caller's open one; tell which.
-
-    Files that the model has in another revision are not sent again.
-    """
-    caller, name = context.caller, names.normalise_environment(wanted.name)
+def announce(context: Context, wanted: NewModel) -> tuple[TransferInfo, bool]:
+    """Open the transfer of a revision's files; those that the model has in another revision are not sent."""
+    wanted = wanted.model_copy(update={"name": names.normalise_environment(wanted.name)})
     _check_files(wanted, context.settings)
-    revision = revision_of({one.filename: one.sha256 for one in wanted.files})
-    stated = {"private": wanted.private, "internal": wanted.internal}
-    visibility = wanted_visibility(wanted.private, internal=wanted.internal)
 
-    def record(session: Session) -> tuple[SessionInfo, bool]:
-        owner = rights.find_owner(session, caller, wanted.owner)
-        _, there = _place_for(session, context, owner, name, revision, visibility)
-        sessions.foresee(session, context, owner, wanted.files, fresh=there is None)
-        for known in repository.open_sessions(session, caller.user_id, owner.id, name, revision):
-            if known.of_model:  # the revision says that its files are the same
-                known.stated = stated
-                known.expires_at = now() + timedelta(hours=context.settings.upload_hours)
-                return sessions.describe_session(known, context), False
-        held = model_repository.held_files(session, owner.id, name)
-        files = [
-            sessions.stage(one, "model", published=held.get((one.filename, one.sha256)) == one.size)
-            for one in wanted.files
-        ]
-        return sessions.open_session(session, context, owner, (name, revision), stated, files), True
+    def record(session: Session) -> tuple[TransferInfo, bool]:
+        owner = rights.find_owner(session, context.caller, wanted.owner)
+        _place_for(session, context, owner, wanted)
+        held = repository.held_files(session, owner.id, wanted.name)
+        announcement = transfers.Announcement(
+            digest=transfers.digest_of_text(f"{owner.name}/{wanted.name}@{_revision_of(wanted)}"),
+            files=[
+                TransferFile(
+                    filename=file.filename,
+                    size=file.size,
+                    sha256=file.sha256,
+                    there=held.get((file.filename, file.sha256)) == file.size,
+                )
+                for file in wanted.files
+            ],
+            stated=wanted.model_dump(mode="json"),
+        )
+        return transfers.announce(session, context, MODELS, announcement)
 
     return context.commit(record)
 
 
-def finalize(context: Context, session_id: str) -> tuple[ModelRevision, bool]:
-    """Make a revision of a session whose files are whole; tell whether the hub had not got it before."""
+def _admit(session: Session, transfer: Transfer, caller: Identity) -> NewModel:
+    wanted = NewModel.model_validate(transfer.stated)
+    models.require_pusher(session, caller, rights.find_owner(session, caller, wanted.owner), wanted.name)
+    return wanted
+
+
+def _finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisible:
+    """Store the files and read what the revision is."""
+    wanted: NewModel = arrived.subject
     with context.read() as session:
-        found = sessions.find(session, context.caller, session_id)
-        if found.status == "published":
-            return _describe(session, found, context), False
-        finishing.require_whole(found)
-        _, there = _place_for(session, context, found.owner, found.name, found.version, found.visibility)
-        sessions.foresee(session, context, found.owner, found.files, fresh=there is None)
-    try:
-        for file in found.files:
-            finishing.check_digest(context, file, _keep(context.storage, file))
-        facts, card = _read(context, found)
-    except FileNotFoundError:
-        return _without_bytes(context, found), False
-    except HubProblem:
-        discard(context.database, context.storage, [file.sha256 for file in found.files])
-        raise
-    outcome = _record(context, session_id, facts, card)
-    finishing.drop_staged(context.storage, session_id)
-    return outcome
+        owner = rights.find_owner(session, context.caller, wanted.owner)
+        _place_for(session, context, owner, wanted)
+    for file in arrived.transfer.files:
+        if not (file.there and context.storage.exists(file.sha256)):
+            arrived.store(context.storage, file)
+    facts, card = _read(context.storage, wanted)
+
+    def record(session: Session) -> tuple[ModelRevision, bool]:
+        owner = rights.find_owner(session, context.caller, wanted.owner)
+        accounts.lock_owner(session, owner)
+        model, known = _place_for(session, context, owner, wanted)
+        arrived.ensure(
+            context.storage, arrived.transfer.files
+        )  # a file may have gone with the revision that had it
+        if model is None:
+            visibility = wanted_visibility(wanted.private, internal=wanted.internal)
+            visibility = visibility or owner.default_visibility
+            model = Model(owner=owner, name=wanted.name, visibility=visibility, created_at=now())
+            session.add(model)
+            session.flush()
+        if known is None:
+            session.add(_revision(session, context, model, wanted, facts, card))
+            quotas.require_room(session, context.settings, owner, quotas.OF_VERSIONS)
+        label = f"{owner.name}/{wanted.name}@{_revision_of(wanted)}"
+        audit.about(session, owner=owner.name, target=label, kind="model")
+        session.flush()
+        return _describe(session, arrived.transfer, context.base_url), known is None
+
+    return record
+
+
+def _describe(session: Session, transfer: Transfer, base_url: str) -> ModelRevision:
+    """Return the revision that a transfer became."""
+    wanted = NewModel.model_validate(transfer.stated)
+    model = models.find(session, wanted.owner, wanted.name)
+    revision = models.find_revision(session, model, _revision_of(wanted))
+    return models.describe_revision(revision, base_url)
+
+
+MODELS = transfers.TransferRules("models", _admit, _finish, _describe)
+
+
+def _revision_of(wanted: NewModel) -> str:
+    return revision_of({file.filename: file.sha256 for file in wanted.files})
 
 
 def _check_files(wanted: NewModel, settings: Settings) -> None:
     """Refuse at once what can be said of files whose bytes are still to come."""
-    if len({one.filename.lower() for one in wanted.files}) != len(wanted.files):
+    if len({file.filename.lower() for file in wanted.files}) != len(wanted.files):
         raise HubProblem(422, "invalid_request", "a file is named twice")
     for file in wanted.files:
         if not may_be_sent(file.filename):
@@ -109,47 +135,38 @@ def _check_files(wanted: NewModel, settings: Settings) -> None:
         if file.filename == CARD and file.size > settings.max_readme_bytes:
             detail = f"`{CARD}` is over this hub's {settings.max_readme_bytes:,} bytes"
             raise HubProblem(413, "too_large", detail)
-    if (size := sum(one.size for one in wanted.files)) > settings.max_model_bytes:
+    if (size := sum(file.size for file in wanted.files)) > settings.max_model_bytes:
         detail = f"the model has {size:,} bytes, and this hub takes {settings.max_model_bytes:,}"
         raise HubProblem(413, "too_large", detail, hint="its operator can raise `WANDER_HUB_MAX_MODEL_BYTES`")
 
 
 def _place_for(
-    session: Session,
-    context: Context,
-    owner: Owner,
-    name: str,
-    revision: str,
-    visibility: Visibility | None,
+    session: Session, context: Context, owner: Owner, wanted: NewModel
 ) -> tuple[Model | None, Revision | None]:
-    """Return the model and the revision that are there; refuse what must not be pushed to."""
-    model = models.require_pusher(session, context.caller, owner, name, visibility)
-    if model is None:
-        return None, None
-    rows = model_repository.revisions_of(session, model)
-    known = next((one for one in rows if one.revision == revision), None)
+    """Return the model and the revision that are there; refuse what must not be pushed, or has no room."""
+    visibility = wanted_visibility(wanted.private, internal=wanted.internal)
+    model, known = models.require_pusher(session, context.caller, owner, wanted.name, visibility), None
+    name, revision = wanted.name, _revision_of(wanted)
+    if model is not None:
+        rows = repository.revisions_of(session, model)
+        known = next((row for row in rows if row.revision == revision), None)
     if known is not None and known.deleted_at is not None:
         detail = f"`{owner.name}/{name}@{revision[:12]}` was deleted; these very files are not taken again"
         raise HubProblem(409, "revision_deleted", detail, hint="push them under another name")
+    sizes = {file.sha256: file.size for file in wanted.files}
+    quotas.foresee(session, context.settings, owner, files=sizes, versions=int(known is None))
     return model, known
 
 
-def _keep(storage: Storage, file: StagedFile) -> str:
-    """Store a file that was sent and return its SHA-256; one that the model had is there."""
-    if file.published and storage.exists(file.sha256):
-        return file.sha256
-    return storage.keep_pieces(finishing.pieces(storage, file), file.sha256, file.size)
-
-
-def _read(context: Context, found: UploadSession) -> tuple[CheckpointFacts, str]:
-    """Return what the files say, and the page that is made of the model's card."""
-    files = {one.filename: one for one in found.files}
+def _read(storage: Storage, wanted: NewModel) -> tuple[CheckpointFacts, str]:
+    """Return what the stored files say, and the page that is made of the model's card."""
+    files = {file.filename: file for file in wanted.files}
 
     def read(name: str, start: int, length: int) -> bytes:
-        return finishing.read_part(context.storage, files[name], start, length)
+        return storage.read(files[name].sha256, start, length)
 
     try:
-        facts = read_checkpoint({name: one.size for name, one in files.items()}, read)
+        facts = read_checkpoint({name: file.size for name, file in files.items()}, read)
     except ConfigError as error:
         raise HubProblem(422, "bad_model", str(error), hint=error.hint) from error
     if CARD not in files:
@@ -160,83 +177,21 @@ def _read(context: Context, found: UploadSession) -> tuple[CheckpointFacts, str]
     return facts, render(text, "text/markdown")
 
 
-def _record(
-    context: Context, session_id: str, facts: CheckpointFacts, card: str
-) -> tuple[ModelRevision, bool]:
-    """Write the rows and end the session, in one transaction."""
-
-    def record(session: Session) -> tuple[ModelRevision, bool]:
-        found = sessions.find(session, context.caller, session_id, lock=True)
-        if found.status == "published":
-            audit.nothing_done(session)
-            return _describe(session, found, context), False
-        sessions.require_open(found)
-        owner = found.owner
-        accounts.lock_owner(session, owner)
-        model, known = _place_for(session, context, owner, found.name, found.version, found.visibility)
-        context.database.lock_objects(session, exclusive=False)
-        for file in found.files:  # one may have gone meanwhile, with the revision that had it
-            if not context.storage.exists(file.sha256):
-                _keep(context.storage, file)
-        if model is None:
-            visibility = found.visibility or owner.default_visibility
-            model = Model(owner=owner, name=found.name, visibility=visibility, created_at=now())
-            session.add(model)
-            session.flush()
-        if known is None:
-            session.add(_revision(session, context, model, found, facts, card))
-            quotas.require_room(session, context.settings, owner, quotas.OF_VERSIONS)
-        found.status = "published"
-        label = f"{owner.name}/{found.name}@{found.version}"
-        audit.about(session, owner=owner.name, target=label, kind="model")
-        repository.drop_chunks(session, found.files)
-        session.flush()
-        return _describe(session, found, context), known is None
-
-    return context.commit(record)
-
-
 def _revision(
-    session: Session,
-    context: Context,
-    model: Model,
-    found: UploadSession,
-    facts: CheckpointFacts,
-    card: str,
+    session: Session, context: Context, model: Model, wanted: NewModel, facts: CheckpointFacts, card: str
 ) -> Revision:
-    weights = weights_of({one.filename: one.sha256 for one in found.files})
+    weights = weights_of({file.filename: file.sha256 for file in wanted.files})
     assert weights is not None  # a checkpoint without any was refused
     return Revision(
         model=model,
-        revision=found.version,
+        revision=_revision_of(wanted),
         weights_sha256=weights,
         architecture=facts.architecture,
         parameters=facts.parameters,
         card_html=card,
         pushed_at=now(),
         pushed_by=session.get_one(User, context.caller.user_id),
-        files=[RevisionFile(filename=one.filename, size=one.size, sha256=one.sha256) for one in found.files],
+        files=[
+            RevisionFile(filename=file.filename, size=file.size, sha256=file.sha256) for file in wanted.files
+        ],
     )
-
-
-def _describe(session: Session, found: UploadSession, context: Context) -> ModelRevision:
-    """Return the revision that a session became."""
-    model = models.find(session, found.owner.name, found.name)
-    revision = models.find_revision(session, model, found.version)
-    return models.describe_revision(revision, context.base_url)
-
-
-def _without_bytes(context: Context, found: UploadSession) -> ModelRevision:
-    """Return the revision where the same request, sent twice, has just made it and dropped the chunks.
-
-    Otherwise bytes were lost: the files go back to what is there of them, and the session is not whole.
-    """
-    for file in found.files:
-        if not file.published or not context.storage.exists(file.sha256):
-            finishing.count_again(context, file)
-    with context.read() as session:
-        again = sessions.find(session, context.caller, found.id)
-        if again.status != "published":
-            finishing.require_whole(again)
-            raise HubProblem(503, "storage_unavailable", "the bytes of the files cannot be read")
-        return _describe(session, again, context)

@@ -1,4 +1,4 @@
-"""The legacy upload API, as twine, uv, poetry, pdm, hatch and `wander publish` speak it."""
+"""The API that takes in versions and models: in parts, and the legacy form of twine, uv, poetry and pdm."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
-from wander.wire.gate import CHECK_REPORT
+from wander.wire.gate import ANNOUNCEMENT, CHECK_REPORT
+from wander.wire.models import ModelRevision, NewModel
+from wander.wire.transfers import NewUpload
 
 from wander_hub import names
 from wander_hub.attestations.verification import FIELD, verify
 from wander_hub.environments import service as environment_service
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import Context, ForPublisher, audited
+from wander_hub.http.boundary import Context, ForPublisher, audited, part_of_another
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.http.routing import HubRouter
+from wander_hub.http.routing import HubRouter, takes
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import digest_of
-from wander_hub.upload import checks, service
+from wander_hub.transfers.routes import OPENING, opened, routes_of
+from wander_hub.upload import checks, revisions, service, versions
+from wander_hub.upload.revisions import MODELS
 from wander_hub.upload.schemas import Upload
+from wander_hub.upload.versions import VERSIONS
 
 router = HubRouter(tags=["upload"])
+version_router = routes_of(VERSIONS, "publish", "version.publish", VersionDetail, "upload")
+model_router = routes_of(MODELS, "publish", "version.publish", ModelRevision, "models")
 
 _BODY = form_body(
     {
@@ -48,6 +55,22 @@ _BODY = form_body(
     },
     required="content",
 )
+
+
+@version_router.post("", **OPENING)
+@part_of_another
+@takes(ANNOUNCEMENT)
+def open_version_transfer(wanted: NewUpload, context: ForPublisher) -> Response:
+    """Announce all files of a version; what can be said against them is said before a byte is sent."""
+    return opened(context, *versions.announce(context, wanted))
+
+
+@model_router.post("", **OPENING)
+@part_of_another
+@takes(ANNOUNCEMENT)
+def open_model_transfer(wanted: NewModel, context: ForPublisher) -> Response:
+    """Announce all files of a model's revision."""
+    return opened(context, *revisions.announce(context, wanted))
 
 
 def may_upload(owner: str, context: ForPublisher) -> Context:

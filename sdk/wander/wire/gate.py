@@ -278,6 +278,8 @@ CHECK_REPORT = TextKind("the report of `wander check`", 64 * KIB, 4_000)
 ATTESTATIONS = TextKind("the attestations", 256 * KIB, 10_000)
 MANIFEST = TextKind("run.json", 32 * MIB, 2_200_000, most_nodes=20_000)
 """Of a run of a million examples: an id and a stratum of each."""
+RUN_ANNOUNCEMENT = TextKind("the announcement of a run", 48 * MIB, 2_210_000, most_nodes=25_000)
+"""`run.json` as a string of JSON, with the names and digests of the files that follow."""
 MANIFEST_HEAD = TextKind("run.json without its examples", 64 * KIB, 10_000)
 ROLLOUT = TextKind("a rollout", 16 * MIB, 1_000_000, most_nodes=100_000)
 """A line of `rollouts.jsonl`. Token ids and log-probabilities are most of its values."""
@@ -298,8 +300,18 @@ PROVIDER_ANSWER = TextKind("the answer", 512 * KIB, 10_000)
 UPSTREAM_PAGE = TextKind("the page", 32 * MIB, 1_500_000)
 """Page of the package index behind a hub."""
 KINDS = (
-    *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, MANIFEST_HEAD, ROLLOUT, CHECKPOINT),
-    *(METRICS, TOOL_ARGUMENTS, LOCK, PROJECT, WEIGHTS_HEADER, MODEL_CONFIG, TOKENIZER_TEXT),
+    *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, RUN_ANNOUNCEMENT, MANIFEST_HEAD),
+    *(
+        ROLLOUT,
+        CHECKPOINT,
+        METRICS,
+        TOOL_ARGUMENTS,
+        LOCK,
+        PROJECT,
+        WEIGHTS_HEADER,
+        MODEL_CONFIG,
+        TOKENIZER_TEXT,
+    ),
     *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE),
 )
 """Every kind that a hub reads, for the table in docs/package-index.md."""

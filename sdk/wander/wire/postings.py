@@ -1,13 +1,10 @@
-"""Posting a run: its digest, which anybody can compute again, and what passes between client and hub.
+"""Posted runs: their digest, which anybody can compute again, their signatures, and their links.
 
-A run is posted under its digest: opened with `run.json`, filled with chunks of rollouts and with artifacts in
-any order and as often as it takes, and finished in one step that makes it visible. Every request is harmless
-when it is repeated.
-
-The digest covers everything: it is the SHA-256 of a `sha256sum` listing, sorted by name, of `run.json`,
-`rollouts.jsonl` and `artifacts/NAME`. `rollouts.jsonl` stands there with the SHA-256 over the digests of its
-lines (each without its newline, 32 bytes each), in the manifest's order of examples and indexes: so the lines
-that a hub gives back prove themselves, and one line can be told to belong without the others.
+The digest of a run covers everything: it is the SHA-256 of a `sha256sum` listing, sorted by name, of
+`run.json`, `rollouts.jsonl` and `artifacts/NAME`. The entry of `rollouts.jsonl` is the SHA-256 over the
+digests of its lines (each without its newline, 32 bytes each), in the manifest's order of examples and
+indexes: so the lines that a hub gives back prove themselves, and one line can be told to belong without the
+others.
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ from pydantic import Field
 
 from wander.system.plain_files import open_file
 from wander.types import Record
-from wander.wire.fields import Count, FileName, Line, RunId, RunName, Sha256, Text, Word
+from wander.wire.fields import Count, Line, RunId, RunName, Sha256, Text, Word
 
 __all__ = ["RolloutsDigest", "key_fingerprint", "line_digest", "run_digest", "signed_text"]
 
 MANIFEST, ROLLOUTS = "run.json", "rollouts.jsonl"
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
-"""Most plain bytes of a chunk, and so of a rollout; a client aims at far less."""
+"""Most plain bytes of a part of `rollouts.jsonl`, and so of a rollout; a client aims at far less."""
 MAX_CHUNK_ROLLOUTS = 1000
-MAX_CHUNKS = 2**20
+"""Most rollouts of a part of `rollouts.jsonl`."""
 DIGEST_BYTES = 32
 
 
@@ -87,53 +84,12 @@ def key_fingerprint(public_key: str) -> str:
     return hashlib.sha256(base64.b64decode(public_key)).hexdigest()
 
 
-class PostedChunk(Record):
-    """A chunk that the hub has."""
-
-    number: Count
-    sha256: Sha256
-    """Of its plain lines."""
-    rollouts: Count
-
-
-class PostedArtifact(Record):
-    """A file that the hub has."""
-
-    name: FileName
-    sha256: Sha256
-
-
-class Posting(Record):
-    """A run on its way to the hub."""
-
-    sha256: Sha256
-    """The run's digest."""
-    run_id: RunId
-    posted: bool = False
-    """The very same run is on the hub already: nothing is left to do."""
-    private: bool = False
-    chunks: list[PostedChunk] = Field(default_factory=list)
-    artifacts: list[PostedArtifact] = Field(default_factory=list)
-    expires_at: datetime | None = None
-    """When the hub forgets what was sent, unless more comes; None once it is posted."""
-
-
 class RunSignature(Record, defer_build=False):
     """A user's signature of a run's digest."""
 
     fingerprint: str = Field(max_length=64)
     signature: str = Field(max_length=100)
     """Ed25519 over `signed_text`, base64."""
-
-
-class FinishPosting(Record, defer_build=False):
-    """Says that everything was sent."""
-
-    chunks: int = Field(ge=0, le=MAX_CHUNKS)
-    """How many there are; those with higher numbers are left out."""
-    signature: RunSignature | None = None
-    name: RunName = ""
-    """What the run is called on the hub; empty for no name."""
 
 
 class NewRunName(Record, defer_build=False):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 
-from wander.wire.uploads import RESERVED_COMMAND
+from wander.wire.transfers import RESERVED_COMMAND
 
 from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import refusal

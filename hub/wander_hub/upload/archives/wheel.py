@@ -17,7 +17,7 @@ from email.message import Message
 from typing import BinaryIO
 
 from packaging.tags import InvalidTag, TooManyTagsError, parse_tag
-from wander.wire.uploads import DATA_FOLDERS
+from wander.wire.transfers import DATA_FOLDERS
 
 from wander_hub import names
 from wander_hub.settings import Settings

@@ -12,16 +12,14 @@ from wander_hub.database import Database
 from wander_hub.environments.models import File, Version, VersionDocument
 from wander_hub.identity import HUB
 from wander_hub.models.models import Revision, RevisionFile
-from wander_hub.runs.models import PostingArtifact, PostingChunk, Run, RunArtifact, RunChunk
+from wander_hub.runs.models import Run, RunArtifact, RunChunk
 from wander_hub.storage import Storage
+from wander_hub.transfers.models import TransferPart
 
 _BATCH = 500
 """Digests a statement; SQLite takes some thousand values."""
-_OF_RUNS = (
-    *(RunChunk.object_sha256, RunArtifact.sha256, Run.order_sha256),
-    *(PostingChunk.object_sha256, PostingArtifact.sha256),
-)
-"""Columns of runs, and of those on their way here, that name objects."""
+_ALWAYS = (RunChunk.object_sha256, RunArtifact.sha256, Run.order_sha256, TransferPart.object_sha256)
+"""Columns of runs and of transfers that name objects."""
 _MOST_HELD = 20_000
 """Chunks of rollouts up to which all objects are compared at once, a kilobyte each."""
 _REMOVED_AT_ONCE = 100
@@ -41,7 +39,7 @@ def in_use(session: Session, digests: Sequence[str]) -> set[str]:
         found.update(session.scalars(files.where(File.sha256.in_(some))))
         found.update(session.scalars(documents.where(VersionDocument.sha256.in_(some))))
         found.update(session.scalars(weights.where(RevisionFile.sha256.in_(some))))
-        for column in _OF_RUNS:
+        for column in _ALWAYS:
             found.update(one for one in session.scalars(select(column).where(column.in_(some))) if one)
     return found
 
@@ -99,11 +97,8 @@ def list_expected(session: Session, start: str, end: str) -> Iterator[tuple[str,
         yield sha256, None, f"rollouts of the run `{run_id}`"
     for sha256, run_id in rows(select(Run.order_sha256, Run.run_id)):
         yield sha256, None, f"the order of the rollouts of the run `{run_id}`"
-    for sha256, number in rows(select(PostingChunk.object_sha256, PostingChunk.number)):
-        yield sha256, None, f"chunk {number} of a run that is being posted"
-    arriving = select(PostingArtifact.sha256, PostingArtifact.size, PostingArtifact.name)
-    for sha256, size, name in rows(arriving):
-        yield sha256, size, f"artifact `{name}` of a run that is being posted"
+    for sha256, filename in rows(select(TransferPart.object_sha256, TransferPart.filename)):
+        yield sha256, None, f"a part of `{filename}`, which has not arrived whole"
     artifacts = select(RunArtifact.sha256, RunArtifact.size, RunArtifact.name, RunArtifact.run_id)
     for sha256, size, name, run_id in rows(artifacts):
         yield sha256, size, f"artifact `{name}` of the run `{run_id}`"

@@ -1,8 +1,9 @@
-"""Staged uploads: what passes between a client and a hub while the files of one version are sent.
+"""Transfers: what passes between a client and a hub while a version, a model or a run is sent.
 
-A session names all files with their sizes and digests before the first byte is sent. Chunks follow, each at
-the offset that the hub has reached; publishing makes all files visible together, or none. The shapes follow
-the draft of PEP 694.
+A client announces all files with their sizes and digests before the first byte. Parts follow in any order,
+each under its offset and digest, and as often as it takes. Finishing makes everything visible together, or
+nothing.
+Every request is harmless when it is repeated.
 """
 
 from __future__ import annotations
@@ -16,14 +17,11 @@ from pydantic import Field
 from wander.types import Record
 from wander.wire import CheckSummary
 from wander.wire.changes import Body
-from wander.wire.fields import Address, Count, FileName, OwnerName, ProjectName, Sha256, Values, Word
+from wander.wire.fields import Count, FileName, RunName, Sha256, Values, Word
+from wander.wire.postings import RunSignature
 
 FileKind = Literal["wheel", "sdist", "lock"]
-StagedKind = Literal["wheel", "sdist", "lock", "model"]
-UploadStatus = Literal["open", "published", "canceled"]
-"""In the words of PEP 694."""
-OFFSET_HEADER = "Upload-Offset"
-"""Where a chunk begins, and how far the hub has got."""
+TransferKind = Literal["versions", "models", "runs"]
 MOST_ATTESTATIONS = 10
 """Of one file."""
 DATA_FOLDERS = ("share", "etc", "include")
@@ -64,32 +62,58 @@ class NewUpload(Body):
     """What `wander check` found; shown as the publisher's word."""
 
 
-class UploadedFile(Record):
-    """How far a file has been sent."""
+class RunFile(Body):
+    """A file of a run that is going to be sent: `rollouts.jsonl`, or an artifact."""
+
+    filename: str = Field(min_length=1, max_length=100)
+    size: int = Field(ge=0, lt=2**40)
+    """In bytes; of the plain lines of rollouts in the manifest's order."""
+    sha256: str = Field(pattern=_SHA256)
+    """Of the rollouts, the digest of their lines (`wander.wire.postings.RolloutsDigest`)."""
+
+
+class NewRun(Body):
+    """All that a run has, which says where it belongs."""
+
+    manifest: str
+    """`run.json`, byte for byte."""
+    files: list[RunFile] = Field(default_factory=list, max_length=1000)
+    private: bool = False
+    """Only for its submitter and everyone who has a role there."""
+    name: RunName = ""
+    """What the run is called on the hub; empty for no name."""
+    signature: RunSignature | None = None
+
+
+class TransferFile(Record):
+    """A file of a transfer."""
 
     filename: FileName
-    kind: StagedKind
     size: Count
     sha256: Sha256
+    there: bool = False
+    """The hub has the file already: none of its bytes are to be sent."""
+
+
+class TransferredPart(Record):
+    """A part of a file that the hub has."""
+
+    filename: FileName
     offset: Count
-    """Bytes that the hub has; the next chunk begins here."""
-    published: bool
-    """True when the version had the file before; nothing of it is to be sent."""
-    url: Address
-    """Where chunks are sent to."""
+    sha256: Sha256
+    """Of its plain bytes."""
 
 
-class UploadSession(Record):
-    """A session as the hub tells of it."""
+class TransferInfo(Record):
+    """A transfer as the hub shows it."""
 
     id: Word
-    owner: OwnerName
-    name: ProjectName
-    version: Word
-    """Of a model its revision."""
-    status: UploadStatus
-    files: list[UploadedFile]
-    chunk_bytes: int = Field(ge=1024, lt=2**63)
-    """The longest chunk that the hub takes."""
+    kind: TransferKind
+    files: list[TransferFile]
+    parts: list[TransferredPart]
+    part_bytes: int = Field(ge=1024, lt=2**63)
+    """The longest part that the hub takes."""
+    finished: bool = False
+    """The hub has the very same already: only finishing is left, which returns it."""
     expires_at: datetime
-    """Each chunk puts it off; what was sent until then is dropped."""
+    """Each part puts it off; what was sent until then is dropped."""

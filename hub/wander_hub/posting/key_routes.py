@@ -1,0 +1,47 @@
+"""The API of keys that sign runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+from starlette.responses import Response
+from wander.wire.postings import KeyInfo, KeyList, NewKey
+
+from wander_hub.http.boundary import Caller, ForManager, ReadSession, audited
+from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
+from wander_hub.runs import signing
+
+router = HubRouter(prefix="/api/v1", tags=["runs"])
+
+
+@router.get("/keys", responses=refusals(401))
+def list_keys(session: ReadSession, caller: Caller) -> KeyList:
+    """List your keys that sign runs."""
+    return signing.keys_of(session, caller.user_id)
+
+
+@router.post(
+    "/keys",
+    response_model=KeyInfo,
+    status_code=201,
+    responses={
+        200: {"model": KeyInfo, "description": "It was registered before"},
+        **refusals(400, 401, 403, 409, 422),
+    },
+)
+@audited("key.add")
+def add_key(context: ForManager, body: NewKey) -> Response:
+    """Register a public key that you sign runs with."""
+    key, created = context.commit(lambda session: signing.add_key(session, body, context.caller))
+    return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
+
+
+@router.delete("/keys/{fingerprint}", responses=refusals(401, 403, 404, 422))
+@audited("key.revoke")
+def revoke_key(
+    context: ForManager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
+) -> KeyInfo:
+    """Revoke a key: it signs nothing any more, and runs that it signed say so."""
+    return context.commit(lambda session: signing.revoke_key(session, fingerprint, context.caller))

@@ -1,0 +1,1 @@
+"""Takes in what comes in parts (versions, models, runs) by one set of tables, steps, routes and limits."""

@@ -1,0 +1,111 @@
+"""The routes of transfers: each kind has the same, under its own path, scope and name in the audit log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+from wander.wire.transfers import TransferInfo, TransferredPart
+
+from wander_hub.http.bodies import open_body, plain_body
+from wander_hub.http.boundary import Context, audited, context_for, part_of_another, wake_jobs
+from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
+from wander_hub.identity import Permission
+from wander_hub.transfers import service
+from wander_hub.transfers.service import TransferRules
+
+Offset = Annotated[int, Query(ge=0, lt=2**40, description="where the part begins in the file's plain bytes")]
+Digest = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the part's plain bytes")]
+OPENING: dict[str, Any] = {
+    "status_code": 201,
+    "response_model": TransferInfo,
+    "responses": {
+        **refusals(400, 401, 403, 404, 409, 410, 413, 422, 429),
+        200: {"description": "the caller's open transfer of the very same content", "model": TransferInfo},
+    },
+}
+"""What the routes that open a transfer have in common."""
+
+
+def routes_of(
+    rules: TransferRules, permission: Permission, action: str, answer: type[BaseModel], tag: str
+) -> HubRouter:
+    """Return the router that shows, receives, finishes and drops a kind of transfers, once they are open."""
+    router = HubRouter(tags=[tag], prefix=f"/api/v1/transfers/{rules.kind}")
+    give = context_for(permission)
+
+    @router.get("/{transfer_id}", responses=refusals(401, 403, 404, 422))
+    def get_transfer(transfer_id: str, context: Context = Depends(give)) -> TransferInfo:  # noqa: B008
+        """Show a transfer of yours: its files, and the parts that have arrived."""
+        with context.read() as session:
+            transfer, _ = service.find(session, context.caller, rules, transfer_id)
+            return service.describe(session, context, rules, transfer)
+
+    @router.put(
+        "/{transfer_id}/files/{filename}",
+        response_model=TransferredPart,
+        responses=refusals(400, 401, 403, 404, 413, 422, 507),
+        openapi_extra=plain_body("the part's bytes; lines of rollouts may be packed with zstd"),
+    )
+    @part_of_another
+    async def put_part(
+        request: Request,
+        transfer_id: str,
+        filename: str,
+        offset: Offset,
+        digest: Digest,
+        context: Context = Depends(give),  # noqa: B008
+    ) -> TransferredPart:
+        """Send a part of a file; the same again changes nothing, other bytes take its place."""
+        await run_in_threadpool(_expect, context, rules, transfer_id, filename)
+        most = rules.most_part_bytes(context.settings)
+        too_large = HubProblem(413, "part_too_large", f"the part is over this hub's {most:,} bytes")
+        async with open_body(request, most, too_large) as body:
+            return await run_in_threadpool(
+                service.receive, context, rules, transfer_id, filename, offset, digest, body
+            )
+
+    @router.post(
+        "/{transfer_id}/finish",
+        response_model=answer,
+        status_code=201,
+        responses={
+            200: {"model": answer, "description": "It was there before"},
+            **refusals(400, 401, 403, 404, 409, 410, 413, 422, 503, 507),
+        },
+    )
+    @audited(action)
+    def finish_transfer(
+        request: Request,
+        transfer_id: str,
+        context: Context = Depends(give),  # noqa: B008
+    ) -> Response:
+        """Make all that was sent visible at once, or nothing of it; again is fine."""
+        made, created = service.finish(context, rules, transfer_id)
+        if created:
+            wake_jobs(request)
+        return JSONResponse(made.model_dump(mode="json", by_alias=True), 201 if created else 200)
+
+    @router.delete("/{transfer_id}", status_code=204, responses=refusals(401, 403, 404, 422))
+    @part_of_another
+    def drop_transfer(transfer_id: str, context: Context = Depends(give)) -> None:  # noqa: B008
+        """Drop what was sent; what a finished transfer became stays."""
+        service.drop(context, rules, transfer_id)
+
+    return router
+
+
+def opened(context: Context, info: TransferInfo, created: bool) -> Response:
+    """Answer with a transfer."""
+    headers = {"Location": f"{context.base_url}/api/v1/transfers/{info.kind}/{info.id}"}
+    return JSONResponse(info.model_dump(mode="json"), 201 if created else 200, headers=headers)
+
+
+def _expect(context: Context, rules: TransferRules, transfer_id: str, filename: str) -> None:
+    """Refuse a part of nothing that is under way, before its bytes are read."""
+    with context.read() as session:
+        service.find_file(session, context.caller, rules, transfer_id, filename)
