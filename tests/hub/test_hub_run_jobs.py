@@ -1,4 +1,4 @@
-"""A run is born with its jobs; those that an older hub was killed before asking for are asked for later."""
+"""A run is born with its jobs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select
 from wander_hub.fsck import check as fsck
-from wander_hub.jobs import Job, TableQueue
+from wander_hub.jobs import Job
 from wander_hub.posting import run_routes
 from wander_hub.verification.models import Verification
-from wander_hub.verification.service import RunSweep
 
 JOBS = ["examine", "replay"]
 
@@ -76,25 +75,11 @@ async def test_private_runs_have_their_jobs_too(hub, run_of):
     assert jobs(hub, name_of(1)) == JOBS
 
 
-async def test_a_hub_that_starts_asks_for_what_is_missing_once(hub, three, monkeypatch):
-    monkeypatch.setattr("wander_hub.verification.service._AT_ONCE", 1)
-    forget(hub, three[0])
-    forget(hub, three[2], kinds=("examine",))
-    sweep = RunSweep(hub.database, TableQueue(hub.database), hub.settings)
-    sweep()
-    assert [jobs(hub, one) for one in three] == [JOBS, JOBS, ["replay"]], "some at a time"
-    sweep()
-    sweep()
-    assert [jobs(hub, one) for one in three] == [JOBS] * 3
-    (asked,) = (await hub.get(f"/api/v1/runs/{three[0]}/verifications")).json()["data"]
-    assert (asked["state"], asked["requested_by"]) == ("queued", None)
-
-
-async def test_a_hub_that_plays_nothing_only_has_runs_read(hub, three):
-    forget(hub, three[0])
-    off = hub.settings.model_copy(update={"verification": "off"})
-    RunSweep(hub.database, TableQueue(hub.database), off)()
-    assert jobs(hub, three[0]) == ["examine"]
+async def test_a_hub_that_plays_nothing_only_has_runs_read(hub, run_of):
+    hub.sha256 = await hub.publish()
+    app = hub.client._transport.app
+    app.state.settings = hub.settings.model_copy(update={"verification": "off"})
+    assert jobs(hub, await post(hub, run_of, 1)) == ["examine"]
 
 
 async def test_fsck_tells_of_runs_without_jobs_and_asks_for_them(hub, three):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Select, bindparam, func, insert, literal, select
@@ -22,11 +22,11 @@ from wander.wire.verification import (
 )
 
 from wander_hub import __version__, audit
-from wander_hub.database import READER, Database, fill, now
+from wander_hub.database import READER, fill, now
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import KEPT_STATEMENTS
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity import HUB, Identity
+from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
@@ -45,8 +45,6 @@ KIND = "replay"
 SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
 _LEAST_SECONDS = 60.0
-_AT_ONCE = 100
-"""Runs that a sweep asks for between two jobs."""
 _NEWEST = 200
 _LOOKED_AT = 20
 """Of the last verifications of a version, some of which may have failed."""
@@ -141,27 +139,6 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
         .where(lacks, Run.kind == "evaluation", Run.rollouts_sha256.is_not(None), Run.withdrawn_at.is_(None))
     )
     return session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
-
-
-class RunSweep:
-    """Gives runs the jobs that a hub was killed before asking for, when the next one starts."""
-
-    def __init__(self, database: Database, queue: TableQueue, settings: Settings) -> None:
-        self._database = database
-        self._queue = queue
-        self._settings = settings
-        self._left: list[str] | None = None
-
-    def __call__(self) -> None:
-        """Ask for some of them."""
-        if self._left is None:
-            with self._database.read(HUB) as session:
-                self._left = [*list_jobless(session, self._settings)]
-        for _ in range(min(_AT_ONCE, len(self._left))):
-            request = partial(
-                request_after_post, queue=self._queue, settings=self._settings, run_id=self._left.pop(0)
-            )
-            self._database.commit(request, HUB)
 
 
 def unplayable(run: Run) -> str | None:

@@ -24,7 +24,7 @@ from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.repository import lock_environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import OPEN, Job, JobContext, JobRefused, TableQueue
+from wander_hub.jobs import JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards import listing
 from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram
@@ -38,16 +38,13 @@ _EARNED = TypeAdapter(dict[str, FiniteFloat])
 class VersionSweep:
     """Finds wheels of environments that came since it looked last, and has their versions checked.
 
-    At the start of a hub these are all: versions of before there were checks get theirs too. Where nothing
-    waits, one by one, those are checked again whose check is of before it told what graders earned.
+    At the start of a hub these are all: versions that came while it checked none get theirs too.
     """
 
     def __init__(self, database: Database, queue: TableQueue) -> None:
         self._database = database
         self._queue = queue
         self._seen = 0
-        self._again: int | None = 0
-        """The last version that was checked again; None once there is no other."""
 
     def __call__(self) -> None:
         """Look once."""
@@ -56,7 +53,6 @@ class VersionSweep:
                 select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
             ).all()
             if not fresh:
-                self._check_again()
                 return
             query = (
                 select(Version.id)
@@ -83,32 +79,6 @@ class VersionSweep:
                 )
                 session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
         self._seen = fresh[-1][0]
-
-    def _check_again(self) -> None:
-        if self._again is None:
-            return
-        with self._database.read(HUB) as session:
-            waiting = select(Job.id).where(Job.kind == KIND, Job.state.in_(OPEN)).limit(1)
-            if session.scalar(waiting) is not None:
-                return
-            self._again = session.scalar(
-                select(VersionCheck.version_id)
-                .join(Version, Version.id == VersionCheck.version_id)
-                .join(Environment, Environment.id == Version.environment_id)
-                .where(
-                    VersionCheck.version_id > self._again,
-                    VersionCheck.report.is_not(None),
-                    VersionCheck.report["earned"].as_string().is_(None),
-                    Version.deleted_at.is_(None),
-                    Environment.deleted_at.is_(None),
-                )
-                .order_by(VersionCheck.version_id)
-                .limit(1)
-            )
-        if self._again is not None:  # the key makes it once for all processes, also where it comes to nothing
-            payload = {"version_id": self._again}
-            with suppress(IntegrityError), self._database.write() as session:
-                self._queue.submit(session, KIND, f"{KIND} {self._again} again", payload, priority=-2)
 
 
 class Checker:

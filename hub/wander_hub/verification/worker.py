@@ -157,7 +157,7 @@ def job_worker(
     """
     examiner = Examiner(database, storage, settings.tokenizers)
     handlers: dict[str, Handler] = {evidence.KIND: examiner}
-    sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
+    look: VersionSweep | None = None
     if settings.verification != "off":
         program = ClientProgram(
             database,
@@ -170,10 +170,6 @@ def job_worker(
         handlers[service.KIND] = Replayer(program, database, storage, settings.verification_seconds)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
-            sweeps.append(VersionSweep(database, queue))
-
-    def look() -> None:
-        for sweep in sweeps:
-            sweep()
+            look = VersionSweep(database, queue)
 
     return JobWorker(queue, handlers, worker_name(), look=look, concurrency=settings.job_concurrency)
