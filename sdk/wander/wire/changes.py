@@ -19,7 +19,7 @@ class Body(Record, defer_build=False):
 class NewToken(Body):
     """Asks for a token."""
 
-    name: str = Field(min_length=1, max_length=80)
+    name: Line = Field(min_length=1, max_length=80)
     """What it is for."""
     scopes: list[TokenScope] = Field(min_length=1)
     target: str | None = Field(default=None, max_length=250)

@@ -159,7 +159,7 @@ class RunLinks(Record):
 class NewKey(Record, defer_build=False):
     """Registers a public key."""
 
-    name: str = Field(min_length=1, max_length=80)
+    name: Line = Field(min_length=1, max_length=80)
     public_key: str = Field(min_length=44, max_length=44)
     """Ed25519, 32 bytes, base64."""
 
