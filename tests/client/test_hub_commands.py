@@ -317,11 +317,22 @@ def test_a_server_that_is_no_hub_is_told_of(status: int, body: bytes, kind: type
 def test_problems_become_errors_with_the_hubs_code(
     status: int, kind: type[ClientError], exit_status: int
 ) -> None:
-    problem = {"title": "No.", "status": status, "code": "some_code", "hint": "do this", "request_id": "r1"}
+    problem = {
+        "title": "no access here",
+        "status": status,
+        "code": "some_code",
+        "hint": "do this",
+        "request_id": "r1",
+    }
     with pytest.raises(kind) as caught:
         answering(status, json.dumps(problem).encode()).whoami()
     error = caught.value
-    assert (error.status, error.code, error.hint, str(error)) == (exit_status, "some_code", "do this", "no")
+    assert (error.status, error.code, error.hint, str(error)) == (
+        exit_status,
+        "some_code",
+        "do this",
+        "no access here",
+    )
 
 
 def test_reads_are_retried_while_the_hub_is_busy_and_writes_are_not() -> None:
