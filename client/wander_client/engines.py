@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from wander.errors import install_command
-
 from wander_client.errors import UsageError
 from wander_client.settings import load_settings
 from wander_client.terminal.suggestions import choose
@@ -58,6 +56,8 @@ def names_engine(word: str) -> bool:
 def load_engine(name: str) -> Any:
     """Return the module of an engine; raises `UsageError` if it is unknown or not installed."""
     from importlib.metadata import entry_points  # here, since most commands use no engine
+
+    from wander.errors import install_command
 
     if found := entry_points(group=GROUP, name=name):
         return next(iter(found)).load()
