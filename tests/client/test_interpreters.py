@@ -14,7 +14,7 @@ from wander_client.errors import ClientError
 from wander_client.packages.building.build import Builder
 from wander_client.packages.folder import python_of
 from wander_client.packages.install import wheel_file
-from wander_client.packages.interpreters import HERE, Interpreter, choose_python
+from wander_client.packages.interpreters import HERE, Interpreter, choose_python, describe_interpreter
 from wander_client.packages.publish import build_package
 from wander_client.packages.uv import make_virtualenv
 
@@ -46,6 +46,10 @@ def declare(folder: Path, requires: str) -> Path:
 @pytest.mark.parametrize("requires", [None, "", ">=3.11", f"=={HERE.version}"])
 def test_this_python_is_taken_where_it_fits(requires: str | None) -> None:
     assert choose_python(requires, "`newer`") == HERE
+
+
+def test_an_interpreter_describes_itself() -> None:
+    assert describe_interpreter(HERE.path) == HERE
 
 
 def test_another_python_takes_its_own_wheels_and_markers(newer: Interpreter) -> None:

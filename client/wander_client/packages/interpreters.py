@@ -69,10 +69,14 @@ HERE = Interpreter(
 """The Python that runs this process."""
 
 
-_TELL = """
-import json, os, platform, sys print(json.dumps([platform.python_version(), *map(os.path.realpath,
-(sys._base_executable, sys.base_prefix))]))
-"""
+_DESCRIBE = "; ".join(
+    (
+        "import json, os, platform, sys",
+        "folders = map(os.path.realpath, (sys._base_executable, sys.base_prefix))",
+        "print(json.dumps([platform.python_version(), *folders]))",
+    )
+)
+"""The program with which an interpreter describes itself."""
 
 
 def choose_python(
@@ -119,12 +123,17 @@ def choose_python(
 def _find(request: str) -> Interpreter:
     """Return the Python that uv finds for a request; raises `ClientError`."""
     arguments = ["python", "find", "--no-project", "--system", request]
-    found = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()}).strip()
+    found = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()})
+    return describe_interpreter(Path(found.strip()))
+
+
+def describe_interpreter(path: Path) -> Interpreter:
+    """Return the interpreter at a path, which is run for it; raises `ClientError`."""
     try:
-        asked = subprocess.run([found, "-I", "-S", "-c", _TELL], capture_output=True, check=True)  # noqa: S603
-        return Interpreter(Path(found), *json.loads(asked.stdout))
+        output = subprocess.run([path, "-I", "-S", "-c", _DESCRIBE], capture_output=True, check=True).stdout  # noqa: S603
+        return Interpreter(path, *json.loads(output))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ClientError(f"`{found}` does not run: {error}", code="python_version") from error
+        raise ClientError(f"`{path}` does not run: {error}", code="python_version") from error
 
 
 def _search_path() -> str:
