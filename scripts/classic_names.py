@@ -25,8 +25,7 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from wander_client.packages.library_use import defines_loader, library_of, parse_source, tasksets_of
-from wander_compat.alias import need_of, serve_verifiers
-from wander_compat.verifiers.unavailable import NAMES
+from wander_compat.alias import RENTED_NAMES, need_of, serve_imports
 
 ROOT_NAME = "verifiers"
 SKIPPED = {
@@ -194,7 +193,7 @@ def look_up(name: str) -> str:
     """Return whether a dotted name of the library is `offered`, `refused` (needs a vendor) or `missing`."""
     module, _, attribute = name.rpartition(".")
     inner = name.removeprefix(f"{ROOT_NAME}.")
-    if inner in NAMES or need_of(inner) is not None:
+    if inner in RENTED_NAMES or need_of(inner) is not None:
         return "refused"
     try:
         importlib.import_module(name)
@@ -216,7 +215,7 @@ def main() -> int:
     absent = [str(each) for each in given.folders if not each.is_dir()]
     if absent:
         parser.error(f"`{absent[0]}` is not a folder")
-    serve_verifiers()
+    serve_imports()
     packages = find_packages(given.folders)
     classic = [each for each in packages if each.library == ROOT_NAME]
     if not classic:

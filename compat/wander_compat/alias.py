@@ -59,7 +59,7 @@ MODULES: dict[str, str] = {
     "utils.message_utils": "messages.conversion",
     "utils.logging_utils": "logs",
     "utils.eval_utils": "logs",
-    "utils.path_utils": "files",
+    "utils.path_utils": "outputs",
     "utils.env_utils": "envs.loading",
     "utils.config_utils": "envs.loading",
     "utils.error_utils": "errors",
@@ -94,9 +94,19 @@ RENTED: dict[str, str] = {
     "utils.tunnel_utils": "a tunnel to a rented sandbox",
 }
 """Modules under `verifiers.`, with everything below them, and what their names need."""
+RENTED_NAMES: dict[str, str] = {
+    "BrowserEnv": BROWSER,
+    "CliAgentEnv": AGENT,
+    "ComposableEnv": AGENT,
+    "HarborEnv": AGENT,
+    "OpenCodeEnv": AGENT,
+    "OpenEnvEnv": RENTED["envs.integrations.openenv_env"],
+    "SandboxMixin": SANDBOX,
+}
+"""Names at the top level of `verifiers`, and what they need."""
 
 
-def serve_verifiers() -> None:
+def serve_imports() -> None:
     """Let `import verifiers` find ours, unless the real one is installed; safe to call often."""
     if not any(isinstance(finder, VerifiersFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, VerifiersFinder())

@@ -15,9 +15,8 @@ from typing import Any
 from wander.environment import Environment
 from wander.errors import LoadError
 
-from wander_compat.alias import HOME, NAME, serve_verifiers
-
-serve_imports = serve_verifiers
+from wander_compat.alias import HOME, NAME
+from wander_compat.alias import serve_imports as serve_imports
 
 
 def find_factory(module: ModuleType, named: Any) -> Callable[..., Any] | None:

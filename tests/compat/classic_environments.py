@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from wander_compat.alias import serve_verifiers
+from wander_compat.alias import serve_imports
 
-serve_verifiers()
+serve_imports()
 
 import verifiers as vf  # noqa: E402
 from datasets import Dataset  # noqa: E402

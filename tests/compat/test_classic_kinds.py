@@ -154,7 +154,7 @@ def test_what_an_rlm_cannot_do_is_said():
         RLMEnv(dataset=rows, sandbox_gpu_count=1)
     with pytest.raises(ValueError, match="got `lua`"):
         RLMEnv(dataset=rows, repl_language="lua")
-    assert RLMEnv(dataset=rows, sandbox_docker_image="x").cloud_settings == {"sandbox_docker_image": "x"}
+    assert RLMEnv(dataset=rows, sandbox_docker_image="x").sandbox_docker_image == "x"
 
 
 def test_the_context_of_a_row_becomes_files(tmp_path):

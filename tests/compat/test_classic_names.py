@@ -16,9 +16,8 @@ import pytest
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
 from wander.loading import load_path
-from wander_compat.alias import RENTED, need_of, serve_verifiers
+from wander_compat.alias import RENTED, RENTED_NAMES, need_of, serve_imports
 from wander_compat.verifiers import InfraError
-from wander_compat.verifiers.unavailable import NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +28,7 @@ def script():
     module = importlib.util.module_from_spec(spec)
     sys.modules["classic_names"] = module
     spec.loader.exec_module(module)
-    serve_verifiers()
+    serve_imports()
     yield module
     del sys.modules["classic_names"]
 
@@ -79,7 +78,7 @@ def test_a_folder_without_packages_is_told(script, tmp_path, capsys, monkeypatch
 
 
 def test_a_signature_is_filtered_and_the_function_kept():
-    serve_verifiers()
+    serve_imports()
     from verifiers.envs.stateful_tool_env import filter_signature
 
     def add(a: int, b: int = 2) -> int:
@@ -94,7 +93,7 @@ def test_a_signature_is_filtered_and_the_function_kept():
 
 
 def test_small_helpers_do_what_the_releases_do(tmp_path, monkeypatch):
-    serve_verifiers()
+    serve_imports()
     from verifiers.types import ClientConfig
     from verifiers.utils.client_utils import load_prime_config, resolve_client_config, setup_openai_client
     from verifiers.utils.eval_utils import quiet_datasets
@@ -151,7 +150,7 @@ def test_names_that_packages_took_from_deep_paths_are_found_there(script, name, 
 RENTED = [
     *(f"verifiers.{module}:Anything" for module in RENTED),
     *(f"verifiers.{module}.deep.inside:Anything" for module in RENTED),
-    *(f"verifiers:{name}" for name in NAMES),
+    *(f"verifiers:{name}" for name in RENTED_NAMES),
     "verifiers.envs.experimental.composable.tasksets.swe:make_swe_taskset",
     "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
     "verifiers.envs.integrations.browser_env.modes:CUASandboxMode",
@@ -160,10 +159,10 @@ RENTED = [
 
 @pytest.mark.parametrize("name", RENTED)
 def test_a_name_that_needs_a_rented_machine_can_be_imported_and_says_what_it_needs(name):
-    serve_verifiers()
+    serve_imports()
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    needs = NAMES.get(attribute) or need_of(module.partition(".")[2])
+    needs = RENTED_NAMES.get(attribute) or need_of(module.partition(".")[2])
 
     class Game(found):
         def __init__(self, rows: int) -> None:
@@ -181,7 +180,7 @@ def test_a_name_that_needs_a_rented_machine_can_be_imported_and_says_what_it_nee
 
 
 def test_an_error_of_a_rented_sandbox_can_be_caught():
-    serve_verifiers()
+    serve_imports()
     from verifiers.envs.experimental.sandbox_mixin import SandboxCreationError, SandboxMixin
 
     caught = []

@@ -3,7 +3,7 @@
 import sys
 
 import wander_compat.verifiers
-from wander_compat.alias import serve_verifiers
+from wander_compat.alias import serve_imports
 
-serve_verifiers()
+serve_imports()
 sys.modules[__name__] = wander_compat.verifiers

@@ -15,9 +15,10 @@ from typing import Any
 
 from wander.errors import ModelError, RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
-from wander.types import Boundary, Failure, Message, Rollout, SamplingArgs, Turn
+from wander.types import Failure, Message, Rollout, SamplingArgs, Turn
 
 from wander_compat.adapters.host_client import merge_sampling
+from wander_compat.boundaries import find_boundary
 from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
@@ -26,18 +27,6 @@ _ROW_FIELDS = frozenset(
     | {"is_completed", "is_truncated", "stop_condition", "metrics", "tool_defs", "oai_tools", "token_usage"}
     | {"generation_ms", "scoring_ms", "total_ms", "error_chain", "long_error_chain", "trajectory"}
 )
-_BOUNDARIES: dict[str, Boundary] = {
-    "ModelError": "model",
-    "InvalidModelResponseError": "model",
-    "EmptyModelResponseError": "model",
-    "ToolError": "tool",
-    "ToolParseError": "tool",
-    "ToolCallError": "tool",
-    "InfraError": "sandbox",
-    "TunnelError": "sandbox",
-    "SandboxError": "sandbox",
-    "BrowserSandboxError": "sandbox",
-}
 
 
 def read_classic(folder: Path) -> ForeignRun:
@@ -151,7 +140,7 @@ def _failure(error: Any) -> Failure | None:
     else:
         said = str(error)
         name = said.partition("(")[0].strip() or UNKNOWN
-    return Failure(boundary=_BOUNDARIES.get(name, "environment"), type=name, message=said)
+    return Failure(boundary=find_boundary(name).boundary, type=name, message=said)
 
 
 def _metrics(row: dict[str, Any], names: list[str]) -> dict[str, float]:

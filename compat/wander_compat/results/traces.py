@@ -16,6 +16,7 @@ from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.types import Failure, Message, Rollout, Turn, Usage
 from wander.wire.gate import SETTINGS, read_toml_file
 
+from wander_compat.boundaries import find_boundary
 from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
 
@@ -147,13 +148,9 @@ def _failure(errors: list[Any]) -> Failure | None:
         return None
     first = errors[0] if isinstance(errors[0], dict) else {"type": UNKNOWN, "message": str(errors[0])}
     name = str(first.get("type") or UNKNOWN)
-    model = name in ("ProviderError", "ModelError") or first.get("status_code") is not None
-    sandbox = name in ("SandboxError", "HarnessError", "InterceptionError", "TunnelError")
-    return Failure(
-        boundary="model" if model else "sandbox" if sandbox else "environment",
-        type=name,
-        message=str(first.get("message") or name),
-    )
+    of_endpoint = first.get("status_code") is not None
+    boundary = "model" if of_endpoint else find_boundary(name).boundary
+    return Failure(boundary=boundary, type=name, message=str(first.get("message") or name))
 
 
 def _start_time(trace: dict[str, Any]) -> datetime | None:

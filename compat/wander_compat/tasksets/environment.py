@@ -15,16 +15,7 @@ from typing import Any
 
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.environment import Environment
-from wander.errors import (
-    BoundaryError,
-    ContextOverflow,
-    DatasetError,
-    EnvironmentFault,
-    ModelError,
-    RubricError,
-    SandboxError,
-    ToolError,
-)
+from wander.errors import BoundaryError, ContextOverflow, DatasetError, EnvironmentFault, RubricError
 from wander.handle import Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
@@ -35,21 +26,12 @@ from wander.seeding import derived_seed
 from wander.types import Example, RewardFunctionInfo, State
 
 from wander_compat.adapters.host_client import HostClient, settle
+from wander_compat.boundaries import find_boundary
 from wander_compat.tasksets.endpoint import KEY_VARIABLE, HostModel
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
 EPISODE = "taskset_episode"
 """Where in the state of a rollout the library's episode is kept until it is scored."""
-
-_BOUNDARIES: dict[str, type[BoundaryError]] = {
-    "ProviderError": ModelError,
-    "ModelError": ModelError,
-    "OverlongPromptError": ContextOverflow,
-    "ToolsetError": ToolError,
-    "SandboxError": SandboxError,
-    "InterceptionError": SandboxError,
-    "TunnelError": SandboxError,
-}
 
 
 class TasksetEnvironment(Environment):
@@ -292,5 +274,4 @@ def _first_error(episode: Any) -> BoundaryError | None:
     errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
     if not errors:
         return None
-    kind = _BOUNDARIES.get(errors[0].type, EnvironmentFault)
-    return kind(f"{errors[0].type}: {errors[0].message}")
+    return find_boundary(errors[0].type)(f"{errors[0].type}: {errors[0].message}")

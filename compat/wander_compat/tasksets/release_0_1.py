@@ -5,18 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.environment import Environment
-from wander.errors import (
-    BoundaryError,
-    DatasetError,
-    EnvironmentFault,
-    SandboxError,
-    ToolError,
-)
+from wander.errors import BoundaryError, DatasetError, EnvironmentFault, SandboxError
 from wander.handle import Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
@@ -28,6 +23,7 @@ from wander.types import Example, RewardFunctionInfo, State
 
 from wander_compat.adapters.classic import ClassicRows, keep_ending
 from wander_compat.adapters.host_client import HostClient, settle
+from wander_compat.boundaries import find_boundary
 from wander_compat.verifiers.envs.environment import tools_of
 from wander_compat.verifiers.errors import ModelError, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
@@ -35,11 +31,6 @@ from wander_compat.verifiers.messages.conversion import wire_messages
 ACCOUNT = "PRIME_API_KEY"
 PLAYED = "task_and_state"
 """Where in the state of a rollout the library's task and state are kept until they are scored."""
-
-_BOUNDARIES: tuple[tuple[str, type[BoundaryError]], ...] = (
-    ("ToolError", ToolError),
-    ("InfraError", SandboxError),
-)
 
 
 class StateEnvironment(Environment):
@@ -236,5 +227,6 @@ def _boundary_error(error: Any) -> BoundaryError:
     """Return what the library noted of an error, of the boundary that broke."""
     noted = dict(error) if isinstance(error, dict) else {"error": str(error)}
     chain = str(noted.get("error_chain_str") or noted.get("error") or noted)
-    kind = next((kind for name, kind in _BOUNDARIES if name in chain), EnvironmentFault)
-    return kind(str(noted.get("error_chain_str") or chain)[:2000])
+    kinds = map(find_boundary, re.findall(r"\w+", chain))
+    kind = next((kind for kind in kinds if kind is not EnvironmentFault), EnvironmentFault)
+    return kind(chain[:2000])

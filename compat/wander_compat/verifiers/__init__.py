@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from wander_compat.alias import RENTED_NAMES
+
 __version__ = "0.3.1.post100"
 
 _HOME = "wander_compat.verifiers."
@@ -25,15 +27,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "envs.mcp_env": ("MCPEnv",),
     "envs.rlm_env": ("RLMEnv",),
     "envs.sandbox_env": ("SandboxEnv", "PythonEnv"),
-    "unavailable": (
-        "BrowserEnv",
-        "CliAgentEnv",
-        "ComposableEnv",
-        "HarborEnv",
-        "OpenCodeEnv",
-        "OpenEnvEnv",
-        "SandboxMixin",
-    ),
+    "unavailable": tuple(RENTED_NAMES),
     "parsers": ("Parser", "XMLParser", "ThinkParser", "MaybeThinkParser"),
     "rubrics.rubric": ("Rubric",),
     "rubrics.rubric_group": ("RubricGroup",),

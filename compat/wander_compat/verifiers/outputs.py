@@ -1,9 +1,10 @@
-"""Finished rollouts as JSON values, and the means over them."""
+"""Finished rollouts as JSON values, the means over them, and files."""
 
 from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -199,3 +200,10 @@ def metadata_of(outputs: Sequence[Mapping[str, Any]], threshold: float, **known:
     """Return a run's metadata."""
     made: Any = {**known, **aggregate(outputs, threshold), "pass_threshold": threshold}
     return made  # type: ignore[no-any-return]
+
+
+def write_temp_file(content: str, suffix: str = ".txt") -> str:
+    """Write a text to a new temporary file, which stays until somebody removes it; returns its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
+        file.write(content)
+    return file.name

@@ -10,19 +10,8 @@ import functools
 from abc import ABCMeta
 from typing import Any, NoReturn
 
-from wander_compat.alias import AGENT, BROWSER, RENTED, SANDBOX
+from wander_compat.alias import RENTED_NAMES
 from wander_compat.verifiers.errors import InfraError
-
-NAMES: dict[str, str] = {
-    "BrowserEnv": BROWSER,
-    "CliAgentEnv": AGENT,
-    "ComposableEnv": AGENT,
-    "HarborEnv": AGENT,
-    "OpenCodeEnv": AGENT,
-    "OpenEnvEnv": RENTED["envs.integrations.openenv_env"],
-    "SandboxMixin": SANDBOX,
-}
-"""Names at the top level of the library, and what they need."""
 
 
 @functools.cache
@@ -54,6 +43,6 @@ def _message(cls: _Unavailable) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in NAMES:
+    if name not in RENTED_NAMES:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    return unavailable(name, NAMES[name])
+    return unavailable(name, RENTED_NAMES[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wander_compat.verifiers.dataset_rows import dataset_of, info_of
+from wander_compat.verifiers.data import dataset_of, info_of
 from wander_compat.verifiers.envs.environment import Environment
 from wander_compat.verifiers.rubrics.rubric import Rubric, score_states
 from wander_compat.verifiers.types import SamplingArgs, State

@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wander_compat.verifiers import dataset_rows
+from wander_compat.verifiers import data
 from wander_compat.verifiers.async_calls import maybe_await, maybe_call_with_named_args
 from wander_compat.verifiers.clients import Client, resolve_client
 from wander_compat.verifiers.decorators import discover_decorated
@@ -127,9 +127,7 @@ class Environment(GenerationRuns, ABC):
     def _format_source_rows(self, rows: Any) -> Dataset:
         # An override of the early releases does not take them.
         options: dict[str, Any] = {"map_kwargs": self.map_kwargs} if self.map_kwargs else {}
-        return self.format_dataset(
-            dataset_rows.as_dataset(rows), self.system_prompt, self.few_shot, **options
-        )
+        return self.format_dataset(data.as_dataset(rows), self.system_prompt, self.few_shot, **options)
 
     def format_dataset(
         self,
@@ -141,9 +139,7 @@ class Environment(GenerationRuns, ABC):
         map_kwargs: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Return the rows with a `prompt` and an `example_id` each."""
-        return dataset_rows.format_dataset(
-            dataset, system_prompt, few_shot, question_key, answer_key, map_kwargs
-        )
+        return data.format_dataset(dataset, system_prompt, few_shot, question_key, answer_key, map_kwargs)
 
     def format_prompt(
         self,
@@ -152,7 +148,7 @@ class Environment(GenerationRuns, ABC):
         few_shot: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the messages of one question."""
-        return dataset_rows.prompt_of(prompt_str, system_prompt, few_shot)
+        return data.prompt_of(prompt_str, system_prompt, few_shot)
 
     def _has_text_prompts(self) -> bool:
         made = (rows for rows in (self.dataset, self.eval_dataset) if rows is not None and len(rows))
@@ -200,7 +196,7 @@ class Environment(GenerationRuns, ABC):
         """Return the state in which a rollout of a row starts; it shares nothing with the row."""
         row = deepcopy(dict(input))
         row["prompt"] = self.own_messages(row.get("prompt"))
-        row["info"] = dataset_rows.info_of(row.get("info"))
+        row["info"] = data.info_of(row.get("info"))
         row.setdefault("answer", "")
         tools = row["info"].get("tool_defs") or row["info"].get("oai_tools")
         state = State(input=row)

@@ -16,7 +16,7 @@ from wander.envs.rlm.repl import ReplLimits
 from wander.seeding import derived_seed
 
 from wander_compat.verifiers.async_calls import maybe_await
-from wander_compat.verifiers.dataset_rows import info_of
+from wander_compat.verifiers.data import info_of
 from wander_compat.verifiers.decorators import cleanup, stop
 from wander_compat.verifiers.envs.rlm_shell import RlmShell, read_context
 from wander_compat.verifiers.envs.tool_env import StatefulToolEnv, convert_func_to_tool_def
@@ -45,16 +45,6 @@ COUNTS = (
     "root_tool_call_count",
 )
 """What is counted in the state, and reported. Times are not: no two runs have the same."""
-
-_CLOUD = (
-    "sub_prompt_verbosity", "root_prompt_verbosity", "min_turns_in_context", "pip_install_packages",
-    "include_sub_llm_in_trajectory", "context_warning_threshold", "max_startup_wait_seconds",
-    "retain_filesystem_after_rollout", "sandbox_docker_image", "sandbox_cpu_cores", "sandbox_disk_size_gb",
-    "sandbox_timeout_minutes", "sandbox_environment_vars", "sandbox_labels", "sandbox_client_max_workers",
-    "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections",
-    "sandbox_transfer_max_retries",
-)  # fmt: skip
-"""What says how the cloud's sandbox is made, or the releases' prompt is worded; kept, without effect."""
 
 _PYTHON = """You work in a Python REPL by the tool `call_python_repl`; variables stay between calls.
 Its working directory holds the data of the task, if there is any; read it with code, never print all of it.
@@ -97,7 +87,8 @@ class RLMEnv(StatefulToolEnv):
     """Lets the model work in a REPL whose folder holds the row's `info["context"]` or `info["context_dir"]`.
 
     `tools` are the model's own; `root_tools` are called from code, `sub_tools` by the models that code asks
-    through `llm_batch`. Summaries of turns (`enable_summarization`) and GPUs are refused.
+    through `llm_batch`. Summaries of turns (`enable_summarization`) and GPUs are refused; settings of the
+    releases' sandbox and of their prompt become attributes and have no effect.
     """
 
     outside = True
@@ -133,7 +124,6 @@ class RLMEnv(StatefulToolEnv):
             raise ValueError("`RLMEnv` does not summarise turns here; leave `enable_summarization` out")
         if sandbox_gpu_count:
             raise SandboxError("`RLMEnv` runs code without a GPU here; `sandbox_gpu_count` must be 0")
-        self.cloud_settings = {name: kwargs.pop(name) for name in _CLOUD if name in kwargs}
         self.repl_language = repl_language
         self.custom_system_prompt = system_prompt
         self.sub_model = sub_model

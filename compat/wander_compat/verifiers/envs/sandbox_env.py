@@ -1,7 +1,7 @@
 """Environments whose tools run code in a process on this machine instead of a rented sandbox.
 
 The process has limits and no network, and runs under bubblewrap if that is installed. Settings of the rented
-sandbox, such as its image, have no effect. They stay because published packages pass them.
+sandbox that published packages pass, such as its image, become attributes and have no effect.
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ print(_done.stdout, end="")
 if _done.stderr:
     print(("\\n" if _done.stdout else "") + "stderr:\\n" + _done.stderr, end="")
 """
-_CLOUD = (
-    "sandbox_name", "docker_image", "start_command", "cpu_cores", "disk_size_gb", "gpu_count",
-    "timeout_minutes", "environment_vars", "team_id", "advanced_configs", "labels", "max_retries",
-    "base_delay", "backoff_factor", "max_backoff_seconds", "jitter", "sandbox_client_max_workers",
-    "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections", "pip_install_packages",
-    "max_startup_wait_seconds",
-)  # fmt: skip
 
 
 class CreateSandboxRequest:
@@ -68,7 +61,6 @@ class SandboxEnv(StatefulToolEnv):
         stop_errors: list[type[Exception]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.cloud_settings = {name: kwargs.pop(name) for name in _CLOUD if name in kwargs}
         self.timeout_per_command_seconds = timeout_per_command_seconds
         self.repl_limits = ReplLimits(
             cell_seconds=float(timeout_per_command_seconds), memory_mb=int(memory_gb * 1024)
