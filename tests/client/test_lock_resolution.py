@@ -278,7 +278,8 @@ def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path:
         record = InstalledRecord(
             hub=HUB, owner="acme", name="say-env", version="1.0", wheel="w.whl", wheel_sha256="a" * 64,
             wheel_url="x", lock_sha256="b" * 64 if locked_one else None,
-            unlocked=None if locked_one else "chosen", sdk="0.1.0", python="3.11",
+            unlocked=None if locked_one else "chosen", packages_sha256="c" * 64, virtualenv="none",
+            sdk="0.1.0", python="3.11",
             installed_at=datetime.now(UTC),
         )  # fmt: skip
         place = store.place(HUB, name, "a" * 64, locked=locked_one)

@@ -163,12 +163,12 @@ def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
 
 
 def record(
-    version: str, sha256: str = "a" * 64, hub: str = "http://h", virtualenv: str = ""
+    version: str, sha256: str = "a" * 64, hub: str = "http://h", virtualenv: str = "none"
 ) -> InstalledRecord:
     return InstalledRecord(
         hub=hub, owner="acme", name="wordle", version=version, wheel="w.whl", wheel_sha256=sha256,
-        wheel_url="http://h/w.whl", lock_sha256="b" * 64, sdk="0.1.0", python="3.11",
-        virtualenv=virtualenv, installed_at=datetime.now(UTC),
+        wheel_url="http://h/w.whl", lock_sha256="b" * 64, packages_sha256="c" * 64,
+        sdk="0.1.0", python="3.11", virtualenv=virtualenv, installed_at=datetime.now(UTC),
     )  # fmt: skip
 
 

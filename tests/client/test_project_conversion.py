@@ -11,6 +11,7 @@ import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.origins.conversion import convert_project
 from wander_client.packages.origins.source import Origin, bring_project, origin_in
+from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.publish import build_package
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
@@ -86,7 +87,7 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path, builder):
     with build_package(folder, builder) as package:
         assert package.name == "my-env"
         assert "my_env.py" in [name for name, _ in package.members]
-        assert not [text for text in package.warnings if "depend" in text]
+        assert requirements_in(metadata_of(package.wheel.path)) == ["verifiers"]
 
 
 @pytest.mark.parametrize("start", [None, "from .my_env import load_environment\n"])

@@ -86,7 +86,8 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
     record = InstalledRecord(
         hub="https://environments.hub.of-acme-research.example.org", owner="acme", name="a-longer-name-of-1",
         version="1.10.0", wheel="w.whl", wheel_sha256="a" * 64, wheel_url="http://h/w.whl",
-        lock_sha256="b" * 64, sdk="0.1.0", python="3.11", installed_at=datetime.now(UTC),
+        lock_sha256="b" * 64, packages_sha256="c" * 64, virtualenv="none", sdk="0.1.0", python="3.11",
+        installed_at=datetime.now(UTC),
     )  # fmt: skip
     place = EnvironmentStore(home / "data").place(
         record.hub, EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64

@@ -103,7 +103,7 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
             hint=elsewhere,
             code="other_environment",
         )
-    if not _used_lock(pin):
+    if pin.lock_sha256 is None:
         if pin.packages_sha256 not in (None, record.packages_sha256):
             context.output.warn(f"the run used no lock, and `{name}` has other packages here than it had")
     elif no_lock:
@@ -129,16 +129,11 @@ def _find_installed(
     if no_lock:
         return ensure_installed(context, name, no_lock=True)
     present = find_installed(context, name)
-    if _used_lock(pin):
+    if pin.lock_sha256 is not None:
         same = [one for one in present if one.record.lock_sha256 == pin.lock_sha256]
         return same[-1] if same else ensure_installed(context, name, no_lock=False)
     same = [one for one in present if pin.packages_sha256 in (None, one.record.packages_sha256)]
     return same[-1] if same else ensure_installed(context, name, no_lock=True)
-
-
-def _used_lock(pin: EnvironmentPin) -> bool:
-    """Tell whether a run used its version's lock; older records name what was resolved in its place."""
-    return pin.lock_sha256 is not None and pin.packages_sha256 is not None
 
 
 async def replay_in(

@@ -2,8 +2,8 @@
 
 The hub names one wheel with its digest, and mostly a lock (`wander_client.packages.lock`): the packages are
 then exactly those of the lock, whenever and wherever it is installed. Without one, or where the lock is left
-aside, they are resolved at the moment: Wander's own packages come from the hub's index when it serves them,
-everything else from the user's index.
+aside, a lock for this machine is resolved at the moment: Wander's own packages come from the hub's index when
+it serves them, everything else from the user's index.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
 from wander_client.packages.interpreters import HERE, Interpreter, choose_python
-from wander_client.packages.lock import compile_lock, install_lines, lines_of_resolution, read_lock
+from wander_client.packages.lock import install_lines, lock_here, read_lock
 from wander_client.packages.needs import (
-    Needs,
     Wheel,
     fetch_file,
     fetch_into,
@@ -178,10 +177,11 @@ def install(
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with stage_folder(place) as work:
             if unlocked is None:
-                contents = _read_locked(hub, cache_dir, detail, wheel, python)
+                lock = _fetch_lock(hub, cache_dir, detail)
             else:
                 needs = needs_of(hub, cache_dir, wheel, warn)
-                contents = _resolve_now(hub, cache_dir, detail.owner, needs, str(exact), python)
+                lock = lock_here(hub, detail.owner, needs, str(exact), python)
+            contents = _Contents.of(hub, cache_dir, lock, wheel, python)
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
@@ -213,34 +213,23 @@ class _Contents:
     """Digest of what the virtual environment is known by."""
     install: str
     """The lines that uv is given: names and files, each with its digests."""
-    locked: bool
     python: Interpreter
 
+    @classmethod
+    def of(cls, hub: HubApi, cache_dir: Path, lock: bytes, wheel: Wheel, python: Interpreter) -> _Contents:
+        """Return what a lock names for this machine."""
+        lines = install_lines(hub, cache_dir, read_lock(lock), wheel, python)
+        key = hashlib.sha256(f"{hashlib.sha256(lock).hexdigest()}\n{wheel.sha256}\n".encode()).hexdigest()
+        return cls(lock, key, lines, python)
 
-def _read_locked(
-    hub: HubApi, cache_dir: Path, detail: VersionDetail, wheel: Wheel, python: Interpreter
-) -> _Contents:
-    """Return what the version's lock names for this machine."""
+
+def _fetch_lock(hub: HubApi, cache_dir: Path, detail: VersionDetail) -> bytes:
+    """Return the version's lock."""
     assert detail.lock is not None
-    sha256 = detail.lock.sha256
-    file = path_below(cache_dir / "locks", sha256, LOCK)
-    fetch_into(hub, file, detail.lock.url, sha256, min(detail.lock.size or LARGEST_LOCK, LARGEST_LOCK))
-    content = file.read_bytes()
-    lines = install_lines(hub, cache_dir, read_lock(content), wheel, python)
-    key = hashlib.sha256(f"{sha256}\n{wheel.sha256}\n".encode()).hexdigest()
-    return _Contents(content, key, lines, locked=True, python=python)
-
-
-def _resolve_now(
-    hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: str, python: Interpreter
-) -> _Contents:
-    """Resolve what a wheel needs; the lock that is kept names the hub's URLs, not this machine's cache."""
-    portable = compile_lock(hub, owner, needs, what, ["--python", str(python.path)])
-    lines = lines_of_resolution(hub, cache_dir, read_lock(portable.encode()), needs, what, python)
-    for wheel in needs.wheels:
-        portable = portable.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
-    key = hashlib.sha256(portable.encode()).hexdigest()
-    return _Contents(portable.encode(), key, lines, locked=False, python=python)
+    file = path_below(cache_dir / "locks", detail.lock.sha256, LOCK)
+    size = min(detail.lock.size or LARGEST_LOCK, LARGEST_LOCK)
+    fetch_into(hub, file, detail.lock.url, detail.lock.sha256, size)
+    return file.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -268,13 +257,13 @@ def try_out(
     What a lock names next to the wheel is installed once, and copied by links for each that needs the same.
     Raises `ClientError`.
     """
-    this = Wheel.at(wheel)
+    this = Wheel.to_publish(wheel, hub, owner)
     what, metadata = f"{this.project} {this.version}", metadata_of(wheel)
     python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
     with virtualenvs.scratch() as folder:
         if lock is None:
-            needs = needs_of(hub, cache_dir, this, warn)
-            contents = _resolve_now(hub, cache_dir, owner, needs, what, python)
+            made = lock_here(hub, owner, needs_of(hub, cache_dir, this, warn), what, python)
+            contents = _Contents.of(hub, cache_dir, made, this, python)
             with _fill(VirtualEnvironments(folder), contents, what) as virtualenv:
                 yield _trial(virtualenv, python, contents.lock.decode())
             return
@@ -282,7 +271,7 @@ def try_out(
         rest = "".join(sorted(others))
         key = hashlib.sha256(rest.encode()).hexdigest()
         virtualenv = folder / "virtualenv"
-        with _fill(virtualenvs, _Contents(b"", key, rest, locked=True, python=python), what) as shared:
+        with _fill(virtualenvs, _Contents(b"", key, rest, python), what) as shared:
             copy_by_links(shared, virtualenv)
         (folder / "own.txt").write_text(own, encoding="utf-8")
         options = ["install", "--quiet", "--no-deps", "-r", str(folder / "own.txt")]
@@ -322,7 +311,7 @@ def _record(
         wheel=wheel.path.name,
         wheel_sha256=wheel.sha256,
         wheel_url=wheel.url,
-        lock_sha256=hashlib.sha256(contents.lock).hexdigest() if contents.locked else None,
+        lock_sha256=hashlib.sha256(contents.lock).hexdigest() if unlocked is None else None,
         unlocked=unlocked,
         packages_sha256=hashlib.sha256(listing.encode()).hexdigest(),
         virtualenv=virtualenv.name,

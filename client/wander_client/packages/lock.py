@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from packaging.pylock import (
     Package,
@@ -35,15 +35,13 @@ from packaging.pylock import (
 )
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from wander.system.child_environ import HUB_JOB
 from wander.wire.gate import LOCK as LOCK_TEXT
 from wander.wire.gate import read_toml
 from wander.wire.package_index import (
     FileAddress,
-    FileHashes,
-    IndexFile,
     hub_file,
     origin_of,
     parse_file_address,
@@ -60,9 +58,7 @@ from wander_client.packages.needs import (
     HUB_PACKAGES,
     Needs,
     Wheel,
-    fetch_file,
     fetch_linked,
-    file_info,
     find_served,
     metadata_of,
     needs_of,
@@ -119,14 +115,14 @@ def resolve_lock(
     install it, whose addresses stay in the lock. `warn` is told where it holds for this machine alone.
     """
     metadata = metadata_of(wheel)
-    project = parse_wheel_filename(wheel.name)[0]
-    own = Wheel.at(wheel, hub.absolute(f"/{owner}/files/{project}/{wheel.name}"))
-    what = f"{project} {own.version}"
+    own = Wheel.to_publish(wheel, hub, owner)
+    what = f"{own.project} {own.version}"
     needs = needs_of(hub, cache_dir, own, warn)
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
-        text, whole = compile_lock(hub, owner, needs, what, [*everywhere, *newer]), True
+        data, whole = _resolve(hub, owner, needs, what, [*everywhere, *newer], keep_hosts), True
+        content = _write(data).encode()
     except Unavailable:
         raise
     except ClientError as error:
@@ -134,27 +130,38 @@ def resolve_lock(
             raise
         try:
             python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
-            here = ["--python", str(python.path), *newer]
-            text, whole = compile_lock(hub, owner, needs, what, here), False
+            content, whole = lock_here(hub, owner, needs, what, python, newer, keep_hosts), False
         except ClientError:
             error.hint = "correct what the package requires, or look at your package index; " + _NO_LOCK
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
         warn(f"the lock is valid for {python} only; your package index lacks what others need: {reason}")
-    hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
-    data = _portable(tomllib.loads(text), needs, hosts)
-    if not whole:
-        data["requires-python"] = f">={python.minor}"
-        data["environments"] = [
-            f"implementation_name == '{sys.implementation.name}' and python_version == '{python.minor}' "
-            f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
-        ]
-    content = _write(data).encode()
     return ResolvedLock(content, len(read_lock(content).packages), whole)
 
 
-def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequence[str]) -> str:
-    """Return the lock that uv makes of the hub's wheels and all they need; their paths are this machine's.
+def lock_here(
+    hub: HubApi,
+    owner: str,
+    needs: Needs,
+    what: str,
+    python: Interpreter,
+    options: Sequence[str] = (),
+    keep_hosts: Collection[str] = (),
+) -> bytes:
+    """Return a lock that holds for one Python of this machine; raises `ClientError`."""
+    data = _resolve(hub, owner, needs, what, ["--python", str(python.path), *options], keep_hosts)
+    data["requires-python"] = f">={python.minor}"
+    data["environments"] = [
+        f"implementation_name == '{sys.implementation.name}' and python_version == '{python.minor}' "
+        f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
+    ]
+    return _write(data).encode()
+
+
+def _resolve(
+    hub: HubApi, owner: str, needs: Needs, what: str, options: Sequence[str], keep_hosts: Collection[str]
+) -> dict[str, Any]:
+    """Return the lock that uv makes of the hub's wheels and all they need, with nothing of this machine.
 
     What `owner` or `wander` offers comes from the hub alone, whatever other indexes have under its name.
     """
@@ -185,9 +192,9 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
             )  # fmt: skip
         except ClientError as error:
             raise front.refusal or error from error
-        text = front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8"))
-        _refuse_strangers(tomllib.loads(text), front.held, hub.absolute("/"))
-        return text
+        made = tomllib.loads(front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8")))
+        _refuse_strangers(made, front.held, hub.absolute("/"))
+    return _portable(made, needs, {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc})
 
 
 def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
@@ -260,32 +267,6 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
         else:
             path = addresses.fetch(cache_dir, address, package, digest, file.size)
         lines.append(line_of_file(package.name, path, digest))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def lines_of_resolution(
-    hub: HubApi, cache_dir: Path, lock: Pylock, needs: Needs, what: str, python: Interpreter
-) -> str:
-    """Return what uv installs of a lock that it made of the hub's wheels and this machine's indexes."""
-    wheels = {str(wheel.path): wheel for wheel in needs.wheels}
-    lines = []
-    for package, file in _select(lock, what, python):
-        here = wheels.get(str(getattr(file, "path", None)))
-        url = getattr(file, "url", None) or ""
-        if here is None and url.startswith(hub.absolute("/")):  # uv has no token for it
-            listed = IndexFile(
-                filename=unquote(url.rpartition("/")[2]),
-                url=url,
-                hashes=FileHashes(**file.hashes),
-                size=file.size,
-            )
-            here = fetch_file(hub, cache_dir, package.name, file_info(listed))
-        if here is not None:
-            lines.append(line_of_file(package.name, here.path, here.sha256))
-        elif package.version is None or package.archive or package.vcs or package.directory:
-            raise ClientError(f"`{package.name}` is not a release of a package index", code="unlockable")
-        else:
-            lines.append(_line_of_index(package))
     return "".join(f"{line}\n" for line in lines)
 
 

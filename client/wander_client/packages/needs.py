@@ -58,11 +58,12 @@ class Wheel:
     sha256: str
 
     @classmethod
-    def at(cls, path: Path, url: str | None = None) -> Wheel:
-        """Return a wheel of this machine; `url` is where a hub serves it, or will."""
+    def to_publish(cls, path: Path, hub: HubApi, owner: str) -> Wheel:
+        """Return a wheel of this machine, which the hub will serve under an owner."""
         project, version, *_ = parse_wheel_filename(path.name)
-        whole, digest = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
-        return cls(project, str(version), whole, url or whole.as_uri(), digest)
+        url = hub.absolute(f"/{owner}/files/{project}/{path.name}")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return cls(project, str(version), path.resolve(), url, digest)
 
 
 def metadata_of(wheel: Path) -> Message:
@@ -140,9 +141,10 @@ def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], N
     compat = _newest_served(hub, cache_dir, classic.COMPAT, sdk)
     first = []
     if classic.names_library(wheel.path):
-        own += [] if compat is None else [compat]
-        # Where the hub serves the SDK alone, that is an older one, which holds the classic API itself.
-        first += [classic.COMPAT] if compat is None and sdk is None else []
+        if compat is not None:
+            own.append(compat)
+        elif sdk is None:  # a hub that serves none of these leaves them to the package index
+            first.append(classic.COMPAT)
     if classic.keeps_upstream(wheel.path, requires_dist):
         upstream = classic.upstream_requirements(wheel.path, requires_dist)
         programs = classic.needs_of_programs(wheel.path)
@@ -306,8 +308,7 @@ def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wh
     except InvalidWheelFilename as error:
         raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
     target = path_below(cache_dir / "wheels", file.sha256, file.filename)
-    if not _has_digest(target, file.sha256):
-        fetch_into(hub, target, file.url, file.sha256, file.size)
+    if fetch_into(hub, target, file.url, file.sha256, file.size):
         _require_bounded(target)
     return Wheel(project, str(version), target.resolve(), hub.absolute(file.url), file.sha256)
 
@@ -359,10 +360,12 @@ def _is_as_stated(file: IO[bytes], entry: ZipInfo) -> bool:
     return True
 
 
-def fetch_into(hub: HubApi, target: Path, url: str, sha256: str, size: int) -> None:
-    """Download a file of the hub to its place in the cache, unless it is there with this digest."""
-    if not _has_digest(target, sha256):
-        hub.download(url, target, sha256, size=size)
+def fetch_into(hub: HubApi, target: Path, url: str, sha256: str, size: int) -> bool:
+    """Download a file of the hub to its place in the cache; return False if it is there with this digest."""
+    if _has_digest(target, sha256):
+        return False
+    hub.download(url, target, sha256, size=size)
+    return True
 
 
 def _has_digest(file: Path, sha256: str) -> bool:

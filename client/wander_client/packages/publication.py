@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 SHOWN_FILES = 30
 _KIB = 1024
-TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
-"""Checks whose warnings were given when the wheel was read."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ def _check(
             )
     publishing.require_sound(report, package, given)
     for each in report.checks:
-        if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:
+        if each.status == "warn":
             output.warn(publishing.line_of(each))
     summary = publishing.summary_of(report)
     output.note(f"wander check: {summary.counts}")

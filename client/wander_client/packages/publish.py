@@ -11,11 +11,11 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from email.message import Message
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.system.plain_files import read_plain_file
 from wander.version import __version__ as sdk_version
@@ -270,6 +270,7 @@ def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
     version = str(parse_wheel_filename(wheel.path.name)[1])
     metadata = metadata_of(wheel.path)
     name = str(metadata["Name"])
+    requirements = [read_requirement(text, name) for text in requirements_in(metadata)]
     with zipfile.ZipFile(wheel.path) as zipped:
         members = [(item.filename, item.file_size) for item in zipped.infolist() if not item.is_dir()]
         names = {name for name, _ in members}
@@ -285,7 +286,7 @@ def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
         _require_function(zipped, names, *targets.values())
     with tarfile.open(sdist.path) as archive:
         sources = [(each.name.partition("/")[2], each.size) for each in archive if not each.isdir()]
-    return BuiltPackage(name, version, wheel, sdist, members, sources, _warnings(metadata, wheel))
+    return BuiltPackage(name, version, wheel, sdist, members, sources, _warnings(requirements, wheel))
 
 
 def parse_entry_points(text: str) -> dict[str, dict[str, str]]:
@@ -315,22 +316,11 @@ def _require_function(archive: zipfile.ZipFile, names: set[str], target: str) ->
         )
 
 
-def _warnings(metadata: Message, wheel: Distribution) -> list[str]:
-    requirements = requirements_in(metadata)
-    found = []
-    if not {
-        canonicalize_name(read_requirement(text, str(metadata["Name"])).name) for text in requirements
-    } & {"wander-sdk", "verifiers"}:
-        found.append("the package does not depend on `wander-sdk`, so it cannot be installed to run")
-    if not metadata.get("License-Expression") and not metadata.get("License"):
-        found.append("the package names no licence")
-    if not metadata.get_payload():
-        found.append("the package has no README; its page will be empty")
+def _warnings(requirements: list[Requirement], wheel: Distribution) -> list[str]:
+    """Return what the checks of an environment do not look at."""
+    found = [f"`{each}` points to a place outside the package index" for each in requirements if each.url]
     if wheel.size > LARGE_BYTES:
         found.append(f"the wheel has {wheel.size / 1e6:.0f} MB; large data is better kept elsewhere")
-    found += [
-        f"`{text}` points to a place outside the package index" for text in requirements if " @ " in text
-    ]
     return found
 
 

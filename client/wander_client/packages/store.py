@@ -60,14 +60,14 @@ class InstalledRecord:
     """Version of wander-sdk inside."""
     python: str
     installed_at: datetime
+    packages_sha256: str
+    """Digest of the lines `name==version` of all packages inside."""
+    virtualenv: str
+    """Name of its virtual environment."""
     lock_sha256: str | None = None
     """Digest of the version's lock, which it was installed from; None without one."""
     unlocked: Unlocked | None = None
     """Why it was installed without a lock."""
-    packages_sha256: str | None = None
-    """Digest of the lines `name==version` of all packages inside; None in records of before locks."""
-    virtualenv: str = ""
-    """Name of its virtual environment; empty in records of before they were kept by what is locked."""
     entry_point: str | None = None
     """`module:function` as the hub read it from the wheel."""
 
@@ -202,7 +202,7 @@ class EnvironmentStore:
     def installed(self, place: Path, record: InstalledRecord) -> Installed:
         """Return the installed environment of a folder and its record."""
         chosen_at = (place / RECORD).stat().st_mtime
-        return Installed(place, record, self.virtualenvs.root / (record.virtualenv or "none"), chosen_at)
+        return Installed(place, record, self.virtualenvs.root / record.virtualenv, chosen_at)
 
     def remove(self, installed: Installed) -> None:
         """Remove an installed environment, with its virtual environment when no other uses it."""
@@ -211,7 +211,7 @@ class EnvironmentStore:
             with contextlib.suppress(OSError):  # other versions or environments are still there
                 folder.rmdir()
         key = installed.record.virtualenv
-        if key and key not in {one.record.virtualenv for one in self.all()}:
+        if key not in {one.record.virtualenv for one in self.all()}:
             self.virtualenvs.remove(key)
 
     def stale(self) -> list[Path]:

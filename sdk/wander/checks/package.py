@@ -90,7 +90,7 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
     required = [normal_name(str(each)) for each in about.get("dependencies") or []]
-    if not any(each.startswith("wander-sdk") for each in required):
+    if not any(each.startswith(("wander-sdk", "verifiers")) for each in required):
         yield "package.sdk", "warn", "`wander-sdk` is not among its dependencies"
 
 
