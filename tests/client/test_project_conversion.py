@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.origins.conversion import convert_project
 from wander_client.packages.origins.source import Origin, bring_project, origin_in
-from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.publish import build_package
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,16 +22,13 @@ from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
-from wander.system.sessions import run_in_session
+from wander.worker.process.program import Confinement, run_program
 
 if TYPE_CHECKING:
-    from wander.sandbox.control_groups import ControlGroup
     from wander.sandbox.visible import Runtime
-    from wander.worker.process.sandboxed import Confined
 
 LONGEST_PROBE = 300.0
 """Seconds that one process of a check may take unless its caller says otherwise."""
-_LONGEST_OUTPUT = 64 << 10
 _PROBE = "wander.checks.probe"
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
@@ -132,79 +128,38 @@ def _run_probe(
     What it is asked and what it tells pass through inherited memory, since in the sandbox it can write no
     file of the host's. Raises `SandboxError` where no sandbox can be made.
     """
+    confinement = None
+    variables = {**variables, **SURROUNDINGS[number]}
+    if sandbox is not None:
+        from wander.sandbox.visible import choose_binds
+
+        source = Path(request.target) if request.is_path else None
+        sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
+        confinement = Confinement(sandbox, sees, variables, ("sandbox", "elsewhere")[number])
     with contextlib.ExitStack() as stack:
         asked, told, note = (stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note"))
         asked.write(request.model_dump_json().encode())
-        output = stack.enter_context(tempfile.TemporaryFile())
-        shared = tuple(file.fileno() for file in (asked, told, note))
-        variables = {**variables, **SURROUNDINGS[number]}
-        group = confined = None
-        handed_on = contextlib.ExitStack()
-        if sandbox is None:
-            command = [str(python), "-P", "-m", _PROBE, *map(str, shared)]
-            environ = child_environ("SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE", **variables)
-            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
-        else:
-            confined, group = _confine_probe(request, number, shared, variables, sandbox, runtime)
-            stack.callback(os.close, confined.ready)
-            stack.enter_context(handed_on)
-            for descriptor in confined.own:
-                handed_on.callback(os.close, descriptor)
-            command, environ, place = confined.command, confined.environ, "/"
-            shared = confined.descriptors
-        if group is not None:
-            stack.callback(group.remove)
-        streams = {"stdout": output, "stderr": subprocess.STDOUT}
-        hung = False
-        with run_in_session(command, **streams, env=environ, cwd=place, pass_fds=shared) as process:
-            handed_on.close()
-            try:
-                ending = f"its process ended with status {process.wait(timeout)}"
-            except subprocess.TimeoutExpired:
-                hung, ending = True, f"it was not done after {timeout:g} s"
-        if group is not None and group.out_of_memory():
-            ending = "its process ran out of the memory that the sandbox allows"
-        output.seek(0)
-        said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
-        # A sandbox that was not made is no fault of the environment.
-        if confined is not None and not confined.was_completed() and process.returncode > 0:
-            from wander.sandbox.support import explain_failure
-
-            raise explain_failure(said)
+        end = run_program(
+            python,
+            ["-m", _PROBE],
+            [file.fileno() for file in (asked, told, note)],
+            seconds=timeout,
+            environ=child_environ("SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE", **variables),
+            confinement=confinement,
+        )
         with contextlib.suppress(ValidationError):  # there is no result, or not all of it
-            if not hung:
+            if end.status is not None:
                 return ProbeResult.model_validate_json(_read(told))
         doing = _read(note).decode("utf-8", "replace") or "starting"
-        ending += f": {said.splitlines()[-1]:.300}" if said else ""
+        if end.out_of_memory:
+            ending = "its process ran out of the memory that the sandbox allows"
+        elif end.status is None:
+            ending = f"it was not done after {timeout:g} s"
+        else:
+            ending = f"its process ended with status {end.status}"
+        ending += f": {end.output.splitlines()[-1]:.300}" if end.output else ""
         lost = Trouble(type="ProcessLost", message=f"{ending}, while {doing}")
         return ProbeResult(trouble=lost, lost_while=doing)
-
-
-def _confine_probe(
-    request: ProbeRequest,
-    number: int,
-    shared: Sequence[int],
-    variables: Mapping[str, str],
-    sandbox: SandboxPolicy,
-    runtime: Runtime | None,
-) -> tuple[Confined, ControlGroup]:
-    """Return how to start one process of a check in the sandbox, and the group that it will be in."""
-    from wander.sandbox.control_groups import new_control_group
-    from wander.sandbox.support import require_support
-    from wander.sandbox.visible import choose_binds
-    from wander.worker.process.sandboxed import confine, handed_on_as
-
-    support = require_support()
-    source = Path(request.target) if request.is_path else None
-    sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
-    group = new_control_group(sandbox)
-    numbers = [handed_on_as(index) for index in range(len(shared))]
-    plan = {"module": _PROBE, "arguments": [_PROBE, *map(str, numbers)], "keep": numbers}
-    host_name = ("sandbox", "elsewhere")[number]
-    confined = confine(
-        *(sandbox, support, sees, group, plan, variables), descriptors=shared, host_name=host_name
-    )
-    return confined, group
 
 
 def _open_memory(name: str) -> IO[bytes]:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import stat
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, child_environ
 from wander.system.plain_files import describe_kind
-from wander.system.sessions import run_in_session
 from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
@@ -37,7 +35,6 @@ from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
-    from wander.worker.process.sandboxed import Confined
 
 Kind = Literal["wheel", "sdist"]
 _SECONDS = 900.0
@@ -112,72 +109,39 @@ class Builder:
 
     def _run(self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], doing: str) -> dict[str, Any]:
         """Run the backend and return the head of its answer, whose bytes follow in `out`."""
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(tempfile.TemporaryFile())
-            confined = None
-            if self.policy is None:
-                words = [str(source), kind, str(out.fileno())]
-                command = [str(virtualenv / "bin" / "python"), "-P", str(backend.__file__), *words]
-                path = f"{virtualenv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-                environ = child_environ(*LOCALE, *_COMPILERS, PATH=path)
-                place = stack.enter_context(tempfile.TemporaryDirectory())
-                passed: tuple[int, ...] = (out.fileno(),)
-            else:
-                confined = self._confine(virtualenv, source, kind, out, stack)
-                command, environ, place = confined.command, confined.environ, "/"
-                passed = confined.descriptors
-            streams = {"stdout": log, "stderr": subprocess.STDOUT}
-            with run_in_session(command, **streams, env=environ, cwd=place, pass_fds=passed) as process:
-                try:
-                    status = process.wait(_SECONDS)
-                except subprocess.TimeoutExpired:
-                    late = f"{doing} took longer than {_SECONDS:g} s"
-                    raise ClientError(late, code="build_failed") from None
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
-            said = log.read().decode("utf-8", "replace").strip()
-            if confined is not None and status > 0 and not confined.was_completed():
-                from wander.sandbox.support import explain_failure
+        from wander.worker.process.program import Confinement, run_program
 
-                raise explain_failure(said)
+        program, confinement = os.path.realpath(backend.__file__), None
+        if self.policy is not None:
+            from wander.sandbox.visible import choose_binds
+
+            runtime = VirtualEnvironments(self.data_dir).runtime(virtualenv.name)
+            sees = choose_binds(runtime, source, (*self.policy.read, program), self.policy.hide)
+            confinement = Confinement(self.policy.model_copy(update=_ROOM), sees)
+        path = f"{virtualenv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        end = run_program(
+            virtualenv / "bin" / "python",
+            [program, str(source), kind],
+            [out.fileno()],
+            seconds=_SECONDS,
+            environ=child_environ(*LOCALE, *_COMPILERS, PATH=path),
+            confinement=confinement,
+        )
+        if end.status is None:
+            raise ClientError(f"{doing} took longer than {_SECONDS:g} s", code="build_failed")
         out.seek(0)
         with contextlib.suppress(ValueError, RecursionError):
             head = json.loads(out.readline(1 << 16))
-            if status == 0 and isinstance(head, dict):
+            if end.status == 0 and isinstance(head, dict):
                 return head
         raise ClientError(
             f"{doing} failed",
-            detail="\n".join(said.splitlines()[-25:]),
+            detail="\n".join(end.output.splitlines()[-25:]),
             hint=None
-            if self.policy is None
+            if confinement is None
             else "`--no-sandbox` builds it with your rights, and its code runs",
             code="build_failed",
         )
-
-    def _confine(
-        self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], stack: contextlib.ExitStack
-    ) -> Confined:
-        """Return how to start the backend in the sandbox."""
-        from wander.sandbox.control_groups import new_control_group
-        from wander.sandbox.support import require_support
-        from wander.sandbox.visible import choose_binds
-        from wander.worker.process.sandboxed import confine, handed_on_as
-
-        assert self.policy is not None
-        support = require_support()
-        runtime = VirtualEnvironments(self.data_dir).runtime(virtualenv.name)
-        program = os.path.realpath(backend.__file__)
-        sees = choose_binds(runtime, source, (*self.policy.read, program), self.policy.hide)
-        policy = self.policy.model_copy(update=_ROOM)
-        group = new_control_group(policy)
-        stack.callback(group.remove)
-        number = handed_on_as(0)
-        arguments = [program, str(source), kind, str(number)]
-        plan = {"module": None, "arguments": arguments, "keep": [number]}
-        confined = confine(policy, support, sees, group, plan, {}, descriptors=[out.fileno()])
-        stack.callback(os.close, confined.ready)
-        for descriptor in confined.own:
-            stack.callback(os.close, descriptor)
-        return confined
 
 
 def read_build_system(folder: Path) -> list[str]:
