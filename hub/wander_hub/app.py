@@ -27,7 +27,7 @@ from wander_hub.http.bodies import arriving
 from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
-from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
+from wander_hub.http.limits import AGREE_SECONDS, RequestLimits, agree
 from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers, log_failure, refusals
@@ -205,7 +205,7 @@ async def keep_counting(downloads: DownloadCounter) -> AsyncIterator[None]:
         await run_in_threadpool(downloads.flush)
 
 
-async def agree_forever(limits: Limits, database: Database) -> None:
+async def agree_forever(limits: RequestLimits, database: Database) -> None:
     """Tell other processes again and again what was spent here of the limits on requests."""
     while True:
         await asyncio.sleep(AGREE_SECONDS)
@@ -264,7 +264,7 @@ def create_app(
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
     app.state.metrics, app.state.draining = Metrics(database, settings), False
-    app.state.limits, app.state.streams = Limits(settings), Streams()
+    app.state.limits, app.state.streams = RequestLimits(settings), Streams()
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)

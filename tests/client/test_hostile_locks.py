@@ -209,7 +209,7 @@ def test_a_program_in_a_wheel_requires_no_address(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.py", f"import verifiers.v1\nPROGRAM = '''{block}'''\n")
         archive.writestr("x-1.dist-info/METADATA", "Name: x\nVersion: 1\n")
-    for text in classic.needs_of_programs(path):
+    for text in classic.requirements_of_programs(path):
         with pytest.raises(ClientError):
             read_requirement(text, "x")
 

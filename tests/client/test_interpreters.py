@@ -12,10 +12,10 @@ from packaging.pylock import Pylock
 from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError
 from wander_client.packages.building.build import Builder
+from wander_client.packages.built_package import build_package
 from wander_client.packages.folder import python_of
 from wander_client.packages.install import wheel_file
 from wander_client.packages.interpreters import HERE, Interpreter, choose_python, describe_interpreter
-from wander_client.packages.publish import build_package
 from wander_client.packages.uv import make_virtualenv
 
 NEWER = f">={sys.version_info.major}.{sys.version_info.minor + 1}"

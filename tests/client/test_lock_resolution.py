@@ -18,7 +18,7 @@ from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
 from wander_client.packages import lock
-from wander_client.packages.needs import Needs, Wheel
+from wander_client.packages.needs import Supplies, Wheel
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
 
 HUB = "http://hub.example:8600"
@@ -42,7 +42,7 @@ def portable(package: dict[str, Any], keep: tuple[str, ...] = (), wheels: tuple[
     """Return what becomes of a package that uv wrote into a lock."""
     hosts = {*lock._PUBLIC_HOSTS, *keep, "hub.example:8600"}
     data = {"lock-version": "1.0", "requires-python": ">=3.11", "packages": [package]}
-    made = lock._portable(data, Needs(list(wheels)), hosts)
+    made = lock._portable(data, Supplies(list(wheels)), hosts)
     text = lock._write(made)
     assert tomllib.loads(text) == made, "what is written is what was meant"
     Pylock.from_dict(tomllib.loads(text))

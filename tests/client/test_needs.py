@@ -11,7 +11,7 @@ import pytest
 from wander.wire.package_index import FileHashes, IndexFile
 from wander_client.packages import needs
 from wander_client.packages.lock import install_lines, read_lock
-from wander_client.packages.needs import Needs, Wheel, needs_of
+from wander_client.packages.needs import Supplies, Wheel, find_supplies
 from wander_hub.upload.bundled import BUNDLED_DISTRIBUTIONS
 
 NATIVE = "import wander\n\ndef load_environment(): ...\n"
@@ -66,7 +66,7 @@ SHIM = "verifiers-0.3.1.post100-py3-none-any.whl"
 def of(tmp_path: Path):
     """Return what a wheel with this source needs of a hub that serves these files."""
 
-    def found(source: str, requires: list[str], *served: str, warnings: list[str] | None = None) -> Needs:
+    def found(source: str, requires: list[str], *served: str, warnings: list[str] | None = None) -> Supplies:
         path = tmp_path / "sayer-1.0-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("sayer.py", source)
@@ -74,7 +74,7 @@ def of(tmp_path: Path):
             archive.writestr("sayer-1.0.dist-info/METADATA", metadata)
         wheel = Wheel("sayer", "1.0", path, "http://hub.example/a/files/sayer/sayer.whl", "0" * 64)
         told = [] if warnings is None else warnings
-        return needs_of(Hub(*served), tmp_path, wheel, told.append)  # type: ignore[arg-type]
+        return find_supplies(Hub(*served), tmp_path, wheel, told.append)  # type: ignore[arg-type]
 
     return found
 

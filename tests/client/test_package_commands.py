@@ -16,9 +16,9 @@ from wander.wire import FileInfo, VersionDetail
 from wander.wire.package_index import IndexFile
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import EnvironmentName
-from wander_client.packages import install, needs, publish
+from wander_client.packages import built_package, install, needs
+from wander_client.packages.built_package import BuiltFile, BuiltPackage
 from wander_client.packages.interpreters import HERE
-from wander_client.packages.publish import BuiltPackage, Distribution
 from wander_client.packages.scaffold import package_name
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
 from wander_client.packages.virtualenvs import stage_folder
@@ -45,11 +45,11 @@ def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> N
 
 def inspected(wheel: Path) -> BuiltPackage:
     content = wheel.read_bytes()
-    built = Distribution(wheel, "wheel", hashlib.sha256(content).hexdigest(), len(content))
+    built = BuiltFile(wheel, "wheel", hashlib.sha256(content).hexdigest(), len(content))
     sdist = wheel.with_name("source.tar.gz")
     with tarfile.open(sdist, "w:gz"):
         pass
-    return publish._inspect(built, Distribution(sdist, "sdist", "0" * 64, 0))
+    return built_package._inspect(built, BuiltFile(sdist, "sdist", "0" * 64, 0))
 
 
 def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
     package = inspected(wheel)
     package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
     told: list[str] = []
-    publish.upload(
+    built_package.upload(
         HubApi("https://testserver", hub.token, transport=hub.transport), "admin", package, warn=told.append
     )
     hint = "do at import what has to be done"
@@ -84,11 +84,11 @@ def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom
     api = HubApi("https://testserver", hub.token, transport=hub.transport)
     package = inspected(make_wheel(tmp_path))
     package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
-    assert publish.upload(api, "admin", package).sent == {package.wheel.path.name}
-    assert publish.upload(api, "admin", package).sent == set()
+    assert built_package.upload(api, "admin", package).sent == {package.wheel.path.name}
+    assert built_package.upload(api, "admin", package).sent == set()
     other = inspected(make_wheel(tmp_path, module=ENVIRONMENT + "\n"))
     with pytest.raises(ClientError) as caught:
-        publish.upload(api, "admin", other)
+        built_package.upload(api, "admin", other)
     assert (caught.value.status, caught.value.code) == (1, "version_exists")
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.built_package import build_package
 from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.origins.conversion import convert_project
-from wander_client.packages.origins.source import Origin, bring_project, origin_in
-from wander_client.packages.publish import build_package
+from wander_client.packages.origins.source import PackageOrigin, bring_project, origin_in
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 FIRST = "class E(vf.MultiTurnEnv):\n    def env_response(self, messages, state):\n        return [], state\n"
 TASKSET = "import verifiers.v1 as vf\n\nclass Adder(vf.Taskset[vf.Task]):\n    pass\n\n__all__ = ['Adder']\n"
-HERE = Origin("here")
+HERE = PackageOrigin("here")
 PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\ndependencies = [\n  "verifiers>=0.1.5",\n]\n'
 
 
@@ -35,7 +35,7 @@ def read(folder: Path) -> dict:
 
 def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     folder = project(tmp_path / "my-env")
-    origin = Origin("git+https://x/y.git", revision="abc", sha256="d1", importer="ann")
+    origin = PackageOrigin("git+https://x/y.git", revision="abc", sha256="d1", importer="ann")
     converted = convert_project(folder, origin)
     assert (converted.library, converted.generation) == ("verifiers", 2)
     assert converted.target == "my_env:load_environment"

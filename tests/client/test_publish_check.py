@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from command_line import ENVIRONMENT, HubRoom, Wander
 from package_mirror import build_mirror
-from wander.checks.report import CHECKS, CheckReport, result
+from wander.checks.report import CHECKS, CheckReport, check_result
 from wander.wire.environments import MESSAGE_LENGTH
-from wander_client.packages.publish import summary_of
+from wander_client.packages.built_package import summary_of
 
 BROKEN = Path(__file__).parent.parent / "sdk" / "broken_environments"
 PROJECT = """
@@ -148,11 +148,11 @@ def test_a_name_under_which_nobody_can_load_it_is_found_before_it_is_published(
 
 @pytest.mark.full
 def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wander: Wander) -> None:
-    result = wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
-    assert result.status == 0, result.err
-    assert "the folder is checked in place of the installed wheel" in result.err
-    assert "wander check: " in result.err
-    assert " passed, 2 warnings" in result.err
+    check_result = wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
+    assert check_result.status == 0, check_result.err
+    assert "the folder is checked in place of the installed wheel" in check_result.err
+    assert "wander check: " in check_result.err
+    assert " passed, 2 warnings" in check_result.err
     assert "in place of" not in publisher.wander("publish", str(package), "--dry-run").err
 
 
@@ -166,7 +166,7 @@ def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, packa
 
 
 def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
-    found = [result(check, "warn", "\ud800" * 9_000) for check in CHECKS]
+    found = [check_result(check, "warn", "\ud800" * 9_000) for check in CHECKS]
     report = CheckReport(schema="wander.check/1", target="x", checks=found)
     text = summary_of(report).model_dump_json()
     assert len(text.encode()) < 64 * 1024

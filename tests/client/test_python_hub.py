@@ -264,7 +264,7 @@ def test_an_owner_is_asked_for_before_anything_is_built(
     def build(folder: Path, builder: object) -> None:
         raise AssertionError("it was built")
 
-    monkeypatch.setattr("wander_client.packages.publish.build_package", build)
+    monkeypatch.setattr("wander_client.packages.built_package.build_package", build)
     (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
     with pytest.raises(NotFound, match="there is no owner `bob`"):
         mine.publish(folder, owner="bob")

@@ -177,4 +177,4 @@ def test_without_the_extra_attestations_are_passed_over(monkeypatch):
     found = verification.verify("[{}]", "a-1.tar.gz", "0" * 64, PROVED)
     assert found.provenance is None
     assert "wander-hub[attestations]" in (found.ignored or "")
-    assert verification.verify("[]", "a-1.tar.gz", "0" * 64, PROVED) == verification.Outcome()
+    assert verification.verify("[]", "a-1.tar.gz", "0" * 64, PROVED) == verification.CheckedAttestations()

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from wander_hub.app import create_app
 from wander_hub.http.boundary import ByBody, find_mutating_routes
-from wander_hub.http.limits import Limits
+from wander_hub.http.limits import RequestLimits
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 
@@ -41,7 +41,7 @@ async def test_each_mutating_route_demands_a_token(hub):
     assert (await hub.client.post("/_/oidc/mint-token", headers=hub.auth())).status_code in (404, 422)
     mutating = [one for one in routes(hub) if one[0] in MUTATING and one not in proving]
     assert ("POST", "/{owner}/legacy/") in mutating
-    app.state.limits = Limits(hub.settings.model_copy(update={"failures_per_minute": 0}))
+    app.state.limits = RequestLimits(hub.settings.model_copy(update={"failures_per_minute": 0}))
     for method, path in mutating:
         for headers in ({}, {"Authorization": "Bearer wnd_wrong"}, {"Authorization": "Digest x"}):
             answer = await hub.client.request(method, filled(path), headers=headers, content=b"")

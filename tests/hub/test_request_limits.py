@@ -107,7 +107,7 @@ async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch
 def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monkeypatch):
     clock = [59.0]
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
-    budget = limits.Budget("reads", 20)
+    budget = limits.RequestBudget("reads", 20)
     assert budget.spend("one", 20)
     told = budget.untold()
     clock[0] = 60.0

@@ -22,7 +22,7 @@ from archive_forge import (
 )
 from staged_uploads import published
 from wander.wire.source_tree import tree_digest
-from wander_client.packages.publish import files_of_the_build, source_tree
+from wander_client.packages.built_package import files_of_the_build, source_tree
 
 MODULES = {"good_env.py": MODULE}
 

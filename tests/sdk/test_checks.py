@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander.checks import CHECKS, CheckReport, check_environment
 from wander.checks.package import check_package
-from wander.checks.report import result
+from wander.checks.report import check_result
 from wander.evals.replay import first_difference
 from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
 from wander.rubrics.gold import write_answer
@@ -313,7 +313,7 @@ def test_the_first_difference_is_said(changes, said):
 
 @given(st.sampled_from(sorted(CHECKS)), st.sampled_from(["pass", "warn", "fail", "skip"]))
 def test_only_a_failure_makes_a_report_not_ok(check, status):
-    report = CheckReport(schema="wander.check/1", target="t", checks=[result(check, status)])
+    report = CheckReport(schema="wander.check/1", target="t", checks=[check_result(check, status)])
     assert report.ok == (status != "fail")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from wander import JudgeRubric, Parser, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.checks import check_environment
+from wander.checks.answer_leaks import SHARE, find_telling_tool, find_told
 from wander.checks.code import find_code_uses
 from wander.checks.findings import findings_of_first, findings_of_second
-from wander.checks.judged import fair_judges, try_judges
-from wander.checks.leaks import SHARE, find_telling_tool, find_told
+from wander.checks.judge_trials import fair_judges, try_judges
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.rubrics.judge import DEFAULT_PROMPT, judge_score
 from wander.types import EnvironmentInfo, Example, Failure, Rollout

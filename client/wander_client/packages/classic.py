@@ -62,7 +62,7 @@ def names_library(wheel: Path) -> bool:
         return any(PROJECT.encode() in archive.read(item) for item in members)
 
 
-def needs_of_programs(wheel: Path) -> list[str]:
+def requirements_of_programs(wheel: Path) -> list[str]:
     """Return the packages of the scripts in a wheel (PEP 723), which the library would fetch at a rollout."""
     found: dict[str, None] = {}
     with zipfile.ZipFile(wheel) as archive:

@@ -31,8 +31,8 @@ from wander_client.packages.needs import (
     Wheel,
     fetch_file,
     fetch_into,
+    find_supplies,
     metadata_of,
-    needs_of,
 )
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packages.uv import install_into, make_virtualenv
@@ -179,9 +179,9 @@ def install(
             if unlocked is None:
                 lock = _fetch_lock(hub, cache_dir, detail)
             else:
-                needs = needs_of(hub, cache_dir, wheel, warn)
+                needs = find_supplies(hub, cache_dir, wheel, warn)
                 lock = lock_here(hub, detail.owner, needs, str(exact), python)
-            contents = _Contents.of(hub, cache_dir, lock, wheel, python)
+            contents = _Installation.of(hub, cache_dir, lock, wheel, python)
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
@@ -204,7 +204,7 @@ def _with_a_way_out(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterat
 
 
 @dataclass(frozen=True)
-class _Contents:
+class _Installation:
     """What goes into a virtual environment, before it is made."""
 
     lock: bytes
@@ -216,7 +216,9 @@ class _Contents:
     python: Interpreter
 
     @classmethod
-    def of(cls, hub: HubApi, cache_dir: Path, lock: bytes, wheel: Wheel, python: Interpreter) -> _Contents:
+    def of(
+        cls, hub: HubApi, cache_dir: Path, lock: bytes, wheel: Wheel, python: Interpreter
+    ) -> _Installation:
         """Return what a lock names for this machine."""
         lines = install_lines(hub, cache_dir, read_lock(lock), wheel, python)
         key = hashlib.sha256(f"{hashlib.sha256(lock).hexdigest()}\n{wheel.sha256}\n".encode()).hexdigest()
@@ -262,8 +264,8 @@ def try_out(
     python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
     with virtualenvs.scratch() as folder:
         if lock is None:
-            made = lock_here(hub, owner, needs_of(hub, cache_dir, this, warn), what, python)
-            contents = _Contents.of(hub, cache_dir, made, this, python)
+            made = lock_here(hub, owner, find_supplies(hub, cache_dir, this, warn), what, python)
+            contents = _Installation.of(hub, cache_dir, made, this, python)
             with _fill(VirtualEnvironments(folder), contents, what) as virtualenv:
                 yield _trial(virtualenv, python, contents.lock.decode())
             return
@@ -271,7 +273,7 @@ def try_out(
         rest = "".join(sorted(others))
         key = hashlib.sha256(rest.encode()).hexdigest()
         virtualenv = folder / "virtualenv"
-        with _fill(virtualenvs, _Contents(b"", key, rest, python), what) as shared:
+        with _fill(virtualenvs, _Installation(b"", key, rest, python), what) as shared:
             copy_by_links(shared, virtualenv)
         (folder / "own.txt").write_text(own, encoding="utf-8")
         options = ["install", "--quiet", "--no-deps", "-r", str(folder / "own.txt")]
@@ -291,7 +293,7 @@ def _record(
     hub: HubApi,
     detail: VersionDetail,
     wheel: Wheel,
-    contents: _Contents,
+    contents: _Installation,
     unlocked: Unlocked | None,
     virtualenv: Path,
 ) -> InstalledRecord:
@@ -339,7 +341,7 @@ def packages_in(virtualenv: Path) -> dict[str, str]:
 
 
 def _fill(
-    virtualenvs: VirtualEnvironments, contents: _Contents, what: str, *, force: bool = False
+    virtualenvs: VirtualEnvironments, contents: _Installation, what: str, *, force: bool = False
 ) -> AbstractContextManager[Path]:
     """Hold the virtual environment of what is to be installed, made where there is none yet."""
 

@@ -50,18 +50,18 @@ from wander.wire.package_index import (
 from wander_client.errors import ClientError, Unavailable, name_option
 from wander_client.hub.api import HubApi
 from wander_client.packages.classic import lower_bounds
-from wander_client.packages.front import serve_hub_names
+from wander_client.packages.index_proxy import serve_index_proxy
 from wander_client.packages.indexes import configured_origins, falls_through, uv_settings
 from wander_client.packages.interpreters import HERE, OLDEST_PYTHON, Interpreter, choose_python
 from wander_client.packages.needs import (
     HUB_OWNER,
     HUB_PACKAGES,
-    Needs,
+    Supplies,
     Wheel,
     fetch_linked,
     find_served,
+    find_supplies,
     metadata_of,
-    needs_of,
 )
 from wander_client.packages.uv import builds_packages, run_uv
 from wander_client.paths import path_below
@@ -117,7 +117,7 @@ def resolve_lock(
     metadata = metadata_of(wheel)
     own = Wheel.to_publish(wheel, hub, owner)
     what = f"{own.project} {own.version}"
-    needs = needs_of(hub, cache_dir, own, warn)
+    needs = find_supplies(hub, cache_dir, own, warn)
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
@@ -142,7 +142,7 @@ def resolve_lock(
 def lock_here(
     hub: HubApi,
     owner: str,
-    needs: Needs,
+    needs: Supplies,
     what: str,
     python: Interpreter,
     options: Sequence[str] = (),
@@ -159,7 +159,7 @@ def lock_here(
 
 
 def _resolve(
-    hub: HubApi, owner: str, needs: Needs, what: str, options: Sequence[str], keep_hosts: Collection[str]
+    hub: HubApi, owner: str, needs: Supplies, what: str, options: Sequence[str], keep_hosts: Collection[str]
 ) -> dict[str, Any]:
     """Return the lock that uv makes of the hub's wheels and all they need, with nothing of this machine.
 
@@ -169,7 +169,7 @@ def _resolve(
     elsewhere = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
     with (
         tempfile.TemporaryDirectory(prefix="wander-lock-") as name,
-        serve_hub_names(hub, owner, elsewhere) as front,
+        serve_index_proxy(hub, owner, elsewhere) as proxy,
     ):
         work = Path(name)
         requirements, overriding = work / "requirements.in", work / "overrides.txt"
@@ -188,12 +188,12 @@ def _resolve(
                     str(requirements), "--output-file", str(work / LOCK),
                 ],
                 doing=f"resolving the dependencies of `{what}`",
-                index=front.index,
+                index=proxy.index,
             )  # fmt: skip
         except ClientError as error:
-            raise front.refusal or error from error
-        made = tomllib.loads(front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8")))
-        _refuse_strangers(made, front.held, hub.absolute("/"))
+            raise proxy.refusal or error from error
+        made = tomllib.loads(proxy.with_hub_addresses((work / LOCK).read_text(encoding="utf-8")))
+        _refuse_strangers(made, proxy.held, hub.absolute("/"))
     return _portable(made, needs, {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc})
 
 
@@ -383,7 +383,7 @@ def _oldest_python(requires_python: str | None) -> Version:
     return max([OLDEST_PYTHON, *(bound for bound, _ in bounds)])
 
 
-def _portable(lock: Mapping[str, Any], needs: Needs, hosts: Collection[str]) -> dict[str, Any]:
+def _portable(lock: Mapping[str, Any], needs: Supplies, hosts: Collection[str]) -> dict[str, Any]:
     """Return a lock in which nothing is of this machine: neither paths nor mirrors nor credentials."""
     wheels = {str(wheel.path): wheel for wheel in needs.wheels}
     return {

@@ -102,7 +102,7 @@ def read_requirement(text: str, what: str) -> Requirement:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Supplies:
     """What goes into a virtual environment beside what a package index has."""
 
     own: list[Wheel]
@@ -121,7 +121,7 @@ class Needs:
         return [*self.own, *self.at_hand]
 
 
-def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], None]) -> Needs:
+def find_supplies(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], None]) -> Supplies:
     """Return what an environment needs of the hub: the SDK, and what serves the classic API to its code.
 
     What it requires is read from the wheel itself, as uv will read it.
@@ -147,7 +147,7 @@ def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], N
             first.append(classic.COMPAT)
     if classic.keeps_upstream(wheel.path, requires_dist):
         upstream = classic.upstream_requirements(wheel.path, requires_dist)
-        programs = classic.needs_of_programs(wheel.path)
+        programs = classic.requirements_of_programs(wheel.path)
         if any(read_requirement(each, what).url for each in programs):
             raise ClientError(
                 f"a program in `{what}` requires a package from an address",
@@ -155,7 +155,7 @@ def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], N
                 code="unsafe_requirement",
             )
         linked, overrides = _bring_linked(cache_dir, own, what)
-        return Needs(own, linked, overrides, "\n".join([*first, *upstream]), programs)
+        return Supplies(own, linked, overrides, "\n".join([*first, *upstream]), programs)
     at_hand, overrides = _bring_linked(cache_dir, own, what)
     if compat is not None and compat not in own:
         at_hand.append(compat)
@@ -163,7 +163,7 @@ def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], N
     if shim := _newest_served(hub, cache_dir, classic.PROJECT):
         at_hand.append(shim)
         overrides += classic.override(shim.path, classic.requirement_of(requires_dist))
-    return Needs(own, at_hand, overrides, "\n".join(first))
+    return Supplies(own, at_hand, overrides, "\n".join(first))
 
 
 def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wheel], str]:

@@ -1,353 +1,274 @@
-"""Build an environment package (wheel and source, in a folder that is thrown away), check and publish it."""
+"""Publish a folder: build it, lock its packages, check the wheel as it will be installed, send all of it."""
 
 from __future__ import annotations
 
-import configparser
-import glob
-import hashlib
-import re
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from io import BytesIO
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
-from wander.system.plain_files import read_plain_file
-from wander.version import __version__ as sdk_version
-from wander.wire import CheckSummary, VersionDetail
-from wander.wire.environments import Visibility, marks_of
-from wander.wire.gate import ATTESTATIONS, read_json, read_project
-from wander.wire.source_tree import TreeEntry, is_source, tree_digest
-from wander.wire.transfers import NewUpload, UploadFile
+from packaging.utils import canonicalize_name
+from wander.wire import CheckSummary
+from wander.wire.changes import MemberList
+from wander.wire.environments import Visibility, wanted_visibility
 
-from wander_client.errors import ClientError, NotFound, UsageError, name_option
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError, name_option
 from wander_client.hub.api import HubApi
-from wander_client.hub.local_paths import publish_text
-from wander_client.hub.transfer import Publication, Told, publish_files
-from wander_client.names import as_folder
-from wander_client.packages.building.build import Builder
-from wander_client.packages.needs import metadata_of, read_requirement, requirements_in
+from wander_client.names import target_path
+from wander_client.packages import built_package
+from wander_client.packages.built_package import BuiltPackage
+from wander_client.packages.folder import python_of
+from wander_client.packages.needs import HUB_OWNER
+from wander_client.packages.virtualenvs import VirtualEnvironments, runtime_of
 
 if TYPE_CHECKING:
-    from wander.checks import CheckReport, CheckResult
+    from wander.sandbox import SandboxPolicy
 
-ENTRY_POINT_GROUP = "wander.environments"
-LOCK = "pylock.toml"
-LARGE_BYTES = 20 * 1024 * 1024
+    from wander_client.context import Invocation
+    from wander_client.hub.transfer import Publication
+    from wander_client.packages.building.build import Builder
+    from wander_client.packages.lock import ResolvedLock
 
-
-@dataclass(frozen=True)
-class Distribution:
-    """One built file."""
-
-    path: Path
-    kind: Literal["wheel", "sdist"]
-    sha256: str
-    size: int
+SHOWN_FILES = 30
+_KIB = 1024
 
 
 @dataclass(frozen=True)
-class BuiltPackage:
-    """What a build made."""
+class PublishOptions:
+    """How a folder is published."""
 
-    name: str
-    version: str
-    wheel: Distribution
-    sdist: Distribution
-    members: list[tuple[str, int]]
-    """Files of the wheel with their sizes in bytes."""
-    source_members: list[tuple[str, int]]
-    """Files of the source archive, without the folder that holds them all."""
-    warnings: list[str]
-    tree_sha256: str | None = None
-    """Digest of the source tree in the source archive."""
+    owner: str | None = None
+    """None means the only owner that it can be."""
+    dry_run: bool = False
+    """Build, check and tell, but send nothing."""
+    private: bool = False
+    internal: bool = False
+    check: bool = True
+    lock: bool = True
+    exclude_newer: str | None = None
+    keep_hosts: Collection[str] = ()
+    attestations: Path | None = None
+    """Folder with those of wheel and source."""
+    allowed_files: Collection[str] = ()
+    """Files and folders to publish although they look like secrets."""
+
+    def __post_init__(self) -> None:
+        if self.private and self.internal:
+            raise UsageError("an environment is private or internal, not both", hint="pass one of them")
 
     @property
-    def target(self) -> str:
-        """What loads it where its wheel is installed, and never a folder of its name."""
-        return f"{self.name}@{self.version}"
+    def visibility(self) -> Visibility | None:
+        """Who is to see what is new; None leaves it to the owner's settings."""
+        return wanted_visibility(self.private or None, internal=self.internal)
 
 
-@contextmanager
-def build_package(folder: Path, builder: Builder) -> Iterator[BuiltPackage]:
-    """Build the wheel and the source distribution of a project; both are gone after the block."""
-    require_project(folder)
-    with builder.build(folder) as made:
-        package = _inspect(_distribution(made["wheel"], "wheel"), _distribution(made["sdist"], "sdist"))
-        entries = source_tree(package.sdist.path)
-        warnings = [
-            f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
-            for path in files_of_the_build(folder, entries)
-        ]
-        yield replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
+@dataclass(frozen=True)
+class PublishedFolder:
+    """What came of publishing a folder. The files that were built are gone."""
+
+    package: BuiltPackage
+    owner: str | None
+    """None after a dry run that named none."""
+    published: Publication | None
+    """None after a dry run."""
+    check: CheckSummary | None
+    lock: ResolvedLock | None
+
+    @property
+    def name(self) -> str:
+        """`owner/name`, or the name alone without an owner."""
+        name = canonicalize_name(self.package.name)
+        return f"{self.owner}/{name}" if self.owner else name
 
 
-def require_project(folder: Path) -> dict[str, Any]:
-    """Return the `[project]` table of a folder; raises when it is no Python project."""
-    path = folder / "pyproject.toml"
-    try:
-        project: dict[str, Any] = read_project(folder).get("project", {})
-    except FileNotFoundError:
-        raise UsageError(
-            f"`{folder}` has no `pyproject.toml`",
-            hint="`wander new NAME` makes a package that can be published",
-            code="not_a_package",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ClientError(f"`{path}` cannot be read", detail=str(error), code="bad_pyproject") from error
-    if not (isinstance(project.get("name"), str) and project["name"]):
-        raise ClientError(f"`{path}` has no `name` under `[project]`", hint="add one", code="bad_pyproject")
-    return project
+def publish_folder(
+    context: Invocation, given: Path, wishes: PublishOptions, builder: Builder
+) -> PublishedFolder:
+    """Publish a folder and tell the steps; raises `ClientError`, and then nothing of it is visible.
 
+    What `builder` confines is checked in the same sandbox.
 
-def find_published(hub: HubApi, owner: str, package: BuiltPackage) -> tuple[VersionDetail | None, bool]:
-    """Return what the hub has of this version, and whether that is all of it; raises for other bytes."""
-    name = canonicalize_name(package.name)
-    try:
-        known = hub.version(owner, name, package.version)
-    except NotFound:
-        return None, False
-    present = {file.filename: file.sha256 for file in known.files}
-    files = [package.wheel, package.sdist]
-    for file in files:
-        there = present.get(file.path.name, file.sha256)
-        if there != file.sha256:
-            raise ClientError(
-                f"`{owner}/{name}` {package.version} exists with other content",
-                hint="versions never change: raise `version` in `pyproject.toml` and publish again",
-                code="version_exists",
-                detail=f"{file.path.name}\nhub:  sha256:{there}\nhere: sha256:{file.sha256}",
-            )
-    return known, all(file.path.name in present for file in files)
-
-
-def upload(
-    hub: HubApi,
-    owner: str,
-    package: BuiltPackage,
-    check: CheckSummary | None = None,
-    *,
-    lock: bytes | None = None,
-    visibility: Visibility | None = None,
-    attestations: Mapping[str, list[dict[str, Any]]] | None = None,
-    warn: Callable[[str], None] = lambda _: None,
-    told: Told = lambda done, total: None,
-) -> Publication:
-    """Publish what the hub does not have yet: wheel, source and lock become visible together.
-
-    An attempt that broke off is resumed. `check` is shown on the version's page. `lock` becomes the
-    version's, unless it has one. `attestations` are those of its files, by name. `warn` is told what the hub
-    takes and does not like, `told` how far it is.
+    A version never changes: publishing the same bytes again is fine, other bytes need another version.
     """
-    known, whole = find_published(hub, owner, package)
-    if known is not None and whole:
-        return Publication(known, frozenset(), 0)
-    files = {file.path.name: file for file in (package.wheel, package.sdist)}
-    with ExitStack() as stack:
-        bodies: dict[str, BinaryIO] = {
-            name: stack.enter_context(file.path.open("rb")) for name, file in files.items()
-        }
-        listed = [
-            UploadFile(
-                filename=name,
-                kind=file.kind,
-                size=file.size,
-                sha256=file.sha256,
-                attestations=(attestations or {}).get(name, []),
+    folder, output = given.expanduser().resolve(), context.output
+    if not folder.is_dir():
+        raise NotFound(f"the folder `{given}` does not exist", hint="`wander new NAME` makes an environment")
+    name = built_package.require_project(folder)["name"]
+    under = wishes.owner
+    if not wishes.dry_run:  # the token is checked before anything is built
+        with context.hub(login=True, publishes=(wishes.owner, name)) as hub:
+            under = choose_owner(hub, wishes.owner)
+    output.note(f"building {folder.name}")
+    with built_package.build_package(folder, builder) as package:
+        for warning in package.warnings:
+            output.warn(warning)
+        output.note(f"{package.name} {package.version}")
+        for file, members in ((package.wheel, package.members), (package.sdist, package.source_members)):
+            output.note(f"{file.path.name}:")
+            for name, size in sorted(members)[:SHOWN_FILES]:
+                output.note(f"  {size:>9,}  {name}")
+            if len(members) > SHOWN_FILES:
+                output.note(f"  ... and {len(members) - SHOWN_FILES} more files")
+        require_no_leaks(context, folder, package, wishes.allowed_files)
+        to_send = True
+        if under is not None and not wishes.dry_run:  # before the seconds that a check takes
+            with context.hub(login=True) as hub:
+                to_send = not built_package.find_published(hub, under, package)[1]
+        lock = check = published = None
+        if under is not None and not wishes.dry_run and to_send and wishes.lock:
+            lock = _lock(context, package, under, wishes)
+        if to_send and wishes.check:
+            check = _check(
+                context, package, under or HUB_OWNER, given, lock, builder.policy, dry_run=wishes.dry_run
             )
-            for name, file in files.items()
-        ]
-        if lock is not None and (known is None or known.lock is None):
-            digest = hashlib.sha256(lock).hexdigest()
-            listed.append(UploadFile(filename=LOCK, kind="lock", size=len(lock), sha256=digest))
-            bodies[LOCK] = BytesIO(lock)
-        private, internal = marks_of(visibility) if visibility is not None else (None, False)
-        wanted = NewUpload(
-            owner=owner,
-            name=canonicalize_name(package.name),
-            version=package.version,
-            files=listed,
-            private=private,
-            internal=internal,
-            source_sha256=package.tree_sha256,
-            check=check,
-        )
-        published = publish_files(hub, wanted, bodies, told=told)
-    for warning in published.version.warnings:
-        if warning.filename in published.sent:
-            hint = f" ({warning.hint})" if warning.hint else ""
-            warn(f"`{warning.filename}`: {warning.detail}{hint}")
-    return published
+        if under is not None and not wishes.dry_run:
+            place = wishes.attestations
+            signed = None if place is None else built_package.attestations_in(place, package)
+            published = _send(context, package, under, check, lock, signed, seen_by=wishes.visibility)
+    return PublishedFolder(package, under, published, check, lock)
 
 
-def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[str, Any]]]:
-    """Return the attestations (PEP 740) of a package's files that lie in a folder, by the files' names.
+def require_no_leaks(
+    context: Invocation, folder: Path, package: BuiltPackage, allowed: Collection[str]
+) -> None:
+    """Raise `ClientError` for a package with files that must not be published, such as keys."""
+    from wander_client.packages.building import leaks
 
-    They are called as `pypi-attestations` calls them: `NAME.publish.attestation`. Raises `UsageError` where a
-    file has none.
+    values = leaks.secret_variables()
+    if (credential := context.credential()) is not None:
+        values["the token of your hub"] = credential.token
+    archives = package.wheel.path, package.sdist.path
+    leaks.require_no_leaks(folder, *archives, allowed=allowed, values=values)
+
+
+def choose_owner(hub: HubApi, wanted: str | None) -> str:
+    """Return the owner to publish under: the one that is named, or the only one that it can be.
+
+    Raises `NotFound` for an owner that there is not, `ClientError` for one under whom the caller may not.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for file in (package.wheel, package.sdist):
-        name = file.path.name
-        for path in sorted(folder.glob(f"{glob.escape(name)}.*.attestation")):
+    who = hub.whoami()
+    if wanted is not None:
+        owner = wanted.lower()
+        if owner not in who.owners:  # which lists not all under whom an administrator may
             try:
-                stated = read_json(read_plain_file(path, ATTESTATIONS.most_bytes), ATTESTATIONS)
-            except (OSError, ValueError) as error:
-                raise UsageError(f"`{path}` is not an attestation: {error}") from error
-            if not isinstance(stated, dict):
-                raise UsageError(f"`{path}` is not an attestation: it is not a JSON object")
-            found.setdefault(name, []).append(stated)
-        if name not in found:
-            raise UsageError(
-                f"`{folder}` has no attestation of `{name}`",
-                hint=f"`pypi-attestations sign dist/{name}` makes one in a workflow",
-            )
-    return found
-
-
-def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> None:
-    """Raise with a line for each fault that the check of a built package found.
-
-    `given` is its folder as the user named it.
-    """
-    if report.ok:
-        return
-    looked = sum(each.status != "skip" for each in report.checks)
-    lines = [line_of(each) for each in report.failed]
-    if left_out := files_left_out(package):
-        lines.append(f"the folder has and the wheel lacks: {', '.join(left_out)}")
-    hint = f"`wander check {as_folder(given)}` says how to pass them"
-    if any(each.id == "load.works" for each in report.failed):  # where the folder itself may load
-        hint = (
-            "the installed wheel has its own files and what `dependencies` in `pyproject.toml` declares, "
-            "nothing else: add what it lacks"
-        )
-    raise ClientError(
-        f"{len(report.failed)} of {looked} checks failed, so `{package.name}` was not published",
-        hint=f"{hint}; " + name_option("check", False) + " publishes anyway",
-        code="check_failed",
-        detail="\n".join(lines),
+                hub.read(target_path(owner, "members"), MemberList)
+            except ClientError as error:
+                if error.code != "not_permitted":
+                    raise
+            if not who.admin:
+                raise ClientError(
+                    f"`{who.user}` may not publish under `{owner}`",
+                    hint=f"you may publish under {', '.join(f'`{one}`' for one in who.owners) or 'nobody'}",
+                    code="not_permitted",
+                )
+        return owner
+    if who.user in who.owners or len(who.owners) == 1:
+        return who.user if who.user in who.owners else who.owners[0]
+    raise UsageError(
+        f"`{who.user}` may publish under {len(who.owners)} owners",
+        hint="choose one with " + name_option("owner", "NAME"),
     )
 
 
-def files_left_out(package: BuiltPackage) -> list[str]:
-    """Return what an environment may miss once it is installed: files of the source that the wheel lacks."""
-    installed = [f"/{name}" for name, _ in package.members]
-    paths = [entry.path for entry in source_tree(package.sdist.path)]
-    return [
-        path
-        for path in sorted(paths)
-        if not any(f"/{path}".endswith(name) for name in installed)
-        and not path.startswith((".", "tests/"))
-        and not re.fullmatch(r"pyproject\.toml|[^/]*\.md|LICEN[CS]E[^/]*", path)
-    ]
+def _lock(context: Invocation, package: BuiltPackage, owner: str, wishes: PublishOptions) -> ResolvedLock:
+    """Resolve every package that the environment will run with."""
+    from wander_client.packages.lock import resolve_lock
+
+    context.output.note("locking the packages that it runs with")
+    with context.hub() as hub:
+        return resolve_lock(
+            hub,
+            context.settings.cache_dir,
+            owner,
+            package.wheel.path,
+            exclude_newer=wishes.exclude_newer,
+            keep_hosts=wishes.keep_hosts,
+            warn=context.output.warn,
+        )
 
 
-def line_of(check: CheckResult) -> str:
-    """Return what a check found, in one line."""
-    where = f" (example `{check.example_id}`)" if check.example_id is not None else ""
-    return " ".join(f"{check.id}: {check.message or check.title}{where}".split())
+def _check(
+    context: Invocation,
+    package: BuiltPackage,
+    owner: str,
+    given: Path,
+    lock: ResolvedLock | None,
+    policy: SandboxPolicy | None,
+    *,
+    dry_run: bool,
+) -> CheckSummary:
+    """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    from wander.checks import check_environment
 
+    from wander_client.packages.install import try_out
 
-def summary_of(report: CheckReport) -> CheckSummary:
-    """Return what the hub is told: counts, and every check that did not pass."""
-    found = [(each.id, each.status, publish_text(each.message)) for each in report.checks]
-    return CheckSummary.of(sdk_version, found)
-
-
-def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:
-    content = path.read_bytes()
-    return Distribution(path, kind, hashlib.sha256(content).hexdigest(), len(content))
-
-
-def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
-    """Read what was built; raises when it holds no environment."""
-    version = str(parse_wheel_filename(wheel.path.name)[1])
-    metadata = metadata_of(wheel.path)
-    name = str(metadata["Name"])
-    requirements = [read_requirement(text, name) for text in requirements_in(metadata)]
-    with zipfile.ZipFile(wheel.path) as zipped:
-        members = [(item.filename, item.file_size) for item in zipped.infolist() if not item.is_dir()]
-        names = {name for name, _ in members}
-        # One folder deep: a package may hold the metadata of others that it bundles.
-        listing = [each for each in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", each)]
-        groups = parse_entry_points(zipped.read(listing[0]).decode()) if listing else {}
-        targets = groups.get(ENTRY_POINT_GROUP, {"": f"{name.replace('-', '_')}:load_environment"})
-        if len(targets) != 1:
-            raise ClientError(
-                f"the package declares {len(targets)} environments",
-                hint="publish one package per environment",
+    output = context.output
+    output.note(f"installing and checking {package.wheel.path.name}, which takes a few seconds")
+    settings = context.settings
+    with ExitStack() as stack:
+        hub = stack.enter_context(context.hub())
+        content = lock.content if lock is not None else None
+        places = VirtualEnvironments(settings.data_dir), settings.cache_dir
+        trial = try_out(hub, *places, owner, package.wheel.path, output.warn, content)
+        try:
+            tried = stack.enter_context(trial)
+        except Unavailable as error:
+            if not dry_run:
+                raise
+            output.warn(f"{error}; the folder is checked in place of the installed wheel")
+            folder = given.expanduser().resolve()
+            python = python_of(folder, settings.data_dir, output.note)
+            runtime = runtime_of(python) if python != Path(sys.executable) else None
+            report = check_environment(folder, python=python, sandbox=policy, runtime=runtime)
+        else:
+            report = check_environment(
+                package.target, python=tried.python, sandbox=policy, runtime=tried.runtime
             )
-        _require_function(zipped, names, *targets.values())
-    with tarfile.open(sdist.path) as archive:
-        sources = [(each.name.partition("/")[2], each.size) for each in archive if not each.isdir()]
-    return BuiltPackage(name, version, wheel, sdist, members, sources, _warnings(requirements, wheel))
+    built_package.require_sound(report, package, given)
+    for each in report.checks:
+        if each.status == "warn":
+            output.warn(built_package.line_of(each))
+    summary = built_package.summary_of(report)
+    output.note(f"wander check: {summary.counts}")
+    return summary
 
 
-def parse_entry_points(text: str) -> dict[str, dict[str, str]]:
-    """Return the entry points that a wheel lists, by group and name."""
-    parser = configparser.RawConfigParser(delimiters=("=",))
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read_string(text)
-    return {group: dict(parser.items(group)) for group in parser.sections()}
+def _send(
+    context: Invocation,
+    package: BuiltPackage,
+    owner: str,
+    check: CheckSummary | None,
+    lock: ResolvedLock | None,
+    attestations: Mapping[str, list[dict[str, Any]]] | None,
+    *,
+    seen_by: Visibility | None,
+) -> Publication:
+    """Send what the hub lacks and make all of it visible."""
+    output = context.output
+    total = package.wheel.size + package.sdist.size
+    output.note(f"uploading to {context.settings.hub}")
+    with (
+        context.hub(login=True) as hub,
+        output.progress("uploading", -(-total // _KIB), unit="KiB") as progress,
+    ):
 
+        def told(done: int, of: int) -> None:
+            progress.total = -(-of // _KIB)
+            progress.update(-(-done // _KIB))
 
-def _require_function(archive: zipfile.ZipFile, names: set[str], target: str) -> None:
-    module, _, function = target.partition(":")
-    base = module.replace(".", "/")
-    found = [name for name in (f"{base}.py", f"{base}/__init__.py") if name in names]
-    if not found:
-        raise ClientError(
-            f"the built wheel has no module `{module}`",
-            hint="check the entry point in `pyproject.toml` and which files the build backend includes",
-            code="no_environment",
-            detail="\n".join(sorted(names)[:20]),
+        published = built_package.upload(
+            hub,
+            owner,
+            package,
+            check,
+            lock=lock.content if lock is not None else None,
+            visibility=seen_by,
+            attestations=attestations,
+            warn=output.warn,
+            told=told,
         )
-    if (function or "load_environment") not in archive.read(found[0]).decode("utf-8", "replace"):
-        raise ClientError(
-            f"`{found[0]}` has no `{function or 'load_environment'}`",
-            hint="write `def load_environment(**arguments) -> wander.Environment:` in it",
-            code="no_environment",
-        )
-
-
-def _warnings(requirements: list[Requirement], wheel: Distribution) -> list[str]:
-    """Return what the checks of an environment do not look at."""
-    found = [f"`{each}` points to a place outside the package index" for each in requirements if each.url]
-    if wheel.size > LARGE_BYTES:
-        found.append(f"the wheel has {wheel.size / 1e6:.0f} MB; large data is better kept elsewhere")
-    return found
-
-
-def source_tree(sdist: Path) -> list[TreeEntry]:
-    """Return the files of a source archive as a hub counts them."""
-    entries = []
-    with tarfile.open(sdist) as archive:
-        for member in archive:
-            if not member.isfile():
-                continue
-            path = member.name.partition("/")[2]
-            content = archive.extractfile(member)
-            if content is not None and is_source(path):
-                digest = hashlib.sha256(content.read()).digest()
-                entries.append(TreeEntry(path, bool(member.mode & 0o100), digest))
-    return entries
-
-
-def files_of_the_build(folder: Path, entries: list[TreeEntry]) -> list[str]:
-    """Return the files of an archive that the folder lacks or has with other bytes.
-
-    A `.gitignore` that the folder lacks is the repository's, which build backends put into the archive.
-    """
-    made = [
-        one.path
-        for one in entries
-        if not (folder / one.path).is_file()
-        or hashlib.sha256((folder / one.path).read_bytes()).digest() != one.sha256
-    ]
-    return [path for path in made if path != ".gitignore" or (folder / path).exists()]
+    if published.resumed_bytes:
+        output.note(f"{published.resumed_bytes:,} bytes were there from an earlier attempt")
+    return published

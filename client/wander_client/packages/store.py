@@ -233,7 +233,7 @@ _SETTLED = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedEnvironment:
     """One virtual environment, or what an installation left that was killed."""
 
     path: Path
@@ -245,7 +245,7 @@ class Cached:
     """The installed environments that run in it."""
 
 
-def list_cached(store: EnvironmentStore) -> list[Cached]:
+def list_cached(store: EnvironmentStore) -> list[CachedEnvironment]:
     """Return everything in the store, the most recently used first; killed builds come last."""
     users: dict[str, list[Installed]] = {}
     for one in store.all():
@@ -256,20 +256,24 @@ def list_cached(store: EnvironmentStore) -> list[Cached]:
         state: State = "ok" if ones else "unreferenced"
         if not store.virtualenvs.works(key):
             state = "broken"
-        found.append(Cached(path, state, space_of(path), store.virtualenvs.last_used(key), ones))
+        found.append(CachedEnvironment(path, state, space_of(path), store.virtualenvs.last_used(key), ones))
     found += [  # those whose virtual environment is not there
-        Cached(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
+        CachedEnvironment(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
         for ones in users.values()
         for one in ones
     ]
     stale = [
-        Cached(path, "unfinished", space_of(path), datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        CachedEnvironment(
+            path, "unfinished", space_of(path), datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        )
         for path in store.stale()
     ]
     return sorted(found, key=lambda each: each.last_used, reverse=True) + stale
 
 
-def prunable(found: list[Cached], unused_for: timedelta | None, now: datetime) -> list[Cached]:
+def prunable(
+    found: list[CachedEnvironment], unused_for: timedelta | None, now: datetime
+) -> list[CachedEnvironment]:
     """Return what can go: broken, unfinished, unreferenced, and with `unused_for` what was not used so long.
 
     A virtual environment that nothing uses yet may belong to an installation that runs now: it stays a while.
@@ -283,7 +287,7 @@ def prunable(found: list[Cached], unused_for: timedelta | None, now: datetime) -
     ]
 
 
-def prune(store: EnvironmentStore, chosen: list[Cached]) -> list[Cached]:
+def prune(store: EnvironmentStore, chosen: list[CachedEnvironment]) -> list[CachedEnvironment]:
     """Remove what was chosen, with the environments installed in it; returns what went.
 
     What an installation holds at this moment stays.

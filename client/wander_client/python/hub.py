@@ -219,9 +219,9 @@ class HubCalls:
         A version never changes: publishing the same bytes again sends nothing, other bytes raise
         `ClientError` with the code `version_exists`, and what the check faults `check_failed`.
         """
-        from wander_client.packages.publication import Wishes, publish_folder
+        from wander_client.packages.publish import PublishOptions, publish_folder
 
-        wishes = Wishes(owner=owner, private=private, internal=internal, check=check, lock=lock)
+        wishes = PublishOptions(owner=owner, private=private, internal=internal, check=check, lock=lock)
         policy = choose_policy(None, None, default=bool(self._session.settings.sandbox))
         builder = builder_of(self._session, policy)
         published = publish_folder(self._session, Path(folder), wishes, builder).published

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import ClientError
-from wander_client.packages.publish import require_project
+from wander_client.packages.built_package import require_project
 from wander_client.packages.scaffold import fill_templates, require_free
 
 if TYPE_CHECKING:

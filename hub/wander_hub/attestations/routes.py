@@ -13,7 +13,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.index import service as index
 from wander_hub.index.negotiation import accepts
-from wander_hub.index.schemas import Place
+from wander_hub.index.schemas import IndexedProject
 from wander_hub.names import release_of
 
 router = HubRouter(tags=["index"])
@@ -42,7 +42,7 @@ def get_provenance(
     if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
         raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
     with database.read(optional_identity(request)) as session:
-        file, _environment = index.find_file(session, Place(owner, project), filename)
+        file, _environment = index.find_file(session, IndexedProject(owner, project), filename)
         found = session.get(FileProvenance, file.id)
         if found is None or file.version.release != release_of(version):
             detail = f"nobody attested `{filename}` of version `{version[:80]}`"

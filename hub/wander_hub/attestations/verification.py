@@ -34,7 +34,7 @@ logger = logging.getLogger("wander_hub")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckedAttestations:
     """The result of checking the attestations of one file."""
 
     provenance: dict[str, Any] | None = None
@@ -48,7 +48,9 @@ class Outcome:
         return [UploadWarning(code="attestations_ignored", detail=self.ignored)] if self.ignored else []
 
 
-def verify(stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None) -> Outcome:
+def verify(
+    stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None
+) -> CheckedAttestations:
     """Return the provenance of a file that was uploaded with attestations.
 
     `claims` are what the token's publisher proved. uv sends whatever attestation lies beside a file, so those
@@ -56,23 +58,25 @@ def verify(stated: str | None, filename: str, sha256: str, claims: Mapping[str, 
     """
     found = _parse(stated)
     if not found:
-        return Outcome()
+        return CheckedAttestations()
     if claims is None:
-        return Outcome(ignored="attestations are taken from trusted publishers alone")
+        return CheckedAttestations(ignored="attestations are taken from trusted publishers alone")
     try:
         import pypi_attestations as library
     except ModuleNotFoundError:
-        return Outcome(ignored="this hub checks none: its extra `wander-hub[attestations]` is missing")
+        return CheckedAttestations(
+            ignored="this hub checks none: its extra `wander-hub[attestations]` is missing"
+        )
     publisher = _publisher(claims)
     if publisher is None:
-        return Outcome(ignored=f"attestations of `{claims.get('kind')}` publishers are not known")
+        return CheckedAttestations(ignored=f"attestations of `{claims.get('kind')}` publishers are not known")
     attestations = [_check(one, publisher, filename, sha256) for one in found]
     bundle = library.AttestationBundle(publisher=publisher, attestations=attestations)
     provenance = library.Provenance(attestation_bundles=[bundle])
-    return Outcome(provenance=provenance.model_dump(mode="json"))
+    return CheckedAttestations(provenance=provenance.model_dump(mode="json"))
 
 
-def keep(session: Session, environment: Environment, attested: Mapping[str, Outcome]) -> bool:
+def keep(session: Session, environment: Environment, attested: Mapping[str, CheckedAttestations]) -> bool:
     """Attach provenance to files by their names, the first of each for good; tell whether any is new.
 
     The index has to be written after it.

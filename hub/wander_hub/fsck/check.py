@@ -57,7 +57,7 @@ _PAGE = tuple(column.key for column in IndexPage.__table__.columns)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """Something that does not fit together."""
 
     code: str
@@ -94,7 +94,7 @@ def check(
     quick: bool = False,
     links: PublicFiles | None = None,
     settings: Settings | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     """Yield all findings; `quick` compares sizes of objects without reading them.
 
     The settings say who hands out jobs, and whether runs need one that plays them; without any they do not.
@@ -129,12 +129,12 @@ def check(
         if repair:
             links.repair()
         for path in sorted(wrong_links):
-            yield Finding("link_extra", str(path), "nginx would send what it must not", repaired=repair)
+            yield Mismatch("link_extra", str(path), "nginx would send what it must not", repaired=repair)
         for path in sorted(missing):
-            yield Finding("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
+            yield Mismatch("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
 
 
-def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Finding]:
+def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Mismatch]:
     """Look for runs that no job reads or replays."""
     queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
@@ -143,10 +143,10 @@ def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[F
         if repair:
             with database.write(HUB) as session:
                 verification.request_after_post(session, queue, settings, run_id)
-        yield Finding("job_missing", run_id, "no job verifies it", repaired=repair)
+        yield Mismatch("job_missing", run_id, "no job verifies it", repaired=repair)
 
 
-def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:
+def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Mismatch]:
     with database.read(HUB) as session:
         parts = objects.parts_of_digests(session)
     for part in parts:
@@ -155,7 +155,7 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
 
 def _objects_of(
     database: Database, storage: Storage, part: tuple[str, str], *, repair: bool, quick: bool
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     # Rows before objects: an upload stores its object first, so what rows point to is there by then.
     with database.read(HUB) as session:
         expected: dict[str, list[tuple[int | None, str]]] = {}
@@ -166,12 +166,12 @@ def _objects_of(
         found = stored.get(sha256)
         whats = ", ".join(what for _, what in claims)
         if found is None:
-            yield Finding("object_missing", sha256, f"needed by {whats}")
+            yield Mismatch("object_missing", sha256, f"needed by {whats}")
         elif not quick and storage.digest(sha256) != sha256:
-            yield Finding("object_corrupt", sha256, f"its bytes are not those of {whats}")
+            yield Mismatch("object_corrupt", sha256, f"its bytes are not those of {whats}")
         elif any(size not in (None, found.size) for size, _ in claims):
             if quick:
-                yield Finding("object_corrupt", sha256, f"{found.size:,} bytes are not the size of {whats}")
+                yield Mismatch("object_corrupt", sha256, f"{found.size:,} bytes are not the size of {whats}")
             else:
                 if repair:  # the bytes are right, so the row is not
                     with database.write(HUB) as session:
@@ -180,18 +180,18 @@ def _objects_of(
                                 update(table).where(table.sha256 == sha256).values(size=found.size)
                             )
                 detail = f"{found.size:,} bytes, other than told of {whats}"
-                yield Finding("size_wrong", sha256, detail, repaired=repair)
+                yield Mismatch("size_wrong", sha256, detail, repaired=repair)
     oldest = now() - GRACE
     for sha256 in sorted(set(stored) - set(expected)):
         if stored[sha256].modified_at < oldest:
             removed = repair and objects.discard(database, storage, [sha256]) == [sha256]
             size = stored[sha256].size
-            yield Finding("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
+            yield Mismatch("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
 
 
 def _run(
     database: Database, storage: Storage, run_id: str, broken: Set[str], *, repair: bool
-) -> Finding | None:
+) -> Mismatch | None:
     """Derive the numbers of a run from its rollouts and tell what is otherwise.
 
     A run that needs one of the `broken` objects is passed over: its rollouts cannot be read.
@@ -204,7 +204,7 @@ def _run(
         if derived is None:
             return None
         if derived.sha256 != run.sha256:
-            return Finding("run_changed", run_id, "its rollouts and manifest are not those of its digest")
+            return Mismatch("run_changed", run_id, "its rollouts and manifest are not those of its digest")
         right = derived.summary.model_dump(mode="json")
         wrong = [f"summary.{name}" for name, value in right.items() if run.summary.get(name) != value]
         wrong += [f"summary.{name}" for name in run.summary if name not in right]
@@ -224,7 +224,7 @@ def _run(
             storage.put(io.BytesIO(derived.order))
         with database.write(HUB) as session:
             _mend_run(session, run_id, derived)
-    return Finding("aggregates_wrong", run_id, ", ".join(wrong), repaired=repair)
+    return Mismatch("aggregates_wrong", run_id, ", ".join(wrong), repaired=repair)
 
 
 def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> Derived | None:
@@ -269,7 +269,7 @@ def _mend_run(session: Session, run_id: str, derived: Derived) -> None:
         run.level, run.level_reason = level_of(manifest, derived.summary)
 
 
-def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:
+def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
     """Place an environment's runs on its boards anew and tell what that changes."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
@@ -281,7 +281,7 @@ def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Fi
         session.expire_all()
         right = _describe_boards(session, environment)
         found = [
-            Finding("board_wrong", label, f"board `{key[1]}`: {', '.join(differences)}", repaired=repair)
+            Mismatch("board_wrong", label, f"board `{key[1]}`: {', '.join(differences)}", repaired=repair)
             for key in sorted(set(shown) | set(right))
             if (differences := _compare_boards(shown.get(key), right.get(key)))
         ]
@@ -326,7 +326,7 @@ def _load(session: Session, environment_id: int) -> Environment:
     return found
 
 
-def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:
+def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
     """Derive totals and pages of an environment anew and tell what that changes."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
@@ -341,13 +341,13 @@ def _environment(database: Database, environment_id: int, *, repair: bool) -> li
         right = _pages(session, pages.pages_of(session, environment.id))
         found = _page_findings(label, shown, right, repaired=repair)
         if wrong:
-            found.append(Finding("totals_wrong", label, ", ".join(wrong), repaired=repair))
+            found.append(Mismatch("totals_wrong", label, ", ".join(wrong), repaired=repair))
         if not (repair and found):
             session.rollback()
     return found
 
 
-def _owner(database: Database, owner_id: int, *, repair: bool) -> list[Finding]:
+def _owner(database: Database, owner_id: int, *, repair: bool) -> list[Mismatch]:
     """Derive an owner's list of projects anew and tell whether that changes it."""
     with database.write(HUB) as session:
         owner = session.get_one(Owner, owner_id)
@@ -378,16 +378,16 @@ def _page_findings(
     right: dict[str, tuple[Any, ...]],
     *,
     repaired: bool,
-) -> list[Finding]:
+) -> list[Mismatch]:
     found = []
     for project in sorted(set(shown) | set(right)):
         page = f"the page of `{project}`" if project else "the list of projects"
         if project not in shown:
-            found.append(Finding("page_missing", label, f"{page} is not stored", repaired=repaired))
+            found.append(Mismatch("page_missing", label, f"{page} is not stored", repaired=repaired))
         elif project not in right:
-            found.append(Finding("page_extra", label, f"{page} shows what is not there", repaired=repaired))
+            found.append(Mismatch("page_extra", label, f"{page} shows what is not there", repaired=repaired))
         elif shown[project] != right[project]:
-            found.append(Finding("page_stale", label, f"{page} is not what it should be", repaired=repaired))
+            found.append(Mismatch("page_stale", label, f"{page} is not what it should be", repaired=repaired))
     return found
 
 

@@ -53,7 +53,7 @@ class Spending(Base):
     spent: Mapped[int] = mapped_column(BigInteger)
 
 
-class Budget:
+class RequestBudget:
     """So many requests a minute for each who makes some; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
@@ -107,17 +107,17 @@ class Budget:
         }
 
 
-class Limits:
+class RequestLimits:
     """The budgets of one process: reading, writing, uploads and failed authentication."""
 
     def __init__(self, settings: Settings) -> None:
-        self._reads = Budget("reads", settings.reads_per_minute)
-        self._writes = Budget("writes", settings.writes_per_minute)
-        self._uploads = Budget("uploads", settings.uploads_per_minute)
-        self._failures = Budget("failures", settings.failures_per_minute)
+        self._reads = RequestBudget("reads", settings.reads_per_minute)
+        self._writes = RequestBudget("writes", settings.writes_per_minute)
+        self._uploads = RequestBudget("uploads", settings.uploads_per_minute)
+        self._failures = RequestBudget("failures", settings.failures_per_minute)
         self._proven: OrderedDict[str, None] = OrderedDict()
 
-    def untold(self) -> list[tuple[Budget, dict[str, int]]]:
+    def untold(self) -> list[tuple[RequestBudget, dict[str, int]]]:
         """Return what other processes are to be told, by budget."""
         budgets = (self._reads, self._writes, self._uploads, self._failures)
         return [(one, told) for one in budgets if (told := one.untold())]
@@ -156,7 +156,7 @@ class Limits:
             if len(self._proven) > _MOST_PROVEN:
                 self._proven.popitem(last=False)
 
-    def _budget_for(self, scope: Scope) -> Budget:
+    def _budget_for(self, scope: Scope) -> RequestBudget:
         path: str = scope["path"]
         if scope["method"] in _SAFE:
             return self._reads
@@ -165,7 +165,7 @@ class Limits:
         return self._writes
 
 
-def agree(database: Database, untold: list[tuple[Budget, dict[str, int]]]) -> None:
+def agree(database: Database, untold: list[tuple[RequestBudget, dict[str, int]]]) -> None:
     """Tell other processes what was spent here, and hear what was spent there."""
     counts = {budget.key(who): count for budget, told in untold for who, count in told.items()}
     on_postgresql = database.engine.dialect.name == "postgresql"
@@ -234,7 +234,7 @@ def network_of(host: str) -> str:
     return str(mapped or IPv6Address(int(address) >> 64 << 64))
 
 
-def _refusal(budget: Budget, who: str, detail: str) -> JSONResponse:
+def _refusal(budget: RequestBudget, who: str, detail: str) -> JSONResponse:
     headers = budget.headers(who)
     setting = f"WANDER_HUB_{budget.name.upper()}_PER_MINUTE"
     hint = f"wait {headers['Retry-After']} seconds; the hub's operator sets `{setting}`"

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from wander_hub.database import ContentRevision, Database
 from wander_hub.index import rendering, repository, service
 from wander_hub.index.negotiation import JSON_V1
-from wander_hub.index.schemas import Page, Place
+from wander_hub.index.schemas import IndexedProject, RenderedPage
 
 Statement: TypeAlias = Select[*tuple[Any, ...]]
 Row: TypeAlias = tuple[Any, ...]
@@ -49,17 +49,17 @@ class AnonymousReader:
         self._changes: sqlite3.Cursor | None = None
         self._statements: dict[Any, str | Statement] = {}
 
-    async def page(self, place: Place, media_type: str, encoding: str | None) -> Page | None:
+    async def page(self, place: IndexedProject, media_type: str, encoding: str | None) -> RenderedPage | None:
         """Return a page; None when not everybody may see it."""
         key = ("page" if place.project else "list", place.shape, media_type == JSON_V1, encoding)
         values = place.values() if place.project else {**place.values(), "nothing": rendering.root_json([])}
         found = await self._one(key, lambda: repository.page_query(place, media_type, encoding), values)
-        return Page.of(found, media_type, encoding) if found is not None else None
+        return RenderedPage.of(found, media_type, encoding) if found is not None else None
 
-    async def combined_root(self, media_type: str) -> Page:
+    async def combined_root(self, media_type: str) -> RenderedPage:
         """Return the list of the combined index as the public sees it, made from rows."""
 
-        def make() -> Page:
+        def make() -> RenderedPage:
             with self._database.read() as session:
                 return service.render_combined_root(session, media_type)
 
@@ -83,7 +83,7 @@ class AnonymousReader:
         found = await self._one("revision", lambda: query, {})
         return f"{found[0]} {found[1]}" if found is not None else None
 
-    async def file(self, place: Place, filename: str) -> PublicFile | None:
+    async def file(self, place: IndexedProject, filename: str) -> PublicFile | None:
         """Return a distribution file that anybody may download."""
         values = place.values() | {"filename": filename}
         found = await self._one(("file", place.shape), lambda: repository.file_query(place), values)

@@ -31,7 +31,7 @@ from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.index.namespaces import covers
 from wander_hub.index.negotiation import PLAIN_HTML, choose_encoding, negotiate
-from wander_hub.index.schemas import Page, Place
+from wander_hub.index.schemas import IndexedProject, RenderedPage
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -74,7 +74,7 @@ _NOTHING: Message = {"type": "http.response.body", "body": b""}
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
-class Answer(NamedTuple):
+class StoredAnswer(NamedTuple):
     """An answer that is the same for everybody who asks for it in one format and encoding."""
 
     etag: str
@@ -100,7 +100,7 @@ class DirectIndex:
         self._downloads = downloads
         self._storage = storage
         self._settings = settings
-        self._kept: dict[tuple[str, ...], Answer] = {}
+        self._kept: dict[tuple[str, ...], StoredAnswer] = {}
         self._kept_bytes, self._kept_at = 0, -1
 
     async def answer(self, scope: Scope, send: Send) -> bool:
@@ -125,7 +125,7 @@ class DirectIndex:
             self._keep(key, answer, change)
         return await self._send(scope, send, answer, asked)
 
-    def _keep(self, key: tuple[str, ...], answer: Answer, change: int | None) -> None:
+    def _keep(self, key: tuple[str, ...], answer: StoredAnswer, change: int | None) -> None:
         # It was read after the change that it is kept under, so what is kept may be newer, never older.
         if change is None or change != self._kept_at:
             return
@@ -139,24 +139,26 @@ class DirectIndex:
         self._kept.clear()
         self._kept_bytes, self._kept_at = 0, -1 if change is None else change
 
-    async def _find(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
+    async def _find(self, path: str, media_type: str | None, encoding: str | None) -> StoredAnswer | None:
         if path == "/simple/" and media_type:
             return page_answer(await self._reader.combined_root(media_type))
         if found := _PAGE.fullmatch(path):
             owner, project, listed = found.groups()
             if media_type is None:
                 return None
-            page = await self._reader.page(Place(listed or owner, project or ""), media_type, encoding)
+            page = await self._reader.page(
+                IndexedProject(listed or owner, project or ""), media_type, encoding
+            )
             return page_answer(page) if page is not None else None
         if (found := _SOLE.fullmatch(path)) and media_type:
-            page = await self._reader.page(Place(*found.groups()), media_type, encoding)
+            page = await self._reader.page(IndexedProject(*found.groups()), media_type, encoding)
             return page_answer(page) if page is not None else None
         if found := _FILE.fullmatch(path):
             owner, project, filename, metadata = found.groups()
-            return await self._file(Place(owner, project), filename, metadata)
+            return await self._file(IndexedProject(owner, project), filename, metadata)
         return None
 
-    async def _file(self, place: Place, filename: str, metadata: str | None) -> Answer | None:
+    async def _file(self, place: IndexedProject, filename: str, metadata: str | None) -> StoredAnswer | None:
         file = await self._reader.file(place, filename)
         if file is None or (metadata and file.core_metadata is None):
             return None
@@ -169,10 +171,10 @@ class DirectIndex:
         unchanged.append((b"accept-ranges", b"bytes"))
         headers = [*unchanged, _BYTES]
         if (elsewhere := redirect_object(self._settings, self._storage, file.sha256, "GET")) is None:
-            return Answer(etag, unchanged, headers, await self._small(file), file.version_id, file)
+            return StoredAnswer(etag, unchanged, headers, await self._small(file), file.version_id, file)
         _status, name, value = elsewhere  # nginx, since the store is a folder
         headers += [(name.lower().encode(), value.encode()), _length(0)]
-        return Answer(etag, unchanged, headers, b"", file.version_id)
+        return StoredAnswer(etag, unchanged, headers, b"", file.version_id)
 
     async def _small(self, file: PublicFile) -> bytes:
         """Return the bytes of a small file; none where they are missing or cut off, which is said later."""
@@ -184,7 +186,7 @@ class DirectIndex:
             return b""
         return body if len(body) == file.size else b""
 
-    async def _send(self, scope: Scope, send: Send, answer: Answer, asked: Asked) -> bool:
+    async def _send(self, scope: Scope, send: Send, answer: StoredAnswer, asked: Asked) -> bool:
         named = (_REQUEST_ID, name_request(asked.get(b"x-request-id")).encode())
         held = asked.get(b"if-none-match")
         if held is not None and (held == answer.etag or holds(held, answer.etag)):
@@ -204,7 +206,9 @@ class DirectIndex:
         await send({"type": "http.response.body", "body": body} if scope["method"] == "GET" else _NOTHING)
         return True
 
-    async def _object(self, scope: Scope, send: Send, answer: Answer, headers: Headers, asked: Asked) -> bool:
+    async def _object(
+        self, scope: Scope, send: Send, answer: StoredAnswer, headers: Headers, asked: Asked
+    ) -> bool:
         file = answer.file
         assert file is not None
         method, sha256 = scope["method"], file.sha256
@@ -227,7 +231,7 @@ class DirectIndex:
             self._count(scope, answer)
         return True
 
-    def _count(self, scope: Scope, answer: Answer) -> None:
+    def _count(self, scope: Scope, answer: StoredAnswer) -> None:
         if answer.version_id is not None and scope["method"] == "GET":
             self._downloads.note(answer.version_id)
 
@@ -255,7 +259,7 @@ def file_caching(owner: str | None, project: str, *, private: bool = False) -> s
     return PRIVATE if private else IMMUTABLE
 
 
-def page_answer(page: Page) -> Answer:
+def page_answer(page: RenderedPage) -> StoredAnswer:
     """Return how a page is answered."""
     kind = f"{page.media_type}; charset=utf-8" if page.media_type == PLAIN_HTML else page.media_type
     etag = f'"{page.etag}"'
@@ -263,16 +267,16 @@ def page_answer(page: Page) -> Answer:
     headers = [*unchanged, (b"content-type", kind.encode()), _length(len(page.body))]
     if page.encoding:
         headers.append((b"content-encoding", page.encoding.encode()))
-    return Answer(etag, unchanged, headers, page.body)
+    return StoredAnswer(etag, unchanged, headers, page.body)
 
 
-def metadata_answer(file: PublicFile | File, caching: str) -> Answer | None:
+def metadata_answer(file: PublicFile | File, caching: str) -> StoredAnswer | None:
     """Return how the METADATA of a wheel is answered; None for a file that is served without."""
     if file.core_metadata is None:
         return None
     body = file.core_metadata.encode()
     etag, unchanged = _unchanged(file.core_metadata_sha256 or "", caching)
-    return Answer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
+    return StoredAnswer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
 
 
 def _unchanged(digest: str, caching: str) -> tuple[str, Headers]:

@@ -29,7 +29,7 @@ from wander_hub.environments.models import Environment, File
 from wander_hub.identity import HUB
 from wander_hub.index import repository
 from wander_hub.index.namespaces import covers, namespaces_of
-from wander_hub.index.schemas import Place
+from wander_hub.index.schemas import IndexedProject
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.storage import Storage
 
@@ -122,7 +122,7 @@ class PublicFiles:
         query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
         if environment_id is not None:
             query = query.where(Environment.id == environment_id)
-        places: dict[tuple[str, str], list[Place]] = {}
+        places: dict[tuple[str, str], list[IndexedProject]] = {}
         for owner, filename, sha256, environment in session.execute(query).all():
             key = owner, names.distribution_of(filename)
             if key not in places:
@@ -130,7 +130,7 @@ class PublicFiles:
             for place in places[key]:
                 yield self._path(place, filename), sha256, environment
 
-    def _remove_but(self, place: Place, files: Mapping[str, str]) -> None:
+    def _remove_but(self, place: IndexedProject, files: Mapping[str, str]) -> None:
         with contextlib.suppress(FileNotFoundError):  # nothing was ever offered there
             for path in self._path(place).iterdir():
                 sha256 = files.get(path.name)
@@ -142,7 +142,7 @@ class PublicFiles:
         assert content is not None
         return os.path.relpath(content, path.parent)  # so the data folder may be moved
 
-    def _path(self, place: Place, filename: str = "") -> Path:
+    def _path(self, place: IndexedProject, filename: str = "") -> Path:
         return self._folder / (place.owner or "") / "files" / place.project / filename
 
 
@@ -156,16 +156,16 @@ def keep_links(database: Database, storage: Storage, folder: Path, *, wanted: bo
         shutil.rmtree(folder)  # nobody would remove a link from it when a file is hidden
 
 
-def _places(session: Session, owner: str, project: str) -> list[Place]:
+def _places(session: Session, owner: str, project: str) -> list[IndexedProject]:
     """Return where the files of an owner's project are: in its index, and in the combined one if it has it.
 
     The namespace of the hub's own packages is left to the hub, which says how long these may be kept.
     """
-    own = Place(owner, project)
+    own = IndexedProject(owner, project)
     if not covers(owner, project) or covers(BUNDLED_OWNER, project):
         return [own]
     first = repository.owner_of_namespaces(session, namespaces_of(project))
-    return [own, Place(None, project)] if first == owner else [own]
+    return [own, IndexedProject(None, project)] if first == owner else [own]
 
 
 def _is_open(environment: Environment) -> bool:

@@ -18,7 +18,7 @@ from wander_hub.identity import Identity
 from wander_hub.index.models import IndexPage, PrivateName
 from wander_hub.index.namespaces import covers, namespace_owner, namespaces_of
 from wander_hub.index.negotiation import JSON_V1
-from wander_hub.index.schemas import Place
+from wander_hub.index.schemas import IndexedProject
 
 _AT_ONCE = 500
 _SMALL = 1024
@@ -28,7 +28,7 @@ _GZIP_LEVEL, _ZSTD_LEVEL = 2, 1
 
 
 def page_query(
-    place: Place, media_type: str, encoding: str | None, reader: Identity | None = None
+    place: IndexedProject, media_type: str, encoding: str | None, reader: Identity | None = None
 ) -> Select[*tuple[Any, ...]]:
     """Return the query for body, plain tag, and whether it is encoded, of a page that somebody may read.
 
@@ -46,7 +46,7 @@ def page_query(
     return query.where(readable_by(reader))
 
 
-def file_query(place: Place) -> Select[*tuple[Any, ...]]:
+def file_query(place: IndexedProject) -> Select[*tuple[Any, ...]]:
     """Return the query for digest, size, metadata and its digest of a file that anybody may have."""
     described = (File.sha256, File.size, File.core_metadata, File.core_metadata_sha256, File.version_id)
     query = select(*described).join(File.version)
@@ -61,7 +61,7 @@ def downloadable() -> tuple[ColumnElement[bool], ...]:
     return readable_by(None), *present, Environment.quarantine_reason.is_(None)
 
 
-def _has_owner(place: Place) -> ColumnElement[bool]:
+def _has_owner(place: IndexedProject) -> ColumnElement[bool]:
     if not place.shape:
         return Owner.name == bindparam("owner")
     spaces: list[BindParameter[str]] = [bindparam(f"space{number}") for number in range(place.shape)]

@@ -25,10 +25,10 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import JOB_TOKEN
 from wander_hub.index import service
-from wander_hub.index.direct import Answer, file_caching, metadata_answer, page_answer
+from wander_hub.index.direct import StoredAnswer, file_caching, metadata_answer, page_answer
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
-from wander_hub.index.schemas import NamespaceInfo, Page, Place
+from wander_hub.index.schemas import IndexedProject, NamespaceInfo, RenderedPage
 from wander_hub.index.upstream import Upstream
 from wander_hub.storage import Storage
 
@@ -89,7 +89,7 @@ def list_combined_files(
     request: Request, database: HubDatabase, project: str, format: Format = None
 ) -> Response:
     """List the files of a project that lies in its owner's namespace: the page of the owner's index."""
-    return _project_page(request, database, Place(None, project), format)
+    return _project_page(request, database, IndexedProject(None, project), format)
 
 
 @_serve("/{owner}/simple/", _PAGES, 401, 404, 406, 422)
@@ -112,7 +112,7 @@ def list_files(
     format: Format = None,
 ) -> Response:
     """List the files of a project (PEP 503, 592, 629, 658, 691, 700, 714, 792)."""
-    return _project_page(request, database, Place(owner, project), format)
+    return _project_page(request, database, IndexedProject(owner, project), format)
 
 
 @router.api_route("/{owner}/index/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -152,7 +152,7 @@ async def list_sole_files(
         if not held:
             await upstream.pretend(project)
         raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as of any other name
-    if isinstance(found, Page):
+    if isinstance(found, RenderedPage):
         return _answer(request, page_answer(found))
     if found is not None and found.owner is not None:
         return _redirect(request, _index_path(*found), 307)
@@ -171,7 +171,7 @@ async def list_sole_files(
 @router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
 def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, project: str) -> Response:
     """List what is uploaded already, where `hatch publish` looks for it."""
-    return _project_page(request, database, Place(owner, project), None)
+    return _project_page(request, database, IndexedProject(owner, project), None)
 
 
 @_serve("/files/{project}/{filename}.metadata", _BYTES, 401, 403, 404, 410, 422)
@@ -179,7 +179,7 @@ def get_combined_core_metadata(
     request: Request, database: HubDatabase, project: str, filename: FileName
 ) -> Response:
     """Send the METADATA of a wheel of the combined index."""
-    return _core_metadata(request, database, Place(None, project), filename)
+    return _core_metadata(request, database, IndexedProject(None, project), filename)
 
 
 @_serve("/{owner}/files/{project}/{filename}.metadata", _BYTES, 401, 403, 404, 410, 422)
@@ -187,7 +187,7 @@ def get_core_metadata(
     request: Request, database: HubDatabase, owner: str, project: str, filename: FileName
 ) -> Response:
     """Send a wheel's METADATA byte for byte (PEP 658)."""
-    return _core_metadata(request, database, Place(owner, project), filename)
+    return _core_metadata(request, database, IndexedProject(owner, project), filename)
 
 
 @_serve("/files/{project}/{filename}", _FILES, 401, 403, 404, 410, 416, 422)
@@ -195,7 +195,7 @@ def get_combined_file(
     request: Request, database: HubDatabase, storage: HubStorage, project: str, filename: FileName
 ) -> Response:
     """Send a distribution file of the combined index."""
-    return _distribution(request, database, storage, Place(None, project), filename)
+    return _distribution(request, database, storage, IndexedProject(None, project), filename)
 
 
 @_serve("/{owner}/files/{project}/{filename}", _FILES, 401, 403, 404, 410, 416, 422)
@@ -208,10 +208,12 @@ def get_file(
     filename: FileName,
 ) -> Response:
     """Send a distribution file; ranges and conditional requests work."""
-    return _distribution(request, database, storage, Place(owner, project), filename)
+    return _distribution(request, database, storage, IndexedProject(owner, project), filename)
 
 
-def _project_page(request: Request, database: Database, place: Place, wanted: str | None) -> Response:
+def _project_page(
+    request: Request, database: Database, place: IndexedProject, wanted: str | None
+) -> Response:
     media_type = _media_type(request, wanted)
     encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
@@ -219,7 +221,7 @@ def _project_page(request: Request, database: Database, place: Place, wanted: st
     return _answer(request, page_answer(page))
 
 
-def _core_metadata(request: Request, database: Database, place: Place, filename: str) -> Response:
+def _core_metadata(request: Request, database: Database, place: IndexedProject, filename: str) -> Response:
     file, caching, _private = _file(request, database, place, filename)
     answer = metadata_answer(file, caching)
     if answer is None:
@@ -228,7 +230,7 @@ def _core_metadata(request: Request, database: Database, place: Place, filename:
 
 
 def _distribution(
-    request: Request, database: Database, storage: Storage, place: Place, filename: str
+    request: Request, database: Database, storage: Storage, place: IndexedProject, filename: str
 ) -> Response:
     file, caching, private = _file(request, database, place, filename)
     what = (file.sha256, file.size, "application/octet-stream", {"Cache-Control": caching})
@@ -248,7 +250,9 @@ def _is_own(request: Request) -> bool:
     return caller is not None and caller.token.name.startswith(JOB_TOKEN)
 
 
-def _file(request: Request, database: Database, place: Place, filename: str) -> tuple[File, str, bool]:
+def _file(
+    request: Request, database: Database, place: IndexedProject, filename: str
+) -> tuple[File, str, bool]:
     """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
     with database.read(optional_identity(request)) as session:
         file, environment = service.find_file(session, place, filename)
@@ -264,7 +268,7 @@ def _media_type(request: Request, wanted: str | None) -> str:
     return media_type
 
 
-def _answer(request: Request, answer: Answer) -> Response:
+def _answer(request: Request, answer: StoredAnswer) -> Response:
     same = holds(request.headers.get("if-none-match"), answer.etag)
     response = Response(b"" if same else answer.body, 304 if same else 200)
     response.raw_headers = list(answer.unchanged if same else answer.headers)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from wander_hub.index.namespaces import namespaces_of
 
 
-class Place(NamedTuple):
+class IndexedProject(NamedTuple):
     """A project of an owner's index, or with no owner of the combined one."""
 
     owner: str | None
@@ -29,7 +29,7 @@ class Place(NamedTuple):
         return {"project": self.project, **spaces}
 
 
-class Page(NamedTuple):
+class RenderedPage(NamedTuple):
     """The bytes of a page as they are sent."""
 
     body: bytes
@@ -39,7 +39,7 @@ class Page(NamedTuple):
     encoding: str | None = None
 
     @classmethod
-    def of(cls, row: tuple[Any, ...], media_type: str, encoding: str | None) -> Page:
+    def of(cls, row: tuple[Any, ...], media_type: str, encoding: str | None) -> RenderedPage:
         """Return a page from a row of `page_query`."""
         body, etag, encoded = row
         return (

@@ -19,7 +19,7 @@ from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.public_files import PublicFiles
-from wander_hub.index.schemas import NamespaceInfo, Page, Place
+from wander_hub.index.schemas import IndexedProject, NamespaceInfo, RenderedPage
 from wander_hub.names import BUNDLED_OWNER
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
@@ -102,7 +102,7 @@ def write_root(session: Session, owner: Owner) -> None:
     )
 
 
-def find_page(session: Session, place: Place, media_type: str, encoding: str | None) -> Page:
+def find_page(session: Session, place: IndexedProject, media_type: str, encoding: str | None) -> RenderedPage:
     """Return the page of a project as it is stored, or say why there is none for this caller."""
     reader: Identity | None = session.info.get(READER)
     if reader is not None and reader.only_version is not None:
@@ -113,17 +113,17 @@ def find_page(session: Session, place: Place, media_type: str, encoding: str | N
     query = repository.page_query(place, media_type, encoding, reader)
     row = session.execute(query, place.values()).first()
     if row is not None:
-        return Page.of(tuple(row), media_type, encoding)
+        return RenderedPage.of(tuple(row), media_type, encoding)
     owner = place.owner or owner_of(session, place.project)
     _raise_if_moved(session, owner, place)
     raise refuse_missing(
-        session, Place(owner, place.project), f"`{owner}` offers no project `{place.project}`"
+        session, IndexedProject(owner, place.project), f"`{owner}` offers no project `{place.project}`"
     )
 
 
 def find_sole(
     session: Session, owner: str, project: str, media_type: str, encoding: str | None
-) -> Page | Place | None:
+) -> RenderedPage | IndexedProject | None:
     """Return the page or the place of a name that the hub holds, of an owner's sole index.
 
     First comes what the owner has or ever had, then what `wander` has, then what another owner has in its own
@@ -135,13 +135,13 @@ def find_sole(
     bundled = repository.holds(session, BUNDLED_OWNER, project)
     space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
     if mine:
-        return find_page(session, Place(owner, project), media_type, encoding)
+        return find_page(session, IndexedProject(owner, project), media_type, encoding)
     if bundled or namespaces.covers(BUNDLED_OWNER, project):
-        return Place(BUNDLED_OWNER, project)
+        return IndexedProject(BUNDLED_OWNER, project)
     if space is None or not repository.holds(session, space, project):
         return None
-    find_page(session, Place(None, project), media_type, encoding)
-    return Place(None, project)
+    find_page(session, IndexedProject(None, project), media_type, encoding)
+    return IndexedProject(None, project)
 
 
 def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
@@ -150,24 +150,24 @@ def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
     detail = f"neither this hub nor the index behind it has `{project}`"
     if space is not None and space != owner:  # the same answer as for a private name there
         _refuse_strangers(session, space)
-    return refuse_missing(session, Place(owner, project), detail)
+    return refuse_missing(session, IndexedProject(owner, project), detail)
 
 
-def find_root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
+def find_root(session: Session, owner: str, media_type: str, encoding: str | None) -> RenderedPage:
     """Return the owner's list of projects: stored for the public, made for who may see more."""
     if session.info.get(READER) is None:
-        place = Place(owner, "")
+        place = IndexedProject(owner, "")
         values = {**place.values(), "nothing": rendering.root_json([])}
         row = session.execute(repository.page_query(place, media_type, encoding), values).first()
         if row is not None:
-            return Page.of(tuple(row), media_type, encoding)
+            return RenderedPage.of(tuple(row), media_type, encoding)
     projects = repository.projects_of(session, owner)
     if not projects:
         _refuse_strangers(session, owner)
     return _fresh(owner, list(projects), media_type)
 
 
-def find_file(session: Session, place: Place, filename: str) -> tuple[File, Environment]:
+def find_file(session: Session, place: IndexedProject, filename: str) -> tuple[File, Environment]:
     """Return a file that may be had at a place, and its environment."""
     owner, project = place.owner or owner_of(session, place.project), place.project
     environment = environments.environment_named(session, owner, project)
@@ -177,7 +177,7 @@ def find_file(session: Session, place: Place, filename: str) -> tuple[File, Envi
     found = environments.file_of(session, environment, filename) if environment else None
     if environment is None or found is None:
         detail = f"`{owner}/{project}` has no file `{filename}`"
-        raise refuse_missing(session, Place(owner, project), detail, "file_not_found")
+        raise refuse_missing(session, IndexedProject(owner, project), detail, "file_not_found")
     if found.version.deleted_at is not None:
         raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
     if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
@@ -197,7 +197,7 @@ def owner_of(session: Session, project: str) -> str:
     return owner
 
 
-def render_combined_root(session: Session, media_type: str) -> Page:
+def render_combined_root(session: Session, media_type: str) -> RenderedPage:
     """Return the list of the combined index, made from rows: few want it, every change alters it."""
     return _fresh("all namespaces", [name for name, _ in _list_combined(session)], media_type)
 
@@ -239,7 +239,7 @@ def _list_combined(session: Session, around: str | None = None) -> list[tuple[st
     ]
 
 
-def _raise_if_moved(session: Session, owner: str, place: Place) -> None:
+def _raise_if_moved(session: Session, owner: str, place: IndexedProject) -> None:
     """Redirect a name that its environment took to another owner.
 
     What left its namespace is a 404 in the combined index: nobody else can have the name there.
@@ -251,11 +251,11 @@ def _raise_if_moved(session: Session, owner: str, place: Place) -> None:
         raise Moved(moved.owner.name, place.project)
     new = f"{moved.owner.name}/{place.project}"
     detail = f"`{place.project}` is `{new}` now, outside of the namespace `{owner}`"
-    raise refuse_missing(session, Place(owner, place.project), detail)
+    raise refuse_missing(session, IndexedProject(owner, place.project), detail)
 
 
 def refuse_missing(
-    session: Session, place: Place, detail: str, code: str = "project_not_found"
+    session: Session, place: IndexedProject, detail: str, code: str = "project_not_found"
 ) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
@@ -280,7 +280,7 @@ def _sees_all(reader: Identity | None) -> bool:
     )
 
 
-def _may_begin(session: Session, reader: Identity | None, place: Place) -> bool:
+def _may_begin(session: Session, reader: Identity | None, place: IndexedProject) -> bool:
     """Return whether a token is there to publish this name, which is free: its uploader looks it up first."""
     if reader is None or reader.only_new is None or reader.only_new[1] != place.project:
         return False
@@ -302,13 +302,13 @@ def _token_required() -> HubProblem:
     return HubProblem(401, "token_required", detail, hint=hint, headers=dict(CHALLENGE))
 
 
-def _render(project: rendering.Project, media_type: str) -> Page:
+def _render(project: rendering.Project, media_type: str) -> RenderedPage:
     render = rendering.project_json if media_type == JSON_V1 else rendering.project_html
     body = render(project)
-    return Page(body, media_type, repository.etag_of(body))
+    return RenderedPage(body, media_type, repository.etag_of(body))
 
 
-def _fresh(owner: str, projects: list[str], media_type: str) -> Page:
+def _fresh(owner: str, projects: list[str], media_type: str) -> RenderedPage:
     is_json = media_type == JSON_V1
     body = rendering.root_json(projects) if is_json else rendering.root_html(owner, projects)
-    return Page(body, media_type, repository.etag_of(body))
+    return RenderedPage(body, media_type, repository.etag_of(body))

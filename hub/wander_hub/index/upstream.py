@@ -29,7 +29,7 @@ from wander_hub.http.outbound import SharedQuestions
 from wander_hub.http.problems import HubProblem
 from wander_hub.index import rendering, repository
 from wander_hub.index.negotiation import HTML_V1, JSON_V1
-from wander_hub.index.schemas import Page
+from wander_hub.index.schemas import RenderedPage
 
 if TYPE_CHECKING:  # most hubs have no index behind them
     import httpx
@@ -50,10 +50,10 @@ _OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata"
 """What a file's entry keeps beside its name, address and digests (PEP 691, 700, 714)."""
 
 
-class _Kept(NamedTuple):
+class _KeptPages(NamedTuple):
     """What the upstream said of a name, by format and encoding; nothing where it has no such name."""
 
-    pages: dict[tuple[str, str | None], Page]
+    pages: dict[tuple[str, str | None], RenderedPage]
     until: float
 
     @property
@@ -68,16 +68,16 @@ class Upstream:
         self.url = f"{url.rstrip('/')}/" if url else None
         self._transport = transport
         self._http: httpx.AsyncClient | None = None
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptPages] = OrderedDict()
         self._kept_bytes = 0
-        self._questions = SharedQuestions[_Kept]()
+        self._questions = SharedQuestions[_KeptPages]()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._silent_until = 0.0
         self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
         """How long the last answers took that there is none."""
         self._pretended: OrderedDict[str, float] = OrderedDict()
 
-    async def page(self, project: str, media_type: str, encoding: str | None) -> Page | None:
+    async def page(self, project: str, media_type: str, encoding: str | None) -> RenderedPage | None:
         """Return the page of a normalised name; None where there is none, a 503 from a silent upstream."""
         if self.url is None:
             return None
@@ -112,7 +112,7 @@ class Upstream:
             await self._http.aclose()
             self._http = None
 
-    async def _refresh(self, project: str, kept: _Kept | None) -> _Kept:
+    async def _refresh(self, project: str, kept: _KeptPages | None) -> _KeptPages:
         import httpx
 
         now = time.monotonic()
@@ -128,18 +128,18 @@ class Upstream:
                     self._silent_until = now + _SILENT_SECONDS
             if kept is None:
                 raise _silence(project) from error
-            found = _Kept(kept.pages, now + _SILENT_SECONDS)
+            found = _KeptPages(kept.pages, now + _SILENT_SECONDS)
         self._keep(project, found)
         return found
 
-    def _keep(self, project: str, found: _Kept) -> None:
+    def _keep(self, project: str, found: _KeptPages) -> None:
         before = self._kept.pop(project, None)
         self._kept_bytes += found.size - (before.size if before else 0)
         self._kept[project] = found
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size
 
-    async def _ask(self, project: str) -> _Kept:
+    async def _ask(self, project: str) -> _KeptPages:
         import httpx
 
         if self._http is None:
@@ -154,7 +154,7 @@ class Upstream:
             ):
                 if answer.status_code in (404, 410):
                     self._waits.append(time.monotonic() - begun)
-                    return _Kept({}, time.monotonic() + _MISSING_SECONDS)
+                    return _KeptPages({}, time.monotonic() + _MISSING_SECONDS)
                 answer.raise_for_status()
                 async for chunk in answer.aiter_bytes():
                     body += chunk
@@ -163,7 +163,7 @@ class Upstream:
             raise httpx.ReadTimeout(f"no whole answer within {_TIMEOUT_SECONDS:g} s") from error
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         pages = await run_in_threadpool(_read, project, kind, bytes(body), str(answer.url))
-        return _Kept(pages, time.monotonic() + _FOUND_SECONDS)
+        return _KeptPages(pages, time.monotonic() + _FOUND_SECONDS)
 
 
 def _silence(project: str) -> HubProblem:
@@ -176,7 +176,7 @@ def _silence(project: str) -> HubProblem:
     )
 
 
-def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], Page]:
+def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], RenderedPage]:
     """Return a page of the upstream in every format and encoding; raises `ValueError` for what is none."""
     if kind == JSON_V1:
         data = read_json(body, UPSTREAM_PAGE)
@@ -193,14 +193,14 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
         JSON_V1: _render_json(project, entries, [version for _, version in found]),
         HTML_V1: rendering.list_html(title, list(map(rendering.link_to, entries))),
     }
-    pages: dict[tuple[str, str | None], Page] = {}
+    pages: dict[tuple[str, str | None], RenderedPage] = {}
     for form, plain in bodies.items():
         tag = repository.etag_of(plain)
         gzip, zstd = repository.compress(plain)
-        pages[form, None] = Page(plain, form, tag)
+        pages[form, None] = RenderedPage(plain, form, tag)
         for encoding, packed in (("gzip", gzip), ("zstd", zstd)):
             if packed is not None:
-                pages[form, encoding] = Page(packed, form, f"{tag}-{encoding}", encoding)
+                pages[form, encoding] = RenderedPage(packed, form, f"{tag}-{encoding}", encoding)
     return pages
 
 

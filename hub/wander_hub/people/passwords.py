@@ -30,13 +30,13 @@ def hash_password(password: str, user: str) -> str:
 
 def hash_again(password: str) -> str:
     """Return what is kept of a password that was good enough when it was chosen."""
-    with _Slot():
+    with _HashingSlot():
         return _hasher.hash(password)
 
 
 def verify(password: str, kept: str | None) -> bool:
     """Tell whether a password is the one that was kept; it takes as long when none was."""
-    with _Slot():
+    with _HashingSlot():
         try:
             return _hasher.verify(kept or _nobodys(), password[: LONGEST + 1]) and kept is not None
         except (VerificationError, InvalidHashError):
@@ -48,7 +48,7 @@ def is_outdated(kept: str) -> bool:
     return _hasher.check_needs_rehash(kept)
 
 
-class _Slot:
+class _HashingSlot:
     """A place among those who compute at once: guessing must not take all threads, nor all memory."""
 
     def __enter__(self) -> None:

@@ -30,7 +30,7 @@ _LONGEST_SUBJECT = 255
 
 
 @dataclass(frozen=True)
-class Visit:
+class SignInVisit:
     """One way to the provider and back, as a browser's cookie remembers it."""
 
     secret: str
@@ -40,12 +40,12 @@ class Visit:
     """The cookie of whose account is linked, so that no other browser can end this; empty to sign in."""
 
     @classmethod
-    def begin(cls, following: str, session: str = "") -> Visit:
+    def begin(cls, following: str, session: str = "") -> SignInVisit:
         """Return a new one."""
         return cls(secrets.token_urlsafe(_SECRET_BYTES), following, session)
 
     @classmethod
-    def of(cls, cookie: str, session: str) -> Visit:
+    def of(cls, cookie: str, session: str) -> SignInVisit:
         """Return the one that a cookie remembers."""
         secret, _, rest = cookie.partition(".")
         linking, _, following = rest.partition(".")
@@ -76,7 +76,7 @@ class Provider:
         self._asked_at = self._silent_until = float("-inf")
         self._questions = SharedQuestions[None]()
 
-    async def address(self, visit: Visit, redirect_uri: str) -> str:
+    async def address(self, visit: SignInVisit, redirect_uri: str) -> str:
         """Return where the browser is sent."""
         fields = {
             "response_type": "code",
@@ -91,7 +91,9 @@ class Provider:
         address = str((await self._discovered())["authorization_endpoint"])
         return f"{address}{'&' if '?' in address else '?'}{urlencode(fields)}"
 
-    async def claims(self, visit: Visit, answer: Mapping[str, str], redirect_uri: str) -> dict[str, Any]:
+    async def claims(
+        self, visit: SignInVisit, answer: Mapping[str, str], redirect_uri: str
+    ) -> dict[str, Any]:
         """Return what the provider says of who came back with its answer; raise a 403 for what is wrong."""
         if not hmac.compare_digest(answer.get("state", "").encode(), visit.derive("state").encode()):
             raise refusal("wrong_state", "this is not the way back of a visit that began here")
@@ -113,7 +115,7 @@ class Provider:
         self._require_allowed(claims)
         return claims
 
-    async def _trade(self, code: str, visit: Visit, redirect_uri: str) -> str:
+    async def _trade(self, code: str, visit: SignInVisit, redirect_uri: str) -> str:
         """Return the identity token that the provider gives for a code."""
         client, document = self.settings.client_id, await self._discovered()
         fields = {

@@ -17,7 +17,7 @@ from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner, User
 from wander_hub.attestations import verification as attestations
-from wander_hub.attestations.verification import Outcome
+from wander_hub.attestations.verification import CheckedAttestations
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
@@ -78,7 +78,7 @@ def publish(
     visibility: Visibility | None = None,
     open_days: int | None = None,
     compared: Mapping[str, Sequence[str]] | None = None,
-    attested: Mapping[str, Outcome] | None = None,
+    attested: Mapping[str, CheckedAttestations] | None = None,
 ) -> Published:
     """Record files of one version whose objects are stored: all, or none for the fault of one.
 

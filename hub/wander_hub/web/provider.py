@@ -18,7 +18,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Identity
 from wander_hub.people import attempts, identities
-from wander_hub.people.provider import Provider, Visit, refusal
+from wander_hub.people.provider import Provider, SignInVisit, refusal
 from wander_hub.web.sign_in import Next, local_path, login_page, signed_in
 from wander_hub.web.templates import page
 
@@ -31,7 +31,7 @@ _COOKIE, _SECONDS = "oidc", 600
 @router.get("/login/oidc")
 async def leave(request: Request, base_url: BaseUrl, next: Next = "/") -> Response:
     """Send the browser to the provider."""
-    visit = Visit.begin(local_path(next))
+    visit = SignInVisit.begin(local_path(next))
     return await _leave(request, base_url, visit, lambda address: RedirectResponse(address, 303))
 
 
@@ -44,7 +44,7 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
     if caller is None or caller.browser_session is None:
         refused = HubProblem(401, "not_signed_in", "sign in with your password before you link an account")
         return await _refuse(request, refused)
-    visit = Visit.begin("/login", cookies.read(request, base_url) or "")
+    visit = SignInVisit.begin("/login", cookies.read(request, base_url) or "")
     return await _leave(
         request, base_url, visit, lambda address: page(request, "leave.html", address=address)
     )
@@ -59,7 +59,7 @@ async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Res
     try:
         if cookie is None:
             raise refusal("wrong_state", "this is not the way back of a visit that began here")
-        visit = Visit.of(cookie, cookies.read(request, base_url) or "")
+        visit = SignInVisit.of(cookie, cookies.read(request, base_url) or "")
         caller = await run_in_threadpool(_begin_attempt, request, visit)
         claims = await provider.claims(visit, request.query_params, base_url + _BACK)
         answer = await run_in_threadpool(_welcome, request, base_url, visit, caller, claims)
@@ -69,7 +69,7 @@ async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Res
     return answer
 
 
-def _begin_attempt(request: Request, visit: Visit) -> Identity | None:
+def _begin_attempt(request: Request, visit: SignInVisit) -> Identity | None:
     """Return whose account a visit links, None for one that signs in; each counts as an attempt."""
     caller = optional_identity(request) if visit.session else None
     if visit.session and (caller is None or caller.browser_session is None):
@@ -79,7 +79,7 @@ def _begin_attempt(request: Request, visit: Visit) -> Identity | None:
 
 
 def _welcome(
-    request: Request, base_url: str, visit: Visit, caller: Identity | None, claims: dict[str, Any]
+    request: Request, base_url: str, visit: SignInVisit, caller: Identity | None, claims: dict[str, Any]
 ) -> Response:
     """Sign in whom the provider names, or link their account to the caller's."""
     database, settings = request.app.state.database, request.app.state.settings
@@ -99,7 +99,9 @@ def _welcome(
     return signed_in(begun, settings, base_url, following) if begun else RedirectResponse(following, 303)
 
 
-async def _leave(request: Request, base_url: str, visit: Visit, lead: Callable[[str], Response]) -> Response:
+async def _leave(
+    request: Request, base_url: str, visit: SignInVisit, lead: Callable[[str], Response]
+) -> Response:
     """Return what leads to the provider; the browser remembers the visit."""
     try:
         answer = lead(await _provider(request).address(visit, base_url + _BACK))

@@ -59,7 +59,7 @@ def find_code_uses(own: str) -> list[CodeUse]:
             continue
         try:
             tree = ast.parse(read_plain_file(file, _LARGEST_SOURCE))
-            reader = _Reader(file.name, tree)
+            reader = _CodeReader(file.name, tree)
             reader.visit(tree)
         except (OSError, SyntaxError, ValueError):  # loading tells
             continue
@@ -69,7 +69,7 @@ def find_code_uses(own: str) -> list[CodeUse]:
     return list(dict.fromkeys(found))
 
 
-class _Reader(ast.NodeVisitor):
+class _CodeReader(ast.NodeVisitor):
     """Walks through one module."""
 
     def __init__(self, file: str, tree: ast.Module) -> None:

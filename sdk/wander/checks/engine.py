@@ -18,7 +18,7 @@ from wander.checks.clock import CLOCK
 from wander.checks.findings import earned_by_player, findings_of_first, findings_of_second
 from wander.checks.package import check_package
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
-from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
+from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, check_result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
@@ -108,7 +108,7 @@ def check_environment(
         found.update({each.id: each for each in findings_of_second(first, second)})
         if "dataset.stable" in found:
             found["dataset.stable"].seconds = time.monotonic() - began - took
-    report.checks = [found.get(check) or result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
+    report.checks = [found.get(check) or check_result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
     report.seconds = time.monotonic() - started
     return report
 

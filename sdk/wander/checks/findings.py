@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from wander.checks.leaks import SHARE, find_telling_tool
+from wander.checks.answer_leaks import SHARE, find_telling_tool
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
-from wander.checks.report import CheckResult, Status, result
+from wander.checks.report import CheckResult, Status, check_result
 from wander.checks.sources import SourceUse
 from wander.evals.replay import first_difference
 
@@ -26,17 +26,17 @@ def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
     if first.lost_while is not None and first.lost_while.startswith("playing"):
         _, _, example = first.lost_while.partition("`")
         example_id = example.partition("`")[0] or None
-        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=example_id)
+        yield check_result("rollout.stops", "fail", _describe_trouble(first), example_id=example_id)
         return
     if first.trouble is not None:
-        yield result("load.works", "fail", _describe_trouble(first))
+        yield check_result("load.works", "fail", _describe_trouble(first))
         return
-    yield result("load.works", "pass", f"in {first.import_seconds + first.load_seconds:.2f} s")
+    yield check_result("load.works", "pass", f"in {first.import_seconds + first.load_seconds:.2f} s")
     if first.heavy:
         heavy = ", ".join(f"`{name}`" for name in first.heavy)
-        yield result("load.light", "fail", f"importing it imports {heavy}")
+        yield check_result("load.light", "fail", f"importing it imports {heavy}")
     else:
-        yield result("load.light", "pass")
+        yield check_result("load.light", "pass")
     yield from _rows(first)
     yield _splits(first)
     yield _prompts(first)
@@ -54,20 +54,20 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
     """Compare the process that played again with the first one."""
     if second.trouble is not None:
         check = "rollout.stops" if (second.lost_while or "").startswith("playing") else "load.works"
-        yield result(
+        yield check_result(
             check, "fail", f"in a second process with another hash seed: {_describe_trouble(second)}"
         )
         return
     if second.import_seconds > SLOW_IMPORT and not first.heavy:
-        yield result("load.light", "warn", f"importing it took {second.import_seconds:.1f} s")
+        yield check_result("load.light", "warn", f"importing it took {second.import_seconds:.1f} s")
     yield from _stable(first, second)
     if first.info is None or not first.plays:
         return
     yield _shared(first, second)
     if first.has_judge or not first.info.deterministic:
         reason = _DECLARED if not first.info.deterministic else _JUDGED
-        yield result("determinism.replay", "skip", reason)
-        yield result("determinism.group", "skip", reason)
+        yield check_result("determinism.replay", "skip", reason)
+        yield check_result("determinism.group", "skip", reason)
         return
     yield _same("determinism.replay", first.plays, second.plays)
     # Compared within one process, so that a set's order counts as a fault of the replay alone.
@@ -91,21 +91,21 @@ def _rows(first: ProbeResult) -> Iterator[CheckResult]:
     ]
     broken = [row for row in first.rows if row.trouble is not None and row not in twice]
     if not first.rows:
-        yield result("dataset.rows", "fail", "there are no rows")
+        yield check_result("dataset.rows", "fail", "there are no rows")
     elif broken:
-        yield result("dataset.rows", "fail", _row_said(broken), example_id=str(broken[0].index))
+        yield check_result("dataset.rows", "fail", _row_said(broken), example_id=str(broken[0].index))
     else:
-        yield result("dataset.rows", "pass", f"{len(first.rows)} read")
+        yield check_result("dataset.rows", "pass", f"{len(first.rows)} read")
     if twice:
-        yield result("dataset.ids", "fail", _row_said(twice), example_id=str(twice[0].index))
+        yield check_result("dataset.ids", "fail", _row_said(twice), example_id=str(twice[0].index))
     elif first.rows:
-        yield result("dataset.ids", "pass")
+        yield check_result("dataset.ids", "pass")
 
 
 def _splits(first: ProbeResult) -> CheckResult:
     """Judge whether what is trained on is also what is measured."""
     if first.shares_rows:
-        return result("dataset.splits", "warn", "there is one set of rows for both splits")
+        return check_result("dataset.splits", "warn", "there is one set of rows for both splits")
     train, measured = (
         [row for row in first.rows if row.split == split and row.content is not None]
         for split in ("train", "eval")
@@ -113,27 +113,27 @@ def _splits(first: ProbeResult) -> CheckResult:
     known = {row.content for row in train}
     again = [row for row in measured if row.content in known]
     if len(known) * 2 < len(train) or not measured:
-        return result("dataset.splits", "pass", "the seed tells examples apart" if train else "")
+        return check_result("dataset.splits", "pass", "the seed tells examples apart" if train else "")
     if 2 * len({row.prompt for row in train}) < len(known):
-        return result("dataset.splits", "pass", "prompts alone do not tell the examples apart")
+        return check_result("dataset.splits", "pass", "prompts alone do not tell the examples apart")
     share = len(again) / len(measured)
     said = f"{len(again)} of {len(measured)} rows of `eval` that were read are rows of `train` ({share:.0%})"
     if again and 10 * len(known) < 9 * len(train):
         said += "; there are so few different ones that some meet by chance"
     status: Status = "warn" if len(again) > 1 and share >= OVERLAP else "pass"
     example_id = again[0].example_id if again and status != "pass" else None
-    return result("dataset.splits", status, said if again else "", example_id=example_id)
+    return check_result("dataset.splits", status, said if again else "", example_id=example_id)
 
 
 def _prompts(first: ProbeResult) -> CheckResult:
     told = first.told
     if told.labelled >= SHARE:
         said = f"of {told.rows} prompts {told.labelled:.0%} hold their answer after a word like `answer:`"
-        return result("prompt.answer", "fail", said, example_id=told.example_id)
+        return check_result("prompt.answer", "fail", said, example_id=told.example_id)
     if told.held >= SHARE:
         said = f"of {told.rows} prompts {told.held:.0%} hold their answer; that may be the task"
-        return result("prompt.answer", "warn", said, example_id=told.example_id)
-    return result("prompt.answer", "pass", f"{told.rows} prompts read" if told.rows else "")
+        return check_result("prompt.answer", "warn", said, example_id=told.example_id)
+    return check_result("prompt.answer", "pass", f"{told.rows} prompts read" if told.rows else "")
 
 
 def _tools(first: ProbeResult) -> CheckResult:
@@ -141,20 +141,20 @@ def _tools(first: ProbeResult) -> CheckResult:
         tool = None if play.player == "gold" else find_telling_tool(play.rollout)
         if tool is not None:
             said = f"player `{play.player}` was given the answer by `{tool}`; that may be the task"
-            return result("tools.answer", "warn", said, example_id=play.rollout.example_id)
-    return result("tools.answer", "pass")
+            return check_result("tools.answer", "warn", said, example_id=play.rollout.example_id)
+    return check_result("tools.answer", "pass")
 
 
 def _judged(first: ProbeResult) -> CheckResult:
     found = first.judged
     if found is None:
-        return result("rewards.judge", "pass", "it asks no judge")
+        return check_result("rewards.judge", "pass", "it asks no judge")
     if found.obeys is not None:
-        return result("rewards.judge", "fail", found.obeys, example_id=found.example_id)
+        return check_result("rewards.judge", "fail", found.obeys, example_id=found.example_id)
     if not found.understood:
         said = "no scripted judge answers in the form that it reads"
-        return result("rewards.judge", "warn", said, example_id=found.example_id)
-    return result("rewards.judge", "pass")
+        return check_result("rewards.judge", "warn", said, example_id=found.example_id)
+    return check_result("rewards.judge", "pass")
 
 
 def _shared(first: ProbeResult, second: ProbeResult) -> CheckResult:
@@ -163,9 +163,9 @@ def _shared(first: ProbeResult, second: ProbeResult) -> CheckResult:
     if second.changed:
         more = f" (and {len(second.changed) - 1} more)" if len(second.changed) > 1 else ""
         said = f"after the same rollouts once more, {second.changed[0]}{more}"
-        return result("determinism.shared", "fail" if first.info.deterministic else "warn", said)
+        return check_result("determinism.shared", "fail" if first.info.deterministic else "warn", said)
     uses = [use for use in first.uses if use.kind == "shared"]
-    return result("determinism.shared", "warn" if uses else "pass", _use_said(uses, declared=False))
+    return check_result("determinism.shared", "warn" if uses else "pass", _use_said(uses, declared=False))
 
 
 def _row_said(rows: list[RowRead]) -> str:
@@ -184,7 +184,7 @@ def _sources(first: ProbeResult) -> Iterator[CheckResult]:
         status: Status = "fail" if own else "warn" if uses else "pass"
         if declared and status == "fail" and kind != "eval":
             status = "pass"
-        yield result(f"sources.{kind}", status, _use_said(own or uses, declared=declared))
+        yield check_result(f"sources.{kind}", status, _use_said(own or uses, declared=declared))
 
 
 def _use_said(uses: list[SourceUse], *, declared: bool) -> str:
@@ -209,62 +209,66 @@ def _faults(first: ProbeResult) -> CheckResult:
             continue
         return _fail("rollout.faults", play, f": {failure.boundary}: {failure.message}")
     if first.closing is not None:
-        return result("rollout.faults", "fail", f"its teardown raised {first.closing.message}")
-    return result("rollout.faults", "pass", f"{len(first.plays)} rollouts played")
+        return check_result("rollout.faults", "fail", f"its teardown raised {first.closing.message}")
+    return check_result("rollout.faults", "pass", f"{len(first.plays)} rollouts played")
 
 
 def _stops(first: ProbeResult) -> CheckResult:
     limit = first.info.max_turns if first.info is not None else None
     if first.hung:
         said = "its rollouts wait for something that never comes"
-        return result("rollout.stops", "fail", said, example_id=first.hung[0])
+        return check_result("rollout.stops", "fail", said, example_id=first.hung[0])
     for play in first.plays:
         turns = len(play.rollout.turns)
         if limit is not None and turns > limit:
             return _fail("rollout.stops", play, f": it took {turns} turns, and `max_turns` is {limit}")
         if play.gave_up and (limit is None or turns >= limit):
             return _fail("rollout.stops", play, f": it goes on after {turns} turns")
-    return result("rollout.stops", "pass")
+    return check_result("rollout.stops", "pass")
 
 
 def _fail(check: str, play: PlayRecord, said: str) -> CheckResult:
     """Return a check that a player's rollout fails; what is said follows the player's name."""
-    return result(check, "fail", f"player `{play.player}`{said}", example_id=play.rollout.example_id)
+    return check_result(check, "fail", f"player `{play.player}`{said}", example_id=play.rollout.example_id)
 
 
 def _check_declaration(first: ProbeResult) -> CheckResult:
     assert first.info is not None
     if not first.info.deterministic:
-        return result("determinism.declared", "pass", "it declares `deterministic=False`")
+        return check_result("determinism.declared", "pass", "it declares `deterministic=False`")
     if first.has_judge:
-        return result("determinism.declared", "fail", "its rubric asks a judge")
+        return check_result("determinism.declared", "fail", "its rubric asks a judge")
     if network := [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]:
         said = f"its rollouts use the network: {_use_said(network, declared=False)}"
-        return result("determinism.declared", "fail", said)
-    return result("determinism.declared", "pass")
+        return check_result("determinism.declared", "fail", said)
+    return check_result("determinism.declared", "pass")
 
 
 def _stable(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
     """Compare the examples of both processes, one by one, and in each those read in another order."""
     if not first.rows:
-        yield result("dataset.stable", "skip", "there are no rows")
-        yield result("dataset.access", "skip", "there are no rows")
+        yield check_result("dataset.stable", "skip", "there are no rows")
+        yield check_result("dataset.access", "skip", "there are no rows")
         return
     others = {(row.split, row.index): (row.digest, row.example_id) for row in second.rows}
     unlike = [row for row in first.rows if others.get((row.split, row.index)) != (row.digest, row.example_id)]
     if unlike:
         said = f"row {unlike[0].index} of `{unlike[0].split}` is another one in the second process"
-        yield result("dataset.stable", "fail", said, example_id=unlike[0].example_id or str(unlike[0].index))
+        yield check_result(
+            "dataset.stable", "fail", said, example_id=unlike[0].example_id or str(unlike[0].index)
+        )
     elif len(first.rows) != len(second.rows):
         said = f"{len(first.rows)} rows in the first process, {len(second.rows)} in the second"
-        yield result("dataset.stable", "fail", said)
+        yield check_result("dataset.stable", "fail", said)
     else:
-        yield result("dataset.stable", "pass")
+        yield check_result("dataset.stable", "pass")
     if moved := [*first.moved, *second.moved]:
         said = f"row {moved[0].index} of `{moved[0].split}` is another one when it is asked for first"
-        yield result("dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index))
+        yield check_result(
+            "dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index)
+        )
     else:
-        yield result("dataset.access", "pass")
+        yield check_result("dataset.access", "pass")
 
 
 def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> CheckResult:
@@ -276,7 +280,7 @@ def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> Chec
         difference = first_difference(play.rollout, others[_key(play)])
         if difference is not None:
             return _fail(check, play, f": {difference}")
-    return result(check, "pass", f"{len(played)} rollouts compared")
+    return check_result(check, "pass", f"{len(played)} rollouts compared")
 
 
 def _without_failures_words(plays: list[PlayRecord]) -> list[PlayRecord]:
@@ -314,20 +318,20 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
     assert first.info is not None
     counted = [each.name for each in first.info.reward_functions if each.weight]
     if not counted:
-        yield result("rewards.weights", "fail", "no reward function has a weight other than 0")
+        yield check_result("rewards.weights", "fail", "no reward function has a weight other than 0")
     else:
-        yield result("rewards.weights", "pass", ", ".join(f"`{name}`" for name in counted))
+        yield check_result("rewards.weights", "pass", ", ".join(f"`{name}`" for name in counted))
     scored = [play for play in first.plays if play.rollout.reward is not None]
     if not scored:
         reason = "no rollout was scored" + (", since its judge is not asked here" if first.has_judge else "")
         for check in ("rewards.bounds", "rewards.gold", *LOW_PLAYERS):
-            yield result(check, "skip", reason)
+            yield check_result(check, "skip", reason)
         return
     low, high = first.info.reward_range or (0.0, 1.0)
     yield _within(scored, low, high)
     if low == high:
         for check in ("rewards.gold", *LOW_PLAYERS):
-            yield result(check, "skip", f"every reward is {low:g} by its bounds")
+            yield check_result(check, "skip", f"every reward is {low:g} by its bounds")
         return
     gold = [play for play in scored if play.player == "gold"]
     yield _high(gold, low, high)
@@ -355,19 +359,19 @@ def _within(scored: list[PlayRecord], low: float, high: float) -> CheckResult:
         assert reward is not None
         if not low - TOLERANCE <= reward <= high + TOLERANCE:
             return _fail("rewards.bounds", play, f" earned {reward:g}, outside {low:g} to {high:g}")
-    return result("rewards.bounds", "pass", f"{low:g} to {high:g}")
+    return check_result("rewards.bounds", "pass", f"{low:g} to {high:g}")
 
 
 def _high(gold: list[PlayRecord], low: float, high: float) -> CheckResult:
     """A right player earns at least the middle of the bounds, on average over the examples."""
     if not gold:
-        return result("rewards.gold", "skip", "no right completion is known: override `gold(example)`")
+        return check_result("rewards.gold", "skip", "no right completion is known: override `gold(example)`")
     mean = fmean(_rewards(gold))
     if mean < (low + high) / 2 - TOLERANCE:
         worst = min(gold, key=lambda play: play.rollout.reward or 0.0)
         said = f"a right player earned {mean:g} on average, in bounds of {low:g} to {high:g}"
-        return result("rewards.gold", "fail", said, example_id=worst.rollout.example_id)
-    return result("rewards.gold", "pass", f"{mean:g} on average")
+        return check_result("rewards.gold", "fail", said, example_id=worst.rollout.example_id)
+    return check_result("rewards.gold", "pass", f"{mean:g} on average")
 
 
 def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: float) -> CheckResult:
@@ -376,7 +380,7 @@ def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: 
     In games whose rewards are negative and positive, 0 is what a draw earns, and a bad player may have it.
     """
     if not plays:
-        return result(check, "skip", "no such rollout was scored")
+        return check_result(check, "skip", "no such rollout was scored")
     low, high = bounds
     limit = low + (top - low) / 2
     if low < 0 < high:
@@ -387,4 +391,4 @@ def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: 
         if mean >= limit - TOLERANCE:
             best = max(own, key=lambda play: play.rollout.reward or 0.0)
             return _fail(check, best, f" earned {mean:g} on average; less than {limit:g} is low")
-    return result(check, "pass", f"{fmean(_rewards(plays)):g} on average")
+    return check_result(check, "pass", f"{fmean(_rewards(plays)):g} on average")

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from wander.checks.report import CHECKS, CheckResult, Status, result
+from wander.checks.report import CHECKS, CheckResult, Status, check_result
 from wander.loading import GROUP, normal_name
 from wander.system.plain_files import read_plain_file
 from wander.wire.gate import read_project
@@ -52,12 +52,12 @@ def check_package(folder: Path | None, name: str, python: Path) -> list[CheckRes
     """
     checks = [check for check in CHECKS if check.startswith("package.")]
     if folder is not None and not folder.is_dir():
-        return [result(check, "skip", "a single file is no package") for check in checks]
+        return [check_result(check, "skip", "a single file is no package") for check in checks]
     about = _read_project(folder) if folder is not None else _read_installed(name, python)
     if isinstance(about, str):
-        return [result(check, "skip", about) for check in checks]
-    faults = {check: result(check, status, said) for check, status, said in _find_faults(about)}
-    return [faults.get(check) or result(check, "pass") for check in checks]
+        return [check_result(check, "skip", about) for check in checks]
+    faults = {check: check_result(check, status, said) for check, status, said in _find_faults(about)}
+    return [faults.get(check) or check_result(check, "pass") for check in checks]
 
 
 def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:

@@ -42,7 +42,7 @@ SHOTGUN = " ".join(
 """A list of the commonest answers: a reward that looks for the answer anywhere in the text finds it here."""
 
 
-class Player(Client):
+class ScriptedPlayer(Client):
     """Plays a script and gives up after a number of turns, so that no check runs for ever."""
 
     def __init__(self, script: Script | Sequence[Reply], limit: int) -> None:

@@ -17,23 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from wander.checks.answer_leaks import find_told
 from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
-from wander.checks.judged import fair_judges, judge_rubrics, try_judges
-from wander.checks.leaks import find_told
+from wander.checks.judge_trials import fair_judges, judge_rubrics, try_judges
+from wander.checks.lasting_state import read_shared
 from wander.checks.players import (
     DEMAND,
     MOST_TURNS,
     NOOP,
     SHOTGUN,
-    Player,
+    ScriptedPlayer,
     gold_script,
     make_calling,
     make_guessing,
     make_repeating,
 )
 from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
-from wander.checks.shared import read_shared
 from wander.checks.sources import SourceUse, SourceWatch
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.replay import ReplayClient
@@ -249,7 +249,7 @@ class Probe:
 class _Table(Client):
     """Gives every rollout its own player."""
 
-    def __init__(self, players: dict[str, Player]) -> None:
+    def __init__(self, players: dict[str, ScriptedPlayer]) -> None:
         self.model = "check"
         self._players = players
 
@@ -260,7 +260,7 @@ class _Table(Client):
         return await self._players[request.rollout_id].complete(request)
 
 
-def _players(env: Environment, example: Example) -> dict[str, Player]:
+def _players(env: Environment, example: Example) -> dict[str, ScriptedPlayer]:
     while isinstance(env, EnvGroup):
         name, example = route_example(example)
         env = env.members[name]
@@ -277,8 +277,8 @@ def _players(env: Environment, example: Example) -> dict[str, Player]:
     }
     if hasattr(env, "offered"):  # tools
         scripts["tools"] = make_calling()
-    players = {name: Player(script, limit) for name, script in scripts.items()}
-    return {"gold": Player(gold, limit), **players} if gold is not None else players
+    players = {name: ScriptedPlayer(script, limit) for name, script in scripts.items()}
+    return {"gold": ScriptedPlayer(gold, limit), **players} if gold is not None else players
 
 
 def _rows(dataset: Dataset, split: Split, most: int) -> list[RowRead]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from wander.checks.judged import JudgedAnswer
-from wander.checks.leaks import ToldAnswer
+from wander.checks.answer_leaks import ToldAnswer
+from wander.checks.judge_trials import JudgedAnswer
 from wander.checks.sources import SourceUse
 from wander.handle import Split
 from wander.types import EnvironmentInfo, Record, Rollout

@@ -224,7 +224,9 @@ class CheckReport(Record):
         return {check.id: check for check in self.checks}[check_id]
 
 
-def result(check_id: str, status: Status, message: str = "", *, example_id: str | None = None) -> CheckResult:
+def check_result(
+    check_id: str, status: Status, message: str = "", *, example_id: str | None = None
+) -> CheckResult:
     """Return a result with the title and the doc of its check."""
     title, doc = CHECKS[check_id]
     return CheckResult(

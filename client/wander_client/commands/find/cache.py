@@ -8,7 +8,7 @@ from wander_client.context import current
 from wander_client.terminal.command import CommandGroup, Option
 
 if TYPE_CHECKING:
-    from wander_client.packages.store import Cached
+    from wander_client.packages.store import CachedEnvironment
 
 app = CommandGroup("See and prune the virtual environments of installed environments.")
 
@@ -108,7 +108,7 @@ def readable(size: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _rows(each: Cached) -> list[list[str]]:
+def _rows(each: CachedEnvironment) -> list[list[str]]:
     from datetime import UTC, datetime
 
     days = (datetime.now(UTC) - each.last_used).days
@@ -129,11 +129,11 @@ def _rows(each: Cached) -> list[list[str]]:
     ]
 
 
-def _label(each: Cached) -> str:
+def _label(each: CachedEnvironment) -> str:
     return ", ".join(str(one.name) for one in each.users) or each.path.name
 
 
-def _data(found: list[Cached]) -> list[dict[str, Any]]:
+def _data(found: list[CachedEnvironment]) -> list[dict[str, Any]]:
     return [
         {
             "path": str(each.path),

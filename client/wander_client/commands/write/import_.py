@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from wander.wire import CheckSummary
 
     from wander_client.packages.building.build import Builder
+    from wander_client.packages.built_package import BuiltPackage
     from wander_client.packages.install import Trial
     from wander_client.packages.origins.conversion import ConvertedProject
-    from wander_client.packages.origins.source import Origin
-    from wander_client.packages.publish import BuiltPackage
+    from wander_client.packages.origins.source import PackageOrigin
 
 app = CommandGroup("Bring in environments and results of other libraries.")
 
@@ -211,15 +211,15 @@ class _Tried:
     lock: str
 
 
-def _import(bring: Callable[[Path, Builder], tuple[Path, Origin]], wishes: _Wishes) -> None:
+def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
     import shutil
     import tempfile
 
+    from wander_client.packages.built_package import build_package, upload
     from wander_client.packages.needs import HUB_OWNER
     from wander_client.packages.origins.conversion import convert_project
-    from wander_client.packages.publication import choose_owner, require_no_leaks
-    from wander_client.packages.publish import build_package, upload
+    from wander_client.packages.publish import choose_owner, require_no_leaks
 
     here = current()
     policy = policy_for_import(here, wishes.sandbox, wishes.sandbox_limit)
@@ -275,8 +275,8 @@ def _try(
     from wander.errors import LoadError
 
     from wander_client.environments.location import parse_arguments
+    from wander_client.packages.built_package import line_of, summary_of
     from wander_client.packages.install import try_out
-    from wander_client.packages.publish import line_of, summary_of
     from wander_client.packages.virtualenvs import VirtualEnvironments
 
     here = current()
@@ -348,9 +348,9 @@ def _load(
 
 def _lock(owner: str | None, package: BuiltPackage, wishes: _Wishes) -> bytes | None:
     """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
+    from wander_client.packages.built_package import find_published
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.needs import HUB_OWNER
-    from wander_client.packages.publish import find_published
 
     here = current()
     here.output.step = "install"
@@ -370,7 +370,7 @@ def _lock(owner: str | None, package: BuiltPackage, wishes: _Wishes) -> bytes | 
 
 def _answer(
     converted: ConvertedProject,
-    origin: Origin,
+    origin: PackageOrigin,
     package: BuiltPackage,
     tried: _Tried | None,
     owner: str | None,

@@ -45,11 +45,11 @@ def lock(
     """
     from packaging.utils import canonicalize_name
 
+    from wander_client.packages.built_package import build_package
     from wander_client.packages.install import exact_version, wheel_file
     from wander_client.packages.interpreters import choose_python
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.needs import fetch_file
-    from wander_client.packages.publish import build_package
 
     here = current()
     allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))

@@ -19,7 +19,7 @@ from wander_client.errors import Interrupted
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
-    from wander_client.packages.publication import Outcome
+    from wander_client.packages.publish import PublishedFolder
 
 
 AllowFile = Annotated[
@@ -70,12 +70,12 @@ def publish(
     Every package that it runs with is locked by its digest, so that later installations are the same. What
     is checked is the wheel, installed with that lock into a virtual environment of its own.
     """
-    from wander_client.packages.publication import Wishes, publish_folder
+    from wander_client.packages.publish import PublishOptions, publish_folder
 
     here = current()
     policy = choose_policy(sandbox, sandbox_limit, default=bool(here.settings.sandbox))
     allow_builds(here, build, policy)
-    wishes = Wishes(
+    wishes = PublishOptions(
         owner=owner,
         dry_run=dry_run,
         private=private,
@@ -94,7 +94,7 @@ def publish(
         raise Interrupted("interrupted; nothing of it is visible yet", hint=hint) from None
 
 
-def _answer(outcome: Outcome, *, dry_run: bool) -> None:
+def _answer(outcome: PublishedFolder, *, dry_run: bool) -> None:
     here = current()
     package, published, lock = outcome.package, outcome.published, outcome.lock
     name = outcome.name

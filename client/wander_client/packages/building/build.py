@@ -175,7 +175,7 @@ def _stated_python(folder: Path) -> str | None:
 
 
 @dataclass
-class _Contents:
+class _FolderContents:
     """What lies in a project's folder, by the path below it."""
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -212,9 +212,9 @@ def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
         )
 
 
-def _list_contents(folder: Path) -> _Contents:
+def _list_contents(folder: Path) -> _FolderContents:
     """Return what lies in a folder and behind its links; raises `ClientError` if that is too much."""
-    contents, count = _Contents(), 0
+    contents, count = _FolderContents(), 0
     root = os.path.realpath(folder)
     above: set[str] = set()
     seen: set[str] = set()
@@ -250,7 +250,7 @@ def _list_contents(folder: Path) -> _Contents:
     return contents
 
 
-def _look_at(path: str, name: str, root: str, contents: _Contents) -> str | None:
+def _look_at(path: str, name: str, root: str, contents: _FolderContents) -> str | None:
     """Note what is at a path; return the folder that it leads to, or None for anything else."""
     try:
         real = os.path.realpath(path, strict=True) if os.path.islink(path) else path

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.built_package import ENTRY_POINT_GROUP, require_project
 from wander_client.packages.classic import lower_bounds, requirement_of
 from wander_client.packages.library_use import (
     LOADER,
@@ -31,8 +32,7 @@ from wander_client.packages.library_use import (
     tasksets_of,
 )
 from wander_client.packages.needs import HUB_PACKAGES, read_requirement
-from wander_client.packages.origins.source import BUILD_SYSTEM, Origin
-from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
+from wander_client.packages.origins.source import BUILD_SYSTEM, PackageOrigin
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ConvertedProject:
     """What was added, in words."""
 
 
-def convert_project(folder: Path, origin: Origin, target: str | None = None) -> ConvertedProject:
+def convert_project(folder: Path, origin: PackageOrigin, target: str | None = None) -> ConvertedProject:
     """Find out what a project folder holds and complete it in place; raises `ClientError` and its kinds.
 
     `target` names its `module:function`, where it declares none and there are several; of a task set it is
@@ -150,7 +150,7 @@ def _package(folder: Path, module: str) -> list[ast.Module]:
     raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
 
 
-def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
+def _complete(converted: ConvertedProject, path: Path, origin: PackageOrigin) -> None:
     """Write what the project lacks: build system, entry point, dependency, README, the note of origin."""
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     project: Any = document["project"]

@@ -22,9 +22,9 @@ from wander.wire.gate import read_project
 from wander_client.errors import ClientError, NotFound, UsageError, name_option
 from wander_client.hub.api import HubApi
 from wander_client.names import environment_path
+from wander_client.packages.built_package import ENTRY_POINT_GROUP
 from wander_client.packages.needs import fetch_into
 from wander_client.packages.origins.source import unpack_source, unpack_wheel
-from wander_client.packages.publish import ENTRY_POINT_GROUP
 from wander_client.packages.scaffold import package_name, require_free
 from wander_client.paths import path_below
 

@@ -13,7 +13,7 @@ from wander.system.child_environ import NETWORK, child_environ
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.packages.building.build import Builder, require_plain_project
-from wander_client.packages.origins.source import Origin, folder_digest, project_in
+from wander_client.packages.origins.source import PackageOrigin, folder_digest, project_in
 
 _SECONDS = 300
 _PASSED = (
@@ -71,7 +71,7 @@ def parse_address(text: str) -> GitAddress:
     return GitAddress(url, revision, inner[1].strip("/") if inner else None)
 
 
-def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
+def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, PackageOrigin]:
     """Fetch one revision of a repository; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `Unavailable`, `ClientError`.
@@ -88,7 +88,9 @@ def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Origin
     if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
         raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
     require_plain_project(target)
-    return project_in(folder, builder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
+    return project_in(folder, builder), PackageOrigin(
+        address.shown, revision=commit, sha256=folder_digest(folder)
+    )
 
 
 def _fetch(address: GitAddress, target: Path) -> None:

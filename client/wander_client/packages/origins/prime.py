@@ -18,7 +18,7 @@ from wander.wire.postings import file_digest
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.hub.connection import HubConnection
 from wander_client.packages.building.build import Builder
-from wander_client.packages.origins.source import Origin, bring_project, project_in, unpack_source
+from wander_client.packages.origins.source import PackageOrigin, bring_project, project_in, unpack_source
 
 USUAL_BASE = "https://api.primeintellect.ai"
 METADATA = Path(".prime", ".env-metadata.json")
@@ -26,7 +26,7 @@ _NAME = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*?)(?:@(\w[\w.+-]*))?")
 _LARGEST_ARCHIVE = 1 << 30
 
 
-def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
+def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, PackageOrigin]:
     """Return the project's folder and its origin; raises `NotFound`, `UsageError`, `Unavailable`."""
     path = Path(source).expanduser()
     if path.is_dir():
@@ -41,7 +41,7 @@ def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, 
     return _download(name[1], name[2], name[3] or "latest", work, builder)
 
 
-def _read_stated(folder: Path, origin: Origin) -> Origin:
+def _read_stated(folder: Path, origin: PackageOrigin) -> PackageOrigin:
     """Return the origin that the folder's own note gives, where `prime env pull` left one."""
     try:
         said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
@@ -56,7 +56,9 @@ def _read_stated(folder: Path, origin: Origin) -> Origin:
     return replace(origin, source=f"prime:{owner}/{name}", revision=str(version) if version else None)
 
 
-def _download(owner: str, name: str, version: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
+def _download(
+    owner: str, name: str, version: str, work: Path, builder: Builder
+) -> tuple[Path, PackageOrigin]:
     base = os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or USUAL_BASE
     what = f"{owner}/{name}@{version}"
     hint = "run `prime env pull` and give the folder that it wrote"
@@ -91,7 +93,7 @@ def _download(owner: str, name: str, version: str, work: Path, builder: Builder)
     folder = work / name
     folder.mkdir()
     revision = str(detail.get("semantic_version") or version)
-    origin = Origin(f"prime:{owner}/{name}", revision=revision, sha256=file_digest(path))
+    origin = PackageOrigin(f"prime:{owner}/{name}", revision=revision, sha256=file_digest(path))
     return project_in(unpack_source(path, folder), builder), origin
 
 

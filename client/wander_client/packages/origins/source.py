@@ -31,8 +31,8 @@ from wander_client.packages.building.build import (
     require_plain_project,
     too_large,
 )
+from wander_client.packages.built_package import parse_entry_points
 from wander_client.packages.needs import require_bounded, requirements_in
-from wander_client.packages.publish import parse_entry_points
 
 _LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".hg", ".prime", ".venv", "venv", "__pycache__", "*.pyc", "build", "dist", "outputs"),
@@ -46,7 +46,7 @@ _NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
 
 
 @dataclass(frozen=True)
-class Origin:
+class PackageOrigin:
     """Where an imported package came from."""
 
     source: str
@@ -73,7 +73,7 @@ def origin_in(readme: str) -> str | None:
     return found[-1].replace("`", "") if found else None
 
 
-def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
+def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, PackageOrigin]:
     """Copy a folder, an sdist or a wheel into `work`; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `ClientError`.
@@ -81,10 +81,10 @@ def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Orig
     path = Path(source).expanduser().resolve()
     if path.is_dir():
         copy = _copy(path, work / path.name)
-        return project_in(copy, builder), Origin(path.name, sha256=folder_digest(copy))
+        return project_in(copy, builder), PackageOrigin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
         raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
-    origin = Origin(path.name, sha256=file_digest(path))
+    origin = PackageOrigin(path.name, sha256=file_digest(path))
     if path.suffix == ".whl":
         return unpack_wheel(path, work), origin
     if path.name.endswith((".tar.gz", ".tgz", ".zip")):

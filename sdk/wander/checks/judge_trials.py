@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from wander.checks.players import DEMAND, Player, make_repeating
-from wander.checks.shared import owners
+from wander.checks.lasting_state import owners
+from wander.checks.players import DEMAND, ScriptedPlayer, make_repeating
 from wander.clients.base import ModelRequest
 from wander.clients.scripted import ScriptedClient
 from wander.environment import Environment
@@ -66,7 +66,7 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
         for rubric, before in zip(rubrics, kept, strict=True):
             client = ScriptedClient(lambda request: judge(message_text(request.messages[-1])))
             rubric.judge = replace(before, client=client, cache=JudgeCache(), attempts=1)
-        rollout = await env.rollout(Player(make_repeating(env.parser, answer), limit), example)
+        rollout = await env.rollout(ScriptedPlayer(make_repeating(env.parser, answer), limit), example)
         return rollout.reward
 
     try:

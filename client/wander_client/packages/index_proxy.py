@@ -25,8 +25,8 @@ LARGEST_WHEEL = 1 << 30
 """Bytes of a wheel that uv asks for; it is held in memory."""
 
 
-class HubFront:
-    """What uv asked of the hub, and what it was told."""
+class IndexProxy:
+    """Answers what uv asks of the hub."""
 
     def __init__(self, hub: HubApi, owner: str, passed_over: Collection[str], port: int, key: str) -> None:
         self.held: set[str] = set()
@@ -75,20 +75,20 @@ class HubFront:
         return 200, json.dumps(page).encode()
 
     def with_hub_addresses(self, lock: str) -> str:
-        """Return a lock in which the hub's own addresses stand instead of this front's."""
+        """Return a lock in which the hub's own addresses stand instead of the proxy's."""
         for here, file in self._files.items():
             lock = lock.replace(f'"{here}"', f'"{file.url}"')
         return lock
 
 
 @contextlib.contextmanager
-def serve_hub_names(hub: HubApi, owner: str, passed_over: Collection[str]) -> Iterator[HubFront]:
+def serve_index_proxy(hub: HubApi, owner: str, passed_over: Collection[str]) -> Iterator[IndexProxy]:
     """Answer as an index of what the hub holds for the environments of an owner, but for some names."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Answer."""
-            status, body = front.answer(self.path)
+            status, body = proxy.answer(self.path)
             self.send_response(status)
             self.send_header("Content-Type", INDEX_JSON)
             self.send_header("Content-Length", str(len(body)))
@@ -100,11 +100,11 @@ def serve_hub_names(hub: HubApi, owner: str, passed_over: Collection[str]) -> It
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    front = HubFront(hub, owner, passed_over, server.server_port, secrets.token_urlsafe(16))
+    proxy = IndexProxy(hub, owner, passed_over, server.server_port, secrets.token_urlsafe(16))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield front
+        yield proxy
     finally:
         server.shutdown()
         thread.join()
