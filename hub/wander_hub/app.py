@@ -27,7 +27,7 @@ from wander_hub.http.bodies import arriving
 from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
-from wander_hub.http.limits import AGREE_SECONDS, RequestLimits, agree
+from wander_hub.http.limits import AGREE_SECONDS, RequestLimits, share_spending
 from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers, log_failure, refusals
@@ -210,7 +210,9 @@ async def agree_forever(limits: RequestLimits, database: Database) -> None:
     while True:
         await asyncio.sleep(AGREE_SECONDS)
         if untold := limits.untold():
-            await _try(partial(agree, database, untold), "limits could not be told; the next try follows")
+            await _try(
+                partial(share_spending, database, untold), "limits could not be told; the next try follows"
+            )
 
 
 def sweep(database: Database, storage: Storage) -> None:

@@ -159,22 +159,25 @@ async def test_a_private_file_s_provenance_is_for_its_readers(hub, trusted, pack
 )
 def test_an_attestation_of_another_workflow_is_refused(package, changes, said):
     stated = f"[{package.publish}]"
-    good = verification.verify(stated, package.filename, digest(package), PROVED)
+    good = verification.verify_attestations(stated, package.filename, digest(package), PROVED)
     assert good.provenance is not None
     with pytest.raises(verification.HubProblem, match=said):
-        verification.verify(stated, package.filename, digest(package), {**PROVED, **changes})
+        verification.verify_attestations(stated, package.filename, digest(package), {**PROVED, **changes})
 
 
 def test_an_attestation_of_another_file_is_refused(package):
     stated = f"[{package.publish}]"
     for name, sha256 in ((package.filename, "0" * 64), ("other-0.0.19.tar.gz", digest(package))):
         with pytest.raises(verification.HubProblem, match="subject does not match"):
-            verification.verify(stated, name, sha256, PROVED)
+            verification.verify_attestations(stated, name, sha256, PROVED)
 
 
 def test_without_the_extra_attestations_are_passed_over(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pypi_attestations", None)
-    found = verification.verify("[{}]", "a-1.tar.gz", "0" * 64, PROVED)
+    found = verification.verify_attestations("[{}]", "a-1.tar.gz", "0" * 64, PROVED)
     assert found.provenance is None
     assert "wander-hub[attestations]" in (found.ignored or "")
-    assert verification.verify("[]", "a-1.tar.gz", "0" * 64, PROVED) == verification.CheckedAttestations()
+    assert (
+        verification.verify_attestations("[]", "a-1.tar.gz", "0" * 64, PROVED)
+        == verification.CheckedAttestations()
+    )

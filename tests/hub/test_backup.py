@@ -83,7 +83,7 @@ async def test_a_copy_made_under_load_comes_back_the_same(
     for kind in sorted({"sqlite", database_kind}):
         with empty(tmp_path / f"restored-{kind}", kind, request) as (database, objects, settings):
             assert restore(database, objects, folder)["rows"] > 20
-            assert list(fsck.check(database, objects)) == []
+            assert list(fsck.find_mismatches(database, objects)) == []
             with database.read() as session:
                 assert session.scalar(text("SELECT count(*) FROM environment_search")) >= 1
             app = create_app(settings, database=database, storage=objects)
@@ -127,7 +127,7 @@ async def test_a_copy_of_the_last_schema_before_the_release_comes_back(hub, run_
     (folder / ROWS).write_bytes(zstandard.ZstdCompressor().compress(body + end))
     with empty(tmp_path / "restored", "sqlite", request) as (database, objects, settings):
         restore(database, objects, folder)
-        assert list(fsck.check(database, objects)) == []
+        assert list(fsck.find_mismatches(database, objects)) == []
         app = create_app(settings, database=database, storage=objects)
         transport = httpx.ASGITransport(app=app)
         async with (
@@ -168,7 +168,7 @@ async def test_one_that_was_killed_goes_on_and_a_spoiled_one_is_refused(hub, run
             restore(database, objects, folder)
         rows.write_bytes(good)
         assert restore(database, objects, folder) == whole
-        assert list(fsck.check(database, objects)) == []
+        assert list(fsck.find_mismatches(database, objects)) == []
         with pytest.raises(HubProblem, match="has users already"):
             restore(database, objects, folder)
 
@@ -255,7 +255,7 @@ async def test_what_is_damaged_or_not_finished_stays_behind_and_all_else_comes(h
     back_up(hub.database, storage, folder)
     with empty(tmp_path / "restored", "sqlite", None) as (database, objects, _):
         restore(database, objects, folder)
-        assert list(fsck.check(database, objects)) == []
+        assert list(fsck.find_mismatches(database, objects)) == []
         with pytest.raises(HubProblem, match="has users already"):
             restore(database, Storage.open(None, tmp_path / "untouched"), folder)
     assert not list(Storage.open(None, tmp_path / "untouched").objects())

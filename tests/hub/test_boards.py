@@ -68,7 +68,7 @@ class Posted:
             refresh_results(session, find(session, run_id).environment)
 
     def faults(self) -> list:
-        return list(fsck.check(self.hub.database, self.hub.client._transport.app.state.storage))
+        return list(fsck.find_mismatches(self.hub.database, self.hub.client._transport.app.state.storage))
 
     async def put(self, path: str, body: dict, user: str = "alice"):
         return await self.hub.client.put(path, json=body, headers=self.hub.auth(user))
@@ -164,7 +164,9 @@ async def test_a_withdrawn_run_keeps_its_turn_until_an_owner_hides_it(posted):
     assert ranks(board) == [("a", 1, 1), ("b", 2, 2)]
     assert board["rows"][0]["run_id"] == lucky
     assert [one["run_id"] for one in board["hidden"]] == [unlucky], "everybody can see who let it count"
-    assert list(fsck.check(posted.hub.database, posted.hub.client._transport.app.state.storage)) == []
+    assert (
+        list(fsck.find_mismatches(posted.hub.database, posted.hub.client._transport.app.state.storage)) == []
+    )
 
 
 async def test_a_board_all_of_whose_first_runs_are_withdrawn_has_no_row(posted, make_wheel):

@@ -90,7 +90,7 @@ async def test_what_was_kept_without_an_answer_is_there_once(hub, run_of, make_w
         "of the first version nobody was told"
     )
     assert (acts["version.publish"], acts["run.post"]) == (7, 8)
-    assert list(fsck.check(hub.database, hub.client._transport.app.state.storage)) == []
+    assert list(fsck.find_mismatches(hub.database, hub.client._transport.app.state.storage)) == []
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)

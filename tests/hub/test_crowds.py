@@ -64,5 +64,5 @@ async def test_a_crowd_on_one_environment(hub, run_of, make_wheel):
     told = [(one.request.url.path, one.status_code) for one in answers if one is not None]
     assert {status for _, status in told} == {200, 201}, told
     work_off(hub, queue, 6)
-    assert list(fsck.check(hub.database, client._transport.app.state.storage)) == []
+    assert list(fsck.find_mismatches(hub.database, client._transport.app.state.storage)) == []
     assert (await client.get(ENVIRONMENT)).json()["runs"] == 20

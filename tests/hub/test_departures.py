@@ -66,7 +66,7 @@ async def test_who_is_disabled_is_nobody_from_now_on(lab, make_wheel):
         with pytest.raises(HubProblem):
             sign_in.make_code(session, accounts.user_named(session, "alice"))
         with pytest.raises(HubProblem):
-            sessions.begin(session, accounts.user_named(session, "alice"), hub.settings)
+            sessions.begin_session(session, accounts.user_named(session, "alice"), hub.settings)
     assert (await ask(hub, "GET", "/whoami", "alice")).status_code == 401
     enabled = (await ask(hub, "DELETE", "/users/alice/disabled")).json()
     assert enabled["user"]["disabled_at"] is None
@@ -141,7 +141,7 @@ def test_two_administrators_do_not_disable_each_other(hub):
     def disable(name: str) -> None:
         barrier.wait()
         try:
-            hub.database.commit(lambda session: departures.disable(session, name))
+            hub.database.commit(lambda session: departures.disable_user(session, name))
         except HubProblem as problem:
             refused.append(problem.code)
 

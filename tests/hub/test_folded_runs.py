@@ -78,7 +78,7 @@ class Board:
         return await self.hub.client.request(method, path, headers=self.hub.auth(user), **given)
 
     def faults(self) -> list[Any]:
-        return list(fsck.check(self.hub.database, self.hub.client._transport.app.state.storage))
+        return list(fsck.find_mismatches(self.hub.database, self.hub.client._transport.app.state.storage))
 
 
 @pytest.fixture

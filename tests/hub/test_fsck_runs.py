@@ -43,7 +43,7 @@ async def posted(hub: Any, run_of: Any) -> Any:
 
 
 def findings(hub: Any, storage: Storage, **options: bool) -> list[tuple[str, str]]:
-    return [(one.code, one.subject) for one in fsck.check(hub.database, storage, **options)]
+    return [(one.code, one.subject) for one in fsck.find_mismatches(hub.database, storage, **options)]
 
 
 def one_run(**values: Any) -> Any:

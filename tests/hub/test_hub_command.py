@@ -80,17 +80,20 @@ def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path
 
 def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path)
-    held = data_folder.hold(settings, "http://h:1")
+    held = data_folder.hold_data_folder(settings, "http://h:1")
     assert held is not None
     with pytest.raises(data_folder.DataFolderInUse, match=rf"process {os.getpid()} at http://h:1"):
-        data_folder.hold(settings, "http://h:2")
+        data_folder.hold_data_folder(settings, "http://h:2")
     assert data_folder.address_of(settings) == "http://h:1"
     assert data_folder.address_of(Settings(data=tmp_path / "none")) is None
     os.close(held)
-    again = data_folder.hold(settings, "http://h:3")
+    again = data_folder.hold_data_folder(settings, "http://h:3")
     assert again is not None, "a file left behind locks nobody out"
     os.close(again)
-    assert data_folder.hold(Settings(data=tmp_path / "none", database_url="postgresql://x/y"), "") is None
+    assert (
+        data_folder.hold_data_folder(Settings(data=tmp_path / "none", database_url="postgresql://x/y"), "")
+        is None
+    )
 
 
 @pytest.fixture
@@ -105,38 +108,38 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
     database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
-    first_token.hand_out(database, file, new=False, data=tmp_path)
+    first_token.hand_out_token(database, file, new=False, data=tmp_path)
     said = capsys.readouterr().err
     assert "added the administrator `admin`" in said
     assert f"`wander-hub user password admin --data {tmp_path}` gives" in said
     token = file.read_text()
 
-    first_token.hand_out(database, file, new=False)
+    first_token.hand_out_token(database, file, new=False)
     assert capsys.readouterr().err == f"the token in `{file}` is one of this hub; none was made\n"
 
-    first_token.hand_out(database, elsewhere, new=False)
+    first_token.hand_out_token(database, elsewhere, new=False)
     said = capsys.readouterr().err
     assert f"`{elsewhere}` was not written" in said
     assert "--new-token" in said
     assert not elsewhere.exists()
 
     elsewhere.write_text("wnd_of_another_hub")
-    first_token.hand_out(database, elsewhere, new=False)
+    first_token.hand_out_token(database, elsewhere, new=False)
     assert f"`{elsewhere}` holds none of this hub" in capsys.readouterr().err
 
-    first_token.hand_out(database, elsewhere, new=True)
+    first_token.hand_out_token(database, elsewhere, new=True)
     assert "made a new token for the administrator" in capsys.readouterr().err
     assert elsewhere.read_text() not in ("wnd_of_another_hub", token)
     assert file.read_text() == token
 
-    first_token.hand_out(database, None, new=False)
+    first_token.hand_out_token(database, None, new=False)
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.full
 def test_a_new_token_works_beside_the_old_one(database: Database, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    first_token.hand_out(database, first, new=False)
+    first_token.hand_out_token(database, first, new=False)
     with serving(tmp_path, "--token-file", str(second), "--new-token") as (_, address, said):
         assert said.index("made a new token") < said.index("listens on"), "the token is there before the hub"
         tokens = {file.read_text().strip() for file in (first, second)}
@@ -150,7 +153,7 @@ def test_a_new_token_needs_the_administrator(database: Database) -> None:
     with database.write() as session:
         add_user(session, "ada", admin=True)
     with pytest.raises(HubProblem, match="there is no user `admin`"):
-        first_token.hand_out(database, None, new=True)
+        first_token.hand_out_token(database, None, new=True)
 
 
 @pytest.fixture

@@ -44,10 +44,10 @@ async def test_a_document_is_attached_once_and_goes_with_its_version(hub, make_w
         found = documents.document_of(session, version, "lock")
         assert found is not None
         assert storage.read(found.sha256) == b"one"
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
     await hub.client.delete(f"{PATH}/versions/0.1.0", headers=hub.auth())
     assert not storage.exists(digest)
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
 async def test_a_fork_has_the_documents_of_its_parent(hub, make_wheel):

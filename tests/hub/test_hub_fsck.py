@@ -33,7 +33,7 @@ async def filled(hub, make_wheel, run_of):
 
 
 def codes(hub, storage, **options) -> list[str]:
-    return sorted(one.code for one in fsck.check(hub.database, storage, **options))
+    return sorted(one.code for one in fsck.find_mismatches(hub.database, storage, **options))
 
 
 def object_path(storage, sha256):
@@ -63,7 +63,7 @@ async def test_lost_and_changed_objects_are_told_and_stay(filled, storage, folde
     path.write_bytes(body[:-1])
     assert codes(filled, storage, quick=True) == ["object_corrupt"]
     path.unlink()
-    (finding,) = fsck.check(filled.database, storage, repair=True)
+    (finding,) = fsck.find_mismatches(filled.database, storage, repair=True)
     assert (finding.code, finding.subject, finding.repaired) == ("object_missing", digest, False)
     assert "reverse_text-0.1.0" in finding.detail
 
@@ -77,7 +77,7 @@ async def test_what_nothing_needs_is_removed_once_it_is_old(filled, storage, tmp
     old = time.time() - fsck.GRACE.total_seconds() - 60
     os.utime(object_path(storage, digest), (old, old))
     assert codes(filled, storage) == ["object_extra"]
-    (finding,) = fsck.check(filled.database, storage, repair=True)
+    (finding,) = fsck.find_mismatches(filled.database, storage, repair=True)
     assert finding.repaired
     assert not storage.exists(digest)
     assert codes(filled, storage) == []
@@ -106,7 +106,7 @@ async def test_what_can_be_derived_is_mended(filled, storage, damage, expected):
     found = codes(hub, storage)
     assert found == expected
     assert codes(hub, storage) == found, "looking changes nothing"
-    mended = list(fsck.check(hub.database, storage, repair=True))
+    mended = list(fsck.find_mismatches(hub.database, storage, repair=True))
     assert {one.code for one in mended} <= set(found), "mending one thing may mend another"
     assert all(one.repaired for one in mended)
     assert codes(hub, storage) == []

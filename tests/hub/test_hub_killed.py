@@ -68,7 +68,7 @@ async def test_a_killed_publication_happened_or_did_not(hub, make_wheel, tmp_pat
     for step in (f"before the {one}" for one in steps):
         assert publish(step) == -signal.SIGKILL, step
         assert (await hub.get("/alice/simple/reverse-text/")).content == before, step
-        assert list(fsck.check(hub.database, storage)) == [], step
+        assert list(fsck.find_mismatches(hub.database, storage)) == [], step
     assert publish("to the end") == 0
     assert b"0.2.0" in (await hub.get("/alice/simple/reverse-text/")).content
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []

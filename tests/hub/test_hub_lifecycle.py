@@ -369,7 +369,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def everything_fits_together(self) -> None:
-        assert list(fsck.check(self.database, self.storage)) == []
+        assert list(fsck.find_mismatches(self.database, self.storage)) == []
 
 
 @contextmanager

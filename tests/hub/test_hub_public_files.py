@@ -137,7 +137,7 @@ async def test_fsck_mends_links_and_a_hub_without_them_leaves_none(hub, make_whe
     kept = PublicFiles(database, storage, folder)
 
     def found(*, repair: bool = False) -> list[str]:
-        return sorted(one.code for one in fsck.check(database, storage, repair=repair, links=kept))
+        return sorted(one.code for one in fsck.find_mismatches(database, storage, repair=repair, links=kept))
 
     assert found() == []
     target = os.readlink(path)

@@ -358,7 +358,9 @@ async def keep_for_administrators(hub, method: str, path: str) -> None:
                 account_service.add_member(session, "lab", accounts.user_named(session, name), role)
     if path == IDENTITIES and method == "DELETE":
         with hub.database.write() as session:
-            identities.link(session, "https://id.example", "7", accounts.user_named(session, "bob").id)
+            identities.link_identity(
+                session, "https://id.example", "7", accounts.user_named(session, "bob").id
+            )
     if path.endswith("/retry"):
         with hub.database.write() as session:
             session.execute(update(Job).where(Job.id == 1).values(state="failed", finished_at=now()))

@@ -86,7 +86,7 @@ async def test_fsck_tells_of_runs_without_jobs_and_asks_for_them(hub, three):
     storage = hub.client._transport.app.state.storage
 
     def findings(**options: Any) -> list[tuple[str, str, bool]]:
-        found = fsck.check(hub.database, storage, settings=hub.settings, **options)
+        found = fsck.find_mismatches(hub.database, storage, settings=hub.settings, **options)
         return [(one.code, one.subject, one.repaired) for one in found]
 
     assert findings() == []

@@ -67,7 +67,7 @@ class Room:
         return [(row["model"], row["rank_low"], row["rank_high"]) for row in found]
 
     def faults(self) -> list[Any]:
-        return list(fsck.check(self.hub.database, self.hub.client._transport.app.state.storage))
+        return list(fsck.find_mismatches(self.hub.database, self.hub.client._transport.app.state.storage))
 
 
 def report(**fields: Any) -> ReplayReport:

@@ -200,9 +200,9 @@ async def test_of_two_at_once_one_is_too_late(hub, other):
     def do(which: str) -> None:
         def work(session):
             if which == "accept":
-                return invitations.accept(session, bob, mine["id"])
+                return invitations.accept_invitation(session, bob, mine["id"])
             if which == "remove":
-                return departures.remove(session, "bob")
+                return departures.remove_user(session, "bob")
             return members.change_owner_role(session, alice, "alice", "bob", None)
 
         barrier.wait()

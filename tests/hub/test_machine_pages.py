@@ -117,7 +117,7 @@ async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
             today - timedelta(days=30): 50,
             today + timedelta(days=1): 2,
         }
-        downloads.add(session, Counter({(version.id, day): count for day, count in days.items()}))
+        downloads.add_downloads(session, Counter({(version.id, day): count for day, count in days.items()}))
     page = (await hub.client.get("/alice/reverse-text", headers=HTML | hub.auth())).text
     assert 'aria-label="6 downloads in 30 days, at most 5 a day"' in page
 

@@ -9,7 +9,7 @@ import re
 from small_models import checkpoint, digests, tokenizer, weights
 from staged_uploads import MODELS, StagedUpload, pushed
 from wander.wire.models import revision_of, weights_of
-from wander_hub.fsck.check import check
+from wander_hub.fsck.check import find_mismatches
 from wander_hub.http.boundary import Context
 from wander_hub.rights.tokens import authenticate
 from wander_hub.storage import Storage
@@ -179,7 +179,7 @@ async def test_yanked_and_deleted_revisions(hub, settings):
     assert (await hub.get(MODEL)).status_code == 410
     assert (await push(hub)).json()["code"] == "name_deleted"
     assert not storage.exists(digests(FILES)["config.json"])
-    assert list(check(hub.database, storage)) == []
+    assert list(find_mismatches(hub.database, storage)) == []
 
 
 async def test_fsck_misses_and_reads_the_files_of_models(hub, settings, folder_alone):
@@ -188,7 +188,7 @@ async def test_fsck_misses_and_reads_the_files_of_models(hub, settings, folder_a
     place = storage.local_path(digests(FILES)["model.safetensors"])
     place.write_bytes(weights("other"))
     storage.delete(digests(FILES)["config.json"])
-    found = {(one.code, one.detail) for one in check(hub.database, storage)}
+    found = {(one.code, one.detail) for one in find_mismatches(hub.database, storage)}
     assert {code for code, _ in found} == {"object_missing", "object_corrupt"}
     assert any("`model.safetensors` of a model" in detail for _, detail in found)
 

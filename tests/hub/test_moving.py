@@ -161,7 +161,7 @@ async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_whe
         assert bring(other, path) == {"environments": 3, "models": 1, "new": 4}
         after = await pages(other)
         assert {one for one in before if before[one] != after[one]} == set()
-        assert list(fsck.check(other.database, other.storage, settings=other.settings)) == []
+        assert list(fsck.find_mismatches(other.database, other.storage, settings=other.settings)) == []
         was = rows(other.database)
         assert bring(other, path)["new"] == 0
         assert rows(other.database) == was, "a second time changes nothing"
@@ -191,7 +191,7 @@ async def test_to_postgresql_and_a_bucket_and_back(hub, run_of, make_wheel, tmp_
         export(other.database, other.storage, tmp_path / "two.tar", origin=ORIGIN)
         middle = await pages(other)  # which counts a download
         assert {one for one in before if before[one] != middle[one]} == set()
-        assert list(fsck.check(other.database, other.storage, settings=other.settings)) == []
+        assert list(fsck.find_mismatches(other.database, other.storage, settings=other.settings)) == []
     async with second_hub(tmp_path / "third", "sqlite", request) as third:
         assert bring(third, tmp_path / "two.tar")["new"] == 4
         after = await pages(third)
@@ -227,7 +227,7 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
         assert found.json()["owner"] == "elsewhere"
         assert (await other.client.get("/elsewhere/simple/reverse-text/")).status_code == 200
         assert (await other.client.get("/bob/secret", headers=other.auth())).status_code == 404
-        assert list(fsck.check(other.database, other.storage, settings=other.settings)) == []
+        assert list(fsck.find_mismatches(other.database, other.storage, settings=other.settings)) == []
         with other.database.read(HUB) as session:
             assert session.scalar(select(func.count()).select_from(Base.metadata.tables["memberships"])) == 1
         with pytest.raises(HubProblem, match="no owner `nobody`"):
@@ -448,7 +448,7 @@ async def test_commands_killed_at_any_moment_lose_nothing(hub, run_of, make_whee
     database = Database(f"sqlite:///{tmp_path / 'second' / 'hub.db'}")
     with database.read(HUB) as session:
         assert session.scalar(select(func.count()).select_from(Environment)) == 3
-    assert list(fsck.check(database, Storage.open(None, tmp_path / "second" / "objects"))) == []
+    assert list(fsck.find_mismatches(database, Storage.open(None, tmp_path / "second" / "objects"))) == []
     database.close()
     copies, third = str(tmp_path / "copies"), here | {"WANDER_HUB_DATA": str(tmp_path / "third")}
     for variables, word in ((here, "backup"), (third, "restore")):
@@ -458,6 +458,6 @@ async def test_commands_killed_at_any_moment_lose_nothing(hub, run_of, make_whee
         # One that was killed when all was in place has nothing left to do.
         assert done == 0 or (word == "restore" and done == 1)
     restored = Database(f"sqlite:///{tmp_path / 'third' / 'hub.db'}")
-    assert list(fsck.check(restored, Storage.open(None, tmp_path / "third" / "objects"))) == []
+    assert list(fsck.find_mismatches(restored, Storage.open(None, tmp_path / "third" / "objects"))) == []
     assert rows(restored)["runs"] == 4
     restored.close()

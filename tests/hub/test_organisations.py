@@ -44,7 +44,7 @@ def test_a_user_owns_so_many_and_no_more(hub):
     def make(name: str) -> None:
         barrier.wait()
         try:
-            hub.database.commit(lambda session: organisations.make(session, alice, few, name))
+            hub.database.commit(lambda session: organisations.make_organisation(session, alice, few, name))
         except HubProblem as problem:
             refused.append(problem.code)
 
@@ -57,8 +57,8 @@ def test_a_user_owns_so_many_and_no_more(hub):
     closed = hub.settings.model_copy(update={"organisations": "administrators"})
     with hub.database.write() as session:
         with pytest.raises(HubProblem, match="administrators"):
-            organisations.make(session, alice, closed, "mine")
-        assert organisations.make(session, admin, closed, "mine").name == "mine"
+            organisations.make_organisation(session, alice, closed, "mine")
+        assert organisations.make_organisation(session, admin, closed, "mine").name == "mine"
 
 
 async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypatch):

@@ -125,8 +125,8 @@ def test_a_way_within_the_hub_is_kept():
 
 async def test_what_is_wrong_is_not_told(alice, monkeypatch):
     computed = []
-    verify = passwords.verify
-    monkeypatch.setattr(passwords, "verify", lambda *given: computed.append(1) or verify(*given))
+    verify = passwords.verify_password
+    monkeypatch.setattr(passwords, "verify_password", lambda *given: computed.append(1) or verify(*given))
     said = set()
     async with browser(alice) as client:
         for name, password in (("alice", "wrong"), ("bob", PASSWORD), ("nobody", PASSWORD), ("", "")):

@@ -77,7 +77,7 @@ async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, st
 
     def tell() -> None:
         for untold in filter(None, [each.untold() for each in kept]):
-            limits.agree(hub.database, untold)
+            limits.share_spending(hub.database, untold)
 
     assert await statuses(one, 12) == {200: 12}
     assert await statuses(other, 1) == {200: 1}
@@ -98,9 +98,9 @@ async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
     for clock[0] in (59.0, 61.0):
         assert await statuses(one, 20) == {200: 20}
-        limits.agree(hub.database, one._transport.app.state.limits.untold())
+        limits.share_spending(hub.database, one._transport.app.state.limits.untold())
         assert await statuses(other, 1) == {200: 1}
-        limits.agree(hub.database, other._transport.app.state.limits.untold())
+        limits.share_spending(hub.database, other._transport.app.state.limits.untold())
         assert await statuses(other, 1) == {429: 1}
 
 

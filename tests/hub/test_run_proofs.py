@@ -170,4 +170,4 @@ async def test_bounds_come_from_the_environment_where_a_run_leaves_them_out(room
     low, high = after["metric_intervals"]["length"]
     assert 0.0 <= low < 5.0 < high <= 9.0
     assert "length" not in before["metric_intervals"]
-    assert list(fsck.check(room.hub.database, room.storage)) == []
+    assert list(fsck.find_mismatches(room.hub.database, room.storage)) == []

@@ -114,7 +114,7 @@ async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
     assert (await hub.get("/api/v1/runs")).json()["data"] == []
     upload = await StagedUpload.begin_run(hub.client, hub.auth("bob"), parcel)
     assert len((await upload.show()).json()["parts"]) == 4, "all that was kept is still there"
-    assert list(fsck.check(hub.database, storage, settings=hub.settings)) == []
+    assert list(fsck.find_mismatches(hub.database, storage, settings=hub.settings)) == []
     killed(hub, tmp_path, parcel, bob, "finish: before the answer")
     shown = (await hub.get(run)).json()
     assert (shown["summary"]["rollouts"], shown["level"], shown["posted_by"]) == (16, "complete", "bob")
@@ -126,4 +126,4 @@ async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
     assert [json.loads(line) for line in lines] == rollouts
     environment = (await hub.get("/api/v1/environments/alice/reverse-text")).json()
     assert environment["runs"] == 1
-    assert list(fsck.check(hub.database, storage, settings=hub.settings)) == []
+    assert list(fsck.find_mismatches(hub.database, storage, settings=hub.settings)) == []

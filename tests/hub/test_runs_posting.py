@@ -171,7 +171,7 @@ async def test_chunks_that_were_changed_on_their_way_or_come_twice(hub, pinned, 
     assert (forged.status_code, forged.json()["code"]) == (422, "bad_rollouts")
     assert (await run.complete()).status_code == 201
     storage = hub.client._transport.app.state.storage
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
 async def test_left_alone_it_is_forgotten_with_its_objects(hub, pinned, run_of):

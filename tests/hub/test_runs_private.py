@@ -101,7 +101,7 @@ async def test_a_withdrawn_run_leaves_a_tombstone_and_nothing_else(hub, pinned, 
     assert (board["rows"], board["hidden_incomplete"]) == ([], 0)
     assert (await hub.get("/api/v1/runs")).json()["data"] == []
     assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["runs"] == 0
-    assert list(fsck.check(hub.database, hub.client._transport.app.state.storage)) == []
+    assert list(fsck.find_mismatches(hub.database, hub.client._transport.app.state.storage)) == []
     refused = await hub.post_run(manifest, rollouts, user="bob", artifacts={"notes.txt": b"words"})
     assert (refused.status_code, refused.json()["code"]) == (409, "run_withdrawn")
 

@@ -55,7 +55,7 @@ async def visit(hub, kept: Kept, provider: SignInProvider) -> list[str]:
     with hub.database.write() as session:
         bob = user_named(session, "bob")
         code = sign_in.make_code(session, bob)
-        identities.link(session, provider.issuer.url, provider.person["sub"], bob.id)
+        identities.link_identity(session, provider.issuer.url, provider.person["sub"], bob.id)
     found = [code, SPENT]
     async with browser(hub) as client:
         for path, fields in (

@@ -49,7 +49,7 @@ def linked(hub: Any, provider: SignInProvider) -> Any:
     """Alice is linked to the provider's person."""
     with hub.database.write() as session:
         alice = accounts.user_named(session, "alice")
-        identities.link(session, provider.issuer.url, SUBJECT, alice.id)
+        identities.link_identity(session, provider.issuer.url, SUBJECT, alice.id)
     return hub
 
 
@@ -263,7 +263,7 @@ async def test_people_are_added_where_the_setting_says_so(hub, provider):
         assert await whoami(here) == await whoami(there) == "dora"
         with hub.database.write() as session:
             assert session.scalar(select(func.count()).select_from(User).where(User.name == "dora")) == 1
-            departures.remove(session, "dora")
+            departures.remove_user(session, "dora")
         assert await whoami(here) is None
         provider.person["preferred_username"] = "dora2"
         assert (await come_back(here, provider)).status_code == 401, "who was removed is not added again"

@@ -348,7 +348,7 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
             " AND run_id NOT IN (SELECT run_id FROM run_examinations)"
         )
         assert unread == []
-    assert list(fsck.check(database, storage)) == []
+    assert list(fsck.find_mismatches(database, storage)) == []
     twice = len(receiver.received) - len(ids)
     played = sum(report["same"] for _, report in replays)
     told = {"replays": len(replays), "rollouts played again": played}

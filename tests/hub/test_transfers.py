@@ -30,4 +30,4 @@ async def test_one_sweep_drops_every_kind_once_its_time_is_over(hub, run_of):
     with hub.database.read() as session:
         assert session.scalar(select(func.count()).select_from(Transfer)) == 0
     assert len(before) - len(list(storage.objects())) == 2, "a part of each kind is gone"
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []

@@ -51,7 +51,7 @@ async def level(hub: Any) -> tuple[str, str]:
 
 
 def faults(hub: Any, storage: Storage, **options: Any) -> list[tuple[str, str, bool]]:
-    found = fsck.check(hub.database, storage, settings=Settings(verification="off"), **options)
+    found = fsck.find_mismatches(hub.database, storage, settings=Settings(verification="off"), **options)
     return [(one.code, one.subject, one.repaired) for one in found]
 
 

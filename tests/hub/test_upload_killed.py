@@ -126,7 +126,7 @@ async def test_a_killed_finalize_published_everything_or_nothing(hub, folder_alo
             shown = (await upload.show()).json()
             assert not shown["finished"], step
             assert len(shown["parts"]) == 3, step
-            assert list(fsck.check(hub.database, storage)) == [], step
+            assert list(fsck.find_mismatches(hub.database, storage)) == [], step
         assert finalize("objects.discard") == -signal.SIGKILL
         assert (await upload.show()).json()["finished"], "dying after the commit changes nothing"
         assert finalize("") == 0, "and the same request again is answered"
@@ -135,4 +135,4 @@ async def test_a_killed_finalize_published_everything_or_nothing(hub, folder_alo
     assert answer.json()["lock"] is not None
     for filename in (WHEEL_NAME, SDIST_NAME):
         assert (await hub.get(f"/alice/files/good-env/{filename}")).content == files[filename]
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []

@@ -74,7 +74,7 @@ async def test_wheel_and_source_become_visible_together(hub, begin, storage):
     again = await upload.finalize()
     assert (again.status_code, again.json()) == (200, answer.json())
     assert (await upload.show()).json()["finished"]
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
 async def test_what_the_version_has_is_not_sent_again(hub, begin):
@@ -254,7 +254,7 @@ async def test_a_second_transfer_of_the_same_files_goes_on_when_the_first_has_pu
     finished = await second.finalize()
     assert (finished.status_code, finished.json()) == (200, made)
     assert (await second.show()).json()["finished"]
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
 async def test_what_nobody_finishes_is_swept(hub, begin, storage):
@@ -270,7 +270,7 @@ async def test_what_nobody_finishes_is_swept(hub, begin, storage):
     assert transfers.sweep(hub.database, storage) == 1
     assert transfers.sweep(hub.database, storage) == 0
     assert [one.sha256 for one in storage.objects()] == [hashlib.sha256(WHEEL).hexdigest()]
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
     await kept.send(SDIST_NAME, SDIST)
     assert (await kept.finalize()).status_code == 201
 
@@ -339,7 +339,7 @@ async def test_a_lost_part_is_asked_for_again(hub, begin, storage):
     await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
     with hub.database.read() as session:
         storage.delete(session.get(TransferPart, (upload.id, WHEEL_NAME, 100 * KIB)).object_sha256)
-    assert [one.code for one in fsck.check(hub.database, storage)] == ["object_missing"]
+    assert [one.code for one in fsck.find_mismatches(hub.database, storage)] == ["object_missing"]
     refused = await upload.finalize()
     assert (refused.status_code, refused.json()["code"]) == (409, "transfer_incomplete")
     await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
@@ -384,7 +384,7 @@ async def test_a_lock_is_published_with_its_version_or_nothing_is(hub, begin, st
     assert answer.status_code == 201, answer.text
     assert answer.json()["lock"]["sha256"] == hashlib.sha256(lock).hexdigest()
     assert (await hub.get(f"{ENVIRONMENT}/versions/1.0/pylock.toml")).content == lock
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.find_mismatches(hub.database, storage)) == []
     assert [(await begin({"pylock.toml": lock})).opened.status_code] == [422], "that has a route of its own"
 
 

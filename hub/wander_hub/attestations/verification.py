@@ -48,7 +48,7 @@ class CheckedAttestations:
         return [UploadWarning(code="attestations_ignored", detail=self.ignored)] if self.ignored else []
 
 
-def verify(
+def verify_attestations(
     stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None
 ) -> CheckedAttestations:
     """Return the provenance of a file that was uploaded with attestations.
@@ -76,7 +76,9 @@ def verify(
     return CheckedAttestations(provenance=provenance.model_dump(mode="json"))
 
 
-def keep(session: Session, environment: Environment, attested: Mapping[str, CheckedAttestations]) -> bool:
+def keep_provenance(
+    session: Session, environment: Environment, attested: Mapping[str, CheckedAttestations]
+) -> bool:
     """Attach provenance to files by their names, the first of each for good; tell whether any is new.
 
     The index has to be written after it.

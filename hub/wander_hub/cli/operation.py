@@ -55,7 +55,7 @@ def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
         links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
         # Where another machine does the jobs, this one need not be able to.
         verified = confine(settings) if settings.serve_jobs else settings
-        for one in checks.check(
+        for one in checks.find_mismatches(
             database, storage, repair=repair, quick=quick, links=links, settings=verified
         ):
             found.append(one)

@@ -33,7 +33,7 @@ def add_organisation(name: str, owner: str, data: Path | None, as_json: bool) ->
     from wander_hub.people import organisations
 
     def make(session: Session, _: object) -> str:
-        return organisations.add(session, name, find_user(session, owner)).name
+        return organisations.add_organisation(session, name, find_user(session, owner)).name
 
     row = {"name": commit("owner.create", make, data), "owner": owner}
     print_row(row, as_json, f"made `{row['name']}`, owner: {owner}")
@@ -88,7 +88,7 @@ def show_members(
 
     def change(action: str, user: str, given: Role | None) -> None:
         def work(session: Session, _: object) -> None:
-            owner = organisations.named(session, name).name
+            owner = organisations.find_organisation(session, name).name
             audit.about(session, owner=owner, target=owner)
             members.change_owner_role(session, HUB, owner, user, given)
 
@@ -99,7 +99,7 @@ def show_members(
     if remove is not None:
         change("member.remove", remove, None)
     with reading(data) as session:
-        found = members.of_owner(session, HUB, organisations.named(session, name).name)
+        found = members.members_of_owner(session, HUB, organisations.find_organisation(session, name).name)
     rows = [
         {"user": one.user, "role": one.role, "state": "invited" if one.pending_until else "member"}
         for one in found
@@ -121,5 +121,7 @@ def remove_organisation(name: str, yes: bool, data: Path | None, as_json: bool) 
     from wander_hub.people import organisations
 
     confirm(name, f"remove {name} for good", yes=yes)
-    owner = commit("owner.remove", lambda session, _: organisations.remove(session, name).name, data)
+    owner = commit(
+        "owner.remove", lambda session, _: organisations.remove_organisation(session, name).name, data
+    )
     print_row({"name": owner}, as_json, f"removed `{owner}`; what it published is left to administrators")

@@ -133,9 +133,9 @@ def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> 
         def change(session: Session) -> bool:
             user = find_user(session, name)
             if not remove:
-                return second_factor.state_of(session, user.id).on
+                return second_factor.second_factor_of(session, user.id).on
             audit.record(session, by_command("user.second_factor.remove"), target=user.name)
-            second_factor.remove(session, user.id)
+            second_factor.remove_second_factor(session, user.id)
             return False
 
         on = database.commit(change)
@@ -168,14 +168,14 @@ def identities_of(
     def change(session: Session, _: object) -> None:
         user = find_user(session, name)
         if link is not None:
-            identities.link(session, str(place), link, user.id)
+            identities.link_identity(session, str(place), link, user.id)
         if unlink is not None:
-            identities.unlink(session, str(place), unlink, user)
+            identities.unlink_identity(session, str(place), unlink, user)
 
     if link is not None or unlink is not None:
         commit("user.identity.link" if link is not None else "user.identity.unlink", change, data)
     with reading(data) as session:
-        found = identities.of_user(session, find_user(session, name).id)
+        found = identities.list_identities(session, find_user(session, name).id)
     print_rows([{"issuer": one.issuer, "subject": one.subject} for one in found], as_json)
 
 
@@ -224,9 +224,9 @@ def _change(action: str, done: str, name: str, data: Path | None, as_json: bool)
     from wander_hub.people import departures
 
     changes = {
-        "user.disable": departures.disable,
-        "user.enable": departures.enable,
-        "user.remove": departures.remove,
+        "user.disable": departures.disable_user,
+        "user.enable": departures.enable_user,
+        "user.remove": departures.remove_user,
     }
     changed = commit(action, lambda session, _: changes[action](session, name), data)
     text = f"{done} `{changed.user.name}`, {changed.ended_tokens} tokens ended"

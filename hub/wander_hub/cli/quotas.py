@@ -63,7 +63,7 @@ def show_quota(owner: str, data: Path | None, as_json: bool) -> None:
     from wander_hub.quotas import service
 
     with reading(data) as session:
-        _print(service.of_owner(session, read_settings(data=data), HUB, owner), as_json)
+        _print(service.quota_of_owner(session, read_settings(data=data), HUB, owner), as_json)
 
 
 @quota.command("set")
@@ -85,7 +85,9 @@ def set_quota(
 
     wanted = NewQuota.model_validate({"stored_bytes": stored_bytes, "versions": versions, "runs": runs})
     changed = commit(
-        "owner.quota", lambda session, settings: service.change(session, settings, HUB, owner, wanted), data
+        "owner.quota",
+        lambda session, settings: service.change_quota(session, settings, HUB, owner, wanted),
+        data,
     )
     _print(changed, as_json)
 

@@ -86,7 +86,7 @@ class Derived:
         return hashlib.sha256(self.order).hexdigest()
 
 
-def check(
+def find_mismatches(
     database: Database,
     storage: Storage,
     *,

@@ -40,7 +40,7 @@ _MOST = "wander.most_bytes"
 def arriving(scope: Scope, receive: Receive) -> Receive:
     """Return what receives a request whose body has to arrive in time.
 
-    The bytes of the body are dropped unless the route reads it by `pieces`, which sets their limit.
+    The bytes of the body are dropped unless the route reads it by `read_pieces`, which sets their limit.
     """
     seen, waited, over = 0, 0.0, False
 
@@ -73,7 +73,7 @@ def plain_body(description: str | None = None) -> dict[str, Any]:
     return {"requestBody": {"required": True, **told, "content": content}}
 
 
-async def pieces(request: Request, max_bytes: int, refusal: HubProblem) -> AsyncGenerator[bytes, None]:
+async def read_pieces(request: Request, max_bytes: int, refusal: HubProblem) -> AsyncGenerator[bytes, None]:
     """Yield the body as it arrives; raise the refusal with the first byte that is too many.
 
     Raises a 400 where the client broke off, which nobody reads and the access log shows.
@@ -92,10 +92,10 @@ async def pieces(request: Request, max_bytes: int, refusal: HubProblem) -> Async
         raise HubProblem(400, "body_broken_off", "the connection ended within the body") from error
 
 
-async def whole(request: Request, max_bytes: int, refusal: HubProblem) -> bytes:
+async def read_body(request: Request, max_bytes: int, refusal: HubProblem) -> bytes:
     """Return the body, or raise the refusal when it is too long."""
     content = bytearray()
-    async for piece in pieces(request, max_bytes, refusal):
+    async for piece in read_pieces(request, max_bytes, refusal):
         content += piece
     return bytes(content)
 
@@ -104,7 +104,7 @@ async def whole(request: Request, max_bytes: int, refusal: HubProblem) -> bytes:
 async def open_body(request: Request, max_bytes: int, refusal: HubProblem) -> AsyncIterator[BinaryIO]:
     """Give the body as a file that vanishes with the request, or raise the refusal when it is too long."""
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
-        async for piece in pieces(request, max_bytes, refusal):
+        async for piece in read_pieces(request, max_bytes, refusal):
             if file.tell() + len(piece) > _IN_MEMORY:
                 await run_in_threadpool(file.write, piece)
             else:
@@ -116,7 +116,7 @@ async def open_body(request: Request, max_bytes: int, refusal: HubProblem) -> As
 async def form_fields(request: Request) -> dict[str, list[str]]:
     """Return the fields of a form that a page of the hub sends."""
     refusal = HubProblem(413, "too_large", f"the form has more than {_FORM_BYTES:,} bytes")
-    body = await whole(request, _FORM_BYTES, refusal)
+    body = await read_body(request, _FORM_BYTES, refusal)
     try:
         fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:
@@ -141,7 +141,7 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
         raise too_large(max_bytes)
     parser = _Parser(
         request.headers,
-        _slices(pieces(request, max_bytes + _FIELD_BYTES, too_large(max_bytes))),
+        _slices(read_pieces(request, max_bytes + _FIELD_BYTES, too_large(max_bytes))),
         max_files=max_files,
         max_fields=_MOST_PARTS,
         max_part_size=_FIELD_BYTES,

@@ -161,7 +161,7 @@ def optional_identity(request: Request) -> Identity | None:
             if refusal.status != 401 or is_bearer or request.method not in cookies.SAFE_METHODS:
                 raise
             request.state.refused_credentials = refusal
-    if cookie := cookies.read(request, base_url_of(request)):
+    if cookie := cookies.read_cookie(request, base_url_of(request)):
         known = request.app.state.authenticate_browser(
             database_of(request), request.app.state.settings, cookie
         )

@@ -16,12 +16,12 @@ from wander_hub.http.problems import HubProblem
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def read(request: Request, base_url: str, name: str = "session") -> str | None:
+def read_cookie(request: Request, base_url: str, name: str = "session") -> str | None:
     """Return the value of the hub's cookie, None when the browser sent none."""
     return request.cookies.get(_name(base_url, name))
 
 
-def write(response: Response, base_url: str, value: str, seconds: int, name: str = "session") -> None:
+def write_cookie(response: Response, base_url: str, value: str, seconds: int, name: str = "session") -> None:
     """Have the browser keep a value, out of reach of scripts; 0 seconds make it forget it."""
     secure = _is_secure(base_url)
     response.set_cookie(

@@ -165,7 +165,7 @@ class RequestLimits:
         return self._writes
 
 
-def agree(database: Database, untold: list[tuple[RequestBudget, dict[str, int]]]) -> None:
+def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[str, int]]]) -> None:
     """Tell other processes what was spent here, and hear what was spent there."""
     counts = {budget.key(who): count for budget, told in untold for who, count in told.items()}
     on_postgresql = database.engine.dialect.name == "postgresql"

@@ -1,7 +1,7 @@
 """Routes of the hub: who may, then how much, then the body.
 
 FastAPI reads and parses a body before it asks who sends it. A `HubRoute` asks first, and reads a JSON body by
-the limits of its kind (`wander.wire.gate`). Other routes read their body by `bodies.pieces`, after their
+the limits of its kind (`wander.wire.gate`). Other routes read their body by `bodies.read_pieces`, after their
 dependencies were asked. A route that does neither gets an empty body (`bodies.arriving`).
 """
 
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from wander.wire.gate import CONTROL, Refused, TextKind, read_json
 
-from wander_hub.http.bodies import whole
+from wander_hub.http.bodies import read_body
 from wander_hub.http.boundary import Needs, needs_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.spelling import may_be_misspelt, redirect_misspelt
@@ -117,7 +117,7 @@ async def _read(request: Request, kind: TextKind) -> Request:
     """Return a request with its body, read within the limits of its kind."""
     refusal = HubProblem(413, "too_large", f"{kind.name} has over {kind.most_bytes:,} bytes")
     read = _ReadRequest(request.scope, request.receive)
-    read.content = await whole(request, kind.most_bytes, refusal)
+    read.content = await read_body(request, kind.most_bytes, refusal)
     if read.content and _is_json(request.headers.get("content-type", "")):
         try:
             if len(read.content) <= _ON_THE_LOOP:

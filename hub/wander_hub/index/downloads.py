@@ -44,7 +44,7 @@ class DownloadCounter:
                 counts, self._counts = self._counts, Counter()
             try:
                 if counts:
-                    self._database.commit(lambda session: add(session, counts))
+                    self._database.commit(lambda session: add_downloads(session, counts))
             except BaseException:
                 with self._lock:
                     self._counts += counts
@@ -52,7 +52,7 @@ class DownloadCounter:
             return counts.total()
 
 
-def add(session: Session, counts: Counter[tuple[int, date]]) -> None:
+def add_downloads(session: Session, counts: Counter[tuple[int, date]]) -> None:
     """Add counts by version and day to those of the database, and to the totals of environments."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     insert = dialect.insert(Downloads)

@@ -17,7 +17,7 @@ from wander.wire.gate import LOCK
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
 from wander_hub.http.answers import REVALIDATE, stored_object
-from wander_hub.http.bodies import whole
+from wander_hub.http.bodies import read_body
 from wander_hub.http.boundary import (
     Context,
     ForMaintainer,
@@ -159,5 +159,5 @@ async def put_lock(
 ) -> VersionDetail:
     """Give a version that was uploaded without one its `pylock.toml`; it is never changed afterwards."""
     too_large = HubProblem(413, "too_large", f"a lock has at most {LOCK.most_bytes:,} bytes")
-    content = await whole(request, LOCK.most_bytes, too_large)
+    content = await read_body(request, LOCK.most_bytes, too_large)
     return await run_in_threadpool(locks.offer, context, owner, name, version, content)

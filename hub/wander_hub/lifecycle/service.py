@@ -93,12 +93,12 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
     environment = rights.environment_for(session, caller, "maintain", owner, name)
     audit.about(session, status=wanted.status, reason=plain_reason(wanted.reason))
     if wanted.status == "quarantined":
-        rights.administrator(caller)
+        rights.require_administrator(caller)
         if not plain_reason(wanted.reason):
             raise HubProblem(422, "reason_needed", "a quarantine needs a reason, which everybody is shown")
         environment.quarantine_reason = plain_reason(wanted.reason)
     elif wanted.status == "active" and environment.quarantine_reason is not None:
-        rights.administrator(caller)
+        rights.require_administrator(caller)
         environment.quarantine_reason = None
     else:
         archives = "archived" in (wanted.status, environment.status)

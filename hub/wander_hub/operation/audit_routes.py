@@ -120,7 +120,7 @@ def _known(session: Session, caller: Identity, owner: str) -> frozenset[str] | N
     """Return the users who have a role on an owner; None for a caller who may know where everybody is."""
     if caller.administers:
         return None
-    return frozenset(one.user for one in members.of_owner(session, caller, owner))
+    return frozenset(one.user for one in members.members_of_owner(session, caller, owner))
 
 
 def _shown(entry: AuditEntry, known: frozenset[str] | None) -> AuditEntry:

@@ -26,7 +26,7 @@ _HALVED = timedelta(hours=1)
 """After each such time without an attempt half of the failures are forgotten."""
 
 
-def begin(database: Database, name: str, address: str) -> None:
+def count_attempt(database: Database, name: str, address: str) -> None:
     """Count an attempt as a failure before it is one; raise a 429 when it comes too early.
 
     Counted before: of a hundred attempts at once no more are tried than one after another.
@@ -34,7 +34,7 @@ def begin(database: Database, name: str, address: str) -> None:
     _refuse(_count(database, _keys(name, address)))
 
 
-def begin_guess(database: Database, user_id: int) -> None:
+def count_guess(database: Database, user_id: int) -> None:
     """Count a guess at somebody's second factor, wherever it comes from; raise a 429 when it is too early."""
     _refuse(_count(database, {"code": _guesses_at(user_id)}))
 
@@ -98,7 +98,7 @@ def _wait(rows: list[Attempts]) -> int:
     return int(wait) + 1 if wait > 0 else 0
 
 
-def succeed(session: Session, name: str, address: str) -> None:
+def forget_failures(session: Session, name: str, address: str) -> None:
     """Forget the failures of a name from an address, and what this attempt was counted as."""
     for kind, key in _keys(name, address).items():
         row = session.get(Attempts, key, with_for_update=True)

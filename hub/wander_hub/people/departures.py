@@ -19,17 +19,17 @@ from wander_hub.rights import invitations
 from wander_hub.rights.models import Grant, Token
 
 
-def disable(session: Session, name: str) -> ChangedUser:
+def disable_user(session: Session, name: str) -> ChangedUser:
     """Let a user in no more; their roles wait for the day on which they are enabled."""
-    user = lock(session, name)
+    user = lock_user(session, name)
     _require_another_administrator(session, user)
     user.disabled_at = user.disabled_at or now()
     return _end_access(session, user)
 
 
-def enable(session: Session, name: str) -> ChangedUser:
+def enable_user(session: Session, name: str) -> ChangedUser:
     """Let a user in again, with a password or new tokens: the old ones have ended."""
-    user = lock(session, name)
+    user = lock_user(session, name)
     if user.removed_at is not None:
         raise HubProblem(409, "user_removed", f"`{user.name}` was removed, which is for good")
     if user.disabled_at is None:
@@ -39,9 +39,9 @@ def enable(session: Session, name: str) -> ChangedUser:
     return changed.model_copy(update={"user": info_of(session, user), "ownerless": []})
 
 
-def remove(session: Session, name: str) -> ChangedUser:
+def remove_user(session: Session, name: str) -> ChangedUser:
     """Take all roles from a user for good; nobody is given the name again."""
-    user = lock(session, name)
+    user = lock_user(session, name)
     _require_another_administrator(session, user)
     user.removed_at = user.removed_at or now()
     user.disabled_at = user.disabled_at or user.removed_at
@@ -64,10 +64,10 @@ def list_users(session: Session, *, after: str, limit: int, word: str = "") -> l
 
 def info_of(session: Session, user: User) -> UserInfo:
     """Return a user as administrators see them."""
-    return fill(UserInfo, user, second_factor=second_factor.state_of(session, user.id).on)
+    return fill(UserInfo, user, second_factor=second_factor.second_factor_of(session, user.id).on)
 
 
-def lock(session: Session, name: str) -> User:
+def lock_user(session: Session, name: str) -> User:
     """Return a user; of two changes at once that could take the last administrator away, one waits."""
     name = names.normalise_owner(name)
     query = select(User).where((User.name == name) | User.admin).order_by(User.id)
@@ -95,7 +95,7 @@ def _end_access(session: Session, user: User) -> ChangedUser:
     """End tokens, sessions and codes; say which owners no owner is left for but an administrator."""
     live = update(Token).where(Token.user_id == user.id, Token.revoked_at.is_(None))
     ended = cast("CursorResult[Any]", session.execute(live.values(revoked_at=now()))).rowcount
-    sessions.end_all(session, user.id)
+    sessions.end_sessions(session, user.id)
     session.execute(delete(OneTimeCode).where(OneTimeCode.user_id == user.id))
     invitations.drop_of_user(session, user)
     owned = select(Owner).join(Membership, Membership.owner_id == Owner.id).order_by(Owner.id)

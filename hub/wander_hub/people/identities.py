@@ -19,7 +19,7 @@ from wander_hub.people.provider import refusal
 from wander_hub.settings import Settings
 
 
-def sign_in(session: Session, settings: Settings, claims: Mapping[str, Any]) -> str:
+def sign_in_by_provider(session: Session, settings: Settings, claims: Mapping[str, Any]) -> str:
     """Return the cookie of a new session, of the user who is linked, or made where the settings say so.
 
     The provider's second factor stands for the hub's.
@@ -28,10 +28,10 @@ def sign_in(session: Session, settings: Settings, claims: Mapping[str, Any]) -> 
     user_id = found.user_id if found is not None else _add_user(session, settings, claims).id
     user = session.get_one(User, user_id, with_for_update=True)
     audit.about(session, actor=user.name, target=user.name, issuer=claims["iss"])
-    return sessions.begin(session, user, settings)
+    return sessions.begin_session(session, user, settings)
 
 
-def link(session: Session, issuer: str, subject: str, user_id: int) -> User:
+def link_identity(session: Session, issuer: str, subject: str, user_id: int) -> User:
     """Let a user sign in as a subject of a provider; refuse one that is another user's."""
     user = session.get_one(User, user_id, with_for_update=True)
     if user.disabled_at is not None:
@@ -45,7 +45,7 @@ def link(session: Session, issuer: str, subject: str, user_id: int) -> User:
     return user
 
 
-def unlink(session: Session, issuer: str, subject: str, user: User) -> None:
+def unlink_identity(session: Session, issuer: str, subject: str, user: User) -> None:
     """Let a user sign in so no more; their sessions end, since those may have begun so."""
     found = session.get(LinkedIdentity, (issuer, subject))
     if found is None or found.user_id != user.id:
@@ -54,11 +54,11 @@ def unlink(session: Session, issuer: str, subject: str, user: User) -> None:
             404, "identity_not_found", f"`{subject[:80]}` is not linked to `{user.name}`", hint=hint
         )
     session.delete(found)
-    sessions.end_all(session, user.id)
+    sessions.end_sessions(session, user.id)
     audit.about(session, target=user.name, issuer=issuer, subject=subject)
 
 
-def of_user(session: Session, user_id: int) -> list[LinkedIdentity]:
+def list_identities(session: Session, user_id: int) -> list[LinkedIdentity]:
     """Return what a user may sign in as, by issuer and subject."""
     query = select(LinkedIdentity).where(LinkedIdentity.user_id == user_id)
     return list(session.scalars(query.order_by(LinkedIdentity.issuer, LinkedIdentity.subject)))

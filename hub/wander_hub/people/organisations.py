@@ -20,11 +20,11 @@ from wander_hub.rights.models import Grant, Invitation, Token
 from wander_hub.settings import Settings
 
 
-def make(session: Session, caller: Identity, settings: Settings, name: str) -> OwnerInfo:
+def make_organisation(session: Session, caller: Identity, settings: Settings, name: str) -> OwnerInfo:
     """Make an organisation, of which the caller is the first owner."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     if settings.organisations == "administrators":
-        rights.administrator(caller)
+        rights.require_administrator(caller)
     # Of two requests at once one waits, so that both count.
     user = session.get_one(User, caller.user_id, with_for_update={"key_share": True})
     owned = select(func.count()).select_from(Membership).join(Membership.owner).where(_is_organisation())
@@ -32,10 +32,10 @@ def make(session: Session, caller: Identity, settings: Settings, name: str) -> O
     if count >= settings.max_organisations and not caller.administers:
         hint = "whoever runs the hub can make more: `wander-hub org add NAME --owner USER`"
         raise HubProblem(409, "too_many_organisations", f"you own {count} organisations", hint=hint)
-    return add(session, name, user)
+    return add_organisation(session, name, user)
 
 
-def add(session: Session, name: str, user: User) -> OwnerInfo:
+def add_organisation(session: Session, name: str, user: User) -> OwnerInfo:
     """Make an organisation for its first owner."""
     owner = service.add_owner(session, name)
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
@@ -43,9 +43,9 @@ def add(session: Session, name: str, user: User) -> OwnerInfo:
     return fill(OwnerInfo, owner, kind="organisation", role="owner")
 
 
-def of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
+def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
     """Return the owners on which the caller has a role, by name."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     query = select(Owner, Membership.role, _is_organisation()).join(
         Membership, Membership.owner_id == Owner.id
     )
@@ -68,7 +68,7 @@ def with_owners(session: Session, *, after: str = "", limit: int | None = None) 
     return found
 
 
-def named(session: Session, name: str) -> Owner:
+def find_organisation(session: Session, name: str) -> Owner:
     """Return an organisation, or say how to make one."""
     name = names.normalise_owner(name)
     owner = session.scalar(select(Owner).where(Owner.name == name, _is_organisation()))
@@ -78,21 +78,21 @@ def named(session: Session, name: str) -> Owner:
     return owner
 
 
-def remove_own(session: Session, caller: Identity, name: str) -> None:
+def remove_own_organisation(session: Session, caller: Identity, name: str) -> None:
     """Remove an organisation, for who owns it; a user's own name goes with the user alone."""
     owner = rights.owner_for(session, caller, "manage", name)
     if accounts.user_named(session, owner.name) is not None or owner.name == names.BUNDLED_OWNER:
         hint = "`wander auth org list` tells which owners are organisations"
         raise HubProblem(409, "not_an_organisation", f"`{owner.name}` is no organisation", hint=hint)
-    remove(session, owner.name)
+    remove_organisation(session, owner.name)
 
 
-def remove(session: Session, name: str) -> Owner:
+def remove_organisation(session: Session, name: str) -> Owner:
     """End all roles, invitations, tokens and trust of an organisation.
 
     What it published stays, for administrators to look after, and so does its name.
     """
-    owner = named(session, name)
+    owner = find_organisation(session, name)
     accounts.lock_owner(session, owner)
     its = select(Environment.id).where(Environment.owner_id == owner.id)
     for table in (Membership, Invitation, Publisher):

@@ -34,7 +34,7 @@ def hash_again(password: str) -> str:
         return _hasher.hash(password)
 
 
-def verify(password: str, kept: str | None) -> bool:
+def verify_password(password: str, kept: str | None) -> bool:
     """Tell whether a password is the one that was kept; it takes as long when none was."""
     with _HashingSlot():
         try:

@@ -58,28 +58,28 @@ Word = Annotated[str, Query(max_length=80, description="those whose names have i
 @audited("user.password")
 def change_password(context: ForManager, body: NewPassword, answer: Response) -> None:
     """Choose another password; you are signed out in all other browsers."""
-    rights.whole_token(context.caller)
+    rights.require_whole_token(context.caller)
     _renew(context, answer, sign_in.change_password(context, body.old, body.new, body.code))
 
 
 @router.get("/account/second-factor", responses=refusals(401))
 def show_second_factor(session: ReadSession, caller: Caller) -> SecondFactorState:
     """Tell whether you sign in with a second factor."""
-    return second_factor.state_of(session, caller.user_id)
+    return second_factor.second_factor_of(session, caller.user_id)
 
 
 @router.post("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.begin")
 def begin_second_factor(context: ForManager, body: Password) -> NewSecondFactor:
     """Make a secret for an authenticator app (TOTP); it is asked for once you confirmed it with a code."""
-    return second_factor.begin(context, body.password)
+    return second_factor.begin_second_factor(context, body.password)
 
 
 @router.put("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.on")
 def confirm_second_factor(context: ForManager, body: FactorCode, answer: Response) -> RecoveryCodes:
     """Turn it on with a code; you get ten recovery codes, and are signed out in all other browsers."""
-    codes, cookie = second_factor.confirm(context, body.code)
+    codes, cookie = second_factor.confirm_second_factor(context, body.code)
     _renew(context, answer, cookie)
     return codes
 
@@ -95,11 +95,11 @@ def end_second_factor(context: ForManager, body: FactorCode) -> None:
 @audited("user.sign_out")
 def sign_out_everywhere(context: ForManager) -> None:
     """Sign out in all browsers, this one included."""
-    rights.whole_token(context.caller)
+    rights.require_whole_token(context.caller)
 
     def end(session: Session) -> None:
         audit.about(session, target=context.caller.user)
-        sessions.end_all(session, context.caller.user_id)
+        sessions.end_sessions(session, context.caller.user_id)
 
     context.commit(end)
 
@@ -107,7 +107,7 @@ def sign_out_everywhere(context: ForManager) -> None:
 @router.get("/owners", responses=refusals(401, 403))
 def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
     """List the owners on which you have a role."""
-    return OwnerList(data=organisations.of_caller(session, caller))
+    return OwnerList(data=organisations.list_owners_of_caller(session, caller))
 
 
 @router.post("/owners", status_code=201, responses=_CHANGES | refusals(400))
@@ -115,14 +115,16 @@ def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
 def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
     """Make an organisation, an owner without a user of its name; you are its first owner."""
     what = (context.caller, context.settings, body.name)
-    return context.commit(lambda session: organisations.make(session, *what))
+    return context.commit(lambda session: organisations.make_organisation(session, *what))
 
 
 @router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES)
 @audited("owner.remove")
 def remove_organisation(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
     """End roles, invitations, tokens and trust of an organisation. What it published stays, and its name."""
-    context.commit(lambda session: organisations.remove_own(session, context.caller, organisation))
+    context.commit(
+        lambda session: organisations.remove_own_organisation(session, context.caller, organisation)
+    )
 
 
 @router.get("/organisations", responses=refusals(401, 403, 422))
@@ -170,7 +172,9 @@ def give_link(context: ForAdministrator, user: UserName) -> UserLink:
 @audited("user.second_factor.remove")
 def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
     """Let somebody in who lost phone and recovery codes. For administrators."""
-    context.commit(lambda session: second_factor.remove(session, _lock_other(context, session, user).id))
+    context.commit(
+        lambda session: second_factor.remove_second_factor(session, _lock_other(context, session, user).id)
+    )
 
 
 @router.get("/users/{user}/identities", responses=refusals(401, 403, 404, 422))
@@ -179,7 +183,9 @@ def list_identities(session: ReadSession, _caller: Administrator, user: UserName
     known = user_named(session, normalise_owner(user))
     if known is None:
         raise departures.no_user(user)
-    return IdentityList(data=[fill(IdentityInfo, one) for one in identities.of_user(session, known.id)])
+    return IdentityList(
+        data=[fill(IdentityInfo, one) for one in identities.list_identities(session, known.id)]
+    )
 
 
 @router.post("/users/{user}/identities", status_code=204, responses=_LINKS)
@@ -189,7 +195,7 @@ def link_identity(context: ForAdministrator, user: UserName, body: NewIdentity) 
     place = body.issuer or _own_issuer(context)
 
     def link(session: Session) -> None:
-        identities.link(session, place, body.subject, _lock_other(context, session, user).id)
+        identities.link_identity(session, place, body.subject, _lock_other(context, session, user).id)
 
     context.commit(link)
 
@@ -206,7 +212,7 @@ def unlink_identity(
     place = issuer or _own_issuer(context)
 
     def unlink(session: Session) -> None:
-        identities.unlink(session, place, subject, _lock_other(context, session, user))
+        identities.unlink_identity(session, place, subject, _lock_other(context, session, user))
 
     context.commit(unlink)
 
@@ -215,32 +221,32 @@ def unlink_identity(
 @audited("user.disable")
 def disable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Let a user in no more: tokens, sessions and codes end at once. For administrators."""
-    return context.commit(lambda session: departures.disable(session, user))
+    return context.commit(lambda session: departures.disable_user(session, user))
 
 
 @router.delete("/users/{user}/disabled", responses=_CHANGES)
 @audited("user.enable")
 def enable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Let a disabled user in again, with the roles of before and new tokens. For administrators."""
-    return context.commit(lambda session: departures.enable(session, user))
+    return context.commit(lambda session: departures.enable_user(session, user))
 
 
 @router.delete("/users/{user}", responses=_CHANGES)
 @audited("user.remove")
 def remove_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Remove a user for good; what they published stays, and so does the name. For administrators."""
-    return context.commit(lambda session: departures.remove(session, user))
+    return context.commit(lambda session: departures.remove_user(session, user))
 
 
 def _renew(context: Context, answer: Response, cookie: str | None) -> None:
     """Give a browser the cookie of the session that goes on after all of its user's ended."""
     if cookie is not None:
-        cookies.write(answer, context.base_url, cookie, int(context.settings.session_hours * 3600))
+        cookies.write_cookie(answer, context.base_url, cookie, int(context.settings.session_hours * 3600))
 
 
 def _lock_other(context: Context, session: Session, name: str) -> User:
     """Return a user who is no other administrator: a token that was stolen must not become their account."""
-    user = departures.lock(session, name)
+    user = departures.lock_user(session, name)
     if user.admin and user.id != context.caller.user_id:
         hint = f"whoever runs the hub does it by command: `wander-hub user password {user.name} --link`"
         raise HubProblem(403, "administrator", f"`{user.name}` is an administrator too", hint=hint)

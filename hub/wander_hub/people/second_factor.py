@@ -24,17 +24,17 @@ _CLOCKS_DIFFER = 1
 """Steps of 30 s by which the clocks of phone and hub may differ."""
 
 
-def state_of(session: Session, user_id: int) -> SecondFactorState:
+def second_factor_of(session: Session, user_id: int) -> SecondFactorState:
     """Tell whether a user has a second factor."""
     row = _confirmed(session, user_id)
     return SecondFactorState(on=row is not None, recovery_codes=len(row.recovery) if row is not None else 0)
 
 
-def begin(context: Context, password: str) -> NewSecondFactor:
+def begin_second_factor(context: Context, password: str) -> NewSecondFactor:
     """Return a new secret, which is asked for once a code of it was sent."""
     from pyotp import TOTP, random_base32
 
-    rights.whole_token(context.caller)
+    rights.require_whole_token(context.caller)
     caller, secret = context.caller, random_base32()
     with context.read() as session:
         kept = session.get_one(User, caller.user_id).password_hash
@@ -42,7 +42,7 @@ def begin(context: Context, password: str) -> NewSecondFactor:
         hint = "whoever runs the hub gives you one: `wander-hub user password NAME --link`"
         raise HubProblem(409, "no_password", "a second factor goes with a password", hint=hint)
     attempts.begin(context.database, caller.user, _address(context))
-    if not passwords.verify(password, kept):
+    if not passwords.verify_password(password, kept):
         raise HubProblem(403, "wrong_password", "the password is another one")
 
     def keep(session: Session) -> None:
@@ -50,10 +50,10 @@ def begin(context: Context, password: str) -> NewSecondFactor:
         if _confirmed(session, caller.user_id) is not None:
             hint = "turn it off first, with a code: `POST /api/v1/account/second-factor/off`"
             raise HubProblem(409, "second_factor_on", "there is a second factor already", hint=hint)
-        remove(session, caller.user_id)
+        remove_second_factor(session, caller.user_id)
         session.flush()
         session.add(SecondFactor(user_id=caller.user_id, secret=secret, last_step=0, recovery=[]))
-        attempts.succeed(session, caller.user, _address(context))
+        attempts.forget_failures(session, caller.user, _address(context))
         audit.about(session, target=caller.user)
 
     context.commit(keep)
@@ -62,15 +62,15 @@ def begin(context: Context, password: str) -> NewSecondFactor:
     return NewSecondFactor(secret=secret, uri=uri)
 
 
-def confirm(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
+def confirm_second_factor(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
     """Ask for the second factor from now on; return its recovery codes, which are not shown again.
 
     The caller's sessions end: the cookie of a new one, for a browser, is returned too.
     """
-    rights.whole_token(context.caller)
+    rights.require_whole_token(context.caller)
     caller = context.caller
     codes = [secrets.token_hex(_RECOVERY_BYTES) for _ in range(_RECOVERY_CODES)]
-    attempts.begin_guess(context.database, caller.user_id)
+    attempts.count_guess(context.database, caller.user_id)
 
     def turn_on(session: Session) -> str | None:
         user = session.get_one(User, caller.user_id, with_for_update=True)
@@ -83,7 +83,7 @@ def confirm(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
         row.confirmed_at, row.recovery = now(), [token_hash(one) for one in codes]
         attempts.forget_guesses(session, caller.user_id)
         audit.about(session, target=caller.user)
-        return sessions.renew(session, user, caller, context.settings)
+        return sessions.renew_session(session, user, caller, context.settings)
 
     cookie = context.commit(turn_on)
     return RecoveryCodes(data=codes), cookie
@@ -91,32 +91,32 @@ def confirm(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
 
 def turn_off(context: Context, code: str) -> None:
     """Ask for no second factor any more."""
-    rights.whole_token(context.caller)
+    rights.require_whole_token(context.caller)
     caller = context.caller
-    attempts.begin_guess(context.database, caller.user_id)
+    attempts.count_guess(context.database, caller.user_id)
 
     def end(session: Session) -> None:
         session.get_one(User, caller.user_id, with_for_update=True)
-        require(session, caller.user_id, code)
-        remove(session, caller.user_id)
+        require_code(session, caller.user_id, code)
+        remove_second_factor(session, caller.user_id)
         audit.about(session, target=caller.user)
 
     context.commit(end)
 
 
-def remove(session: Session, user_id: int) -> None:
+def remove_second_factor(session: Session, user_id: int) -> None:
     """Forget the second factor of a user, if there is one."""
     if (row := session.get(SecondFactor, user_id)) is not None:
         session.delete(row)
 
 
-def fits(session: Session, user_id: int, code: str) -> bool:
+def code_fits(session: Session, user_id: int, code: str) -> bool:
     """Tell whether a code would do; whatever is given does for who has no second factor."""
     row = _confirmed(session, user_id)
     return row is None or _step(row, code) is not None or _digest(row, code) != ""
 
 
-def spend(session: Session, user_id: int, code: str) -> bool:
+def spend_code(session: Session, user_id: int, code: str) -> bool:
     """Use a code up, and tell whether it was right; of who has none, any is. The user's row is locked."""
     row = _confirmed(session, user_id)
     if row is not None and not _spend(row, code):
@@ -125,9 +125,9 @@ def spend(session: Session, user_id: int, code: str) -> bool:
     return True
 
 
-def require(session: Session, user_id: int, code: str) -> None:
+def require_code(session: Session, user_id: int, code: str) -> None:
     """Use a code up; raise a 403 for a wrong one."""
-    if not spend(session, user_id, code):
+    if not spend_code(session, user_id, code):
         raise _wrong()
 
 

@@ -23,7 +23,7 @@ _SEEN_PRECISION = timedelta(minutes=1)
 _BYTES = 32
 
 
-def begin(session: Session, user: User, settings: Settings) -> str:
+def begin_session(session: Session, user: User, settings: Settings) -> str:
     """Begin a session; return the cookie, a new one each time, of which a hash is kept.
 
     Whatever somebody signs in with, a disabled user gets none; the row of `user` is locked.
@@ -69,20 +69,20 @@ def authenticate(database: Database, settings: Settings, cookie: str) -> Identit
     return identity
 
 
-def end(session: Session, cookie: str) -> None:
+def end_session(session: Session, cookie: str) -> None:
     """End the session of a cookie."""
     session.execute(delete(BrowserSession).where(BrowserSession.sha256 == token_hash(cookie)))
 
 
-def end_all(session: Session, user_id: int) -> None:
+def end_sessions(session: Session, user_id: int) -> None:
     """End the sessions of a user."""
     session.execute(delete(BrowserSession).where(BrowserSession.user_id == user_id))
 
 
-def renew(session: Session, user: User, caller: Identity, settings: Settings) -> str | None:
+def renew_session(session: Session, user: User, caller: Identity, settings: Settings) -> str | None:
     """End a user's sessions; return the cookie of a new one, if the caller is in a browser.
 
     The cookie of before ends with the rest, since it may be in other hands too. The row of `user` is locked.
     """
-    end_all(session, user.id)
-    return begin(session, user, settings) if caller.browser_session is not None else None
+    end_sessions(session, user.id)
+    return begin_session(session, user, settings) if caller.browser_session is not None else None

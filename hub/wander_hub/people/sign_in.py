@@ -31,12 +31,12 @@ def sign_in(
     `code` is that of a second factor, which nobody is told whether a user has.
     """
     name, address = names.normalise_owner(name.strip()), origin.address or ""
-    attempts.begin(database, name, address)
+    attempts.count_attempt(database, name, address)
     with database.read() as session:
         user = accounts.user_named(session, name)
-        fits = second_factor.fits(session, user.id if user is not None else 0, code)
+        fits = second_factor.code_fits(session, user.id if user is not None else 0, code)
     kept = user.password_hash if user is not None and user.disabled_at is None else None
-    known = passwords.verify(password, kept)
+    known = passwords.verify_password(password, kept)
     known_id = user.id if user is not None and known else None
     guess = not code or attempts.may_guess(database, name, address, known_id)
     if user is None or kept is None or not (known and guess and fits):
@@ -47,12 +47,12 @@ def sign_in(
         found = session.get_one(User, user.id, with_for_update=True)
         if found.password_hash != kept or found.disabled_at is not None:  # since this one was checked
             raise _refusal()
-        if not second_factor.spend(session, found.id, code):
+        if not second_factor.spend_code(session, found.id, code):
             raise _refusal()
         found.password_hash = renewed
-        attempts.succeed(session, name, address)
+        attempts.forget_failures(session, name, address)
         audit.about(session, actor=name, target=name)
-        return sessions.begin(session, found, settings)
+        return sessions.begin_session(session, found, settings)
 
     return database.commit(audit.recorded(begin, origin))
 
@@ -73,22 +73,22 @@ def change_password(context: Context, old: str | None, new: str, code: str) -> s
         user = session.get_one(User, caller.user_id)
     present = user.password_hash
     wrong = HubProblem(403, "wrong_password", "the present password is another one")
-    attempts.begin(context.database, user.name, address)
-    if present is not None and not passwords.verify(old or "", present):
+    attempts.count_attempt(context.database, user.name, address)
+    if present is not None and not passwords.verify_password(old or "", present):
         raise wrong
     if code:
-        attempts.begin_guess(context.database, user.id)
+        attempts.count_guess(context.database, user.id)
     kept = passwords.hash_password(new, user.name)
 
     def change(session: Session) -> str | None:
         found = session.get_one(User, user.id, with_for_update=True)
         if found.password_hash != present:  # it was changed while this one was checked
             raise wrong
-        second_factor.require(session, found.id, code)
+        second_factor.require_code(session, found.id, code)
         set_hash(session, found, kept)
-        attempts.succeed(session, user.name, address)
+        attempts.forget_failures(session, user.name, address)
         audit.about(session, target=user.name)
-        return sessions.renew(session, found, caller, context.settings)
+        return sessions.renew_session(session, found, caller, context.settings)
 
     return context.commit(change)
 
@@ -101,7 +101,7 @@ def has_password(session: Session, user_id: int) -> bool:
 def set_hash(session: Session, user: User, kept: str) -> None:
     """Keep a new password; the sessions that the old one began end, and codes to choose one."""
     user.password_hash = kept
-    sessions.end_all(session, user.id)
+    sessions.end_sessions(session, user.id)
     if (code := session.get(OneTimeCode, user.id)) is not None:
         session.delete(code)
 
@@ -131,7 +131,7 @@ def use_code(
     Who has a second factor sends a code of that, too.
     """
     address = origin.address or ""
-    attempts.begin(database, "", address)
+    attempts.count_attempt(database, "", address)
     digest = token_hash(code.strip().rpartition("#")[2])  # who copied the whole link means its end
     query = select(OneTimeCode).where(OneTimeCode.sha256 == digest)
     with database.read() as session:
@@ -141,17 +141,17 @@ def use_code(
         user = session.get_one(User, row.user_id)
     kept = passwords.hash_password(new, user.name)
     if second:
-        attempts.begin_guess(database, user.id)
+        attempts.count_guess(database, user.id)
 
     def choose(session: Session) -> str:
         if session.scalar(query.with_for_update()) is None:
             raise _spent()
         found = session.get_one(User, user.id, with_for_update=True)
-        second_factor.require(session, found.id, second)
+        second_factor.require_code(session, found.id, second)
         set_hash(session, found, kept)
-        attempts.succeed(session, "", address)
+        attempts.forget_failures(session, "", address)
         audit.about(session, actor=user.name, target=user.name)
-        return sessions.begin(session, found, settings)
+        return sessions.begin_session(session, found, settings)
 
     return database.commit(audit.recorded(choose, origin))
 

@@ -49,14 +49,14 @@ def list_publishers(session: ReadSession, caller: Caller, owner: str) -> Publish
 def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> PublisherInfo:
     """Trust a workflow to publish one environment, which need not exist yet, or all of an owner's."""
     what = (context.caller, owner, body, context.settings.oidc_issuers)
-    return context.commit(lambda session: service.add(session, *what))
+    return context.commit(lambda session: service.add_publisher(session, *what))
 
 
 @router.delete(_PUBLISHERS + "/{publisher}", responses=_REFUSALS)
 @audited("publisher.remove")
 def remove_publisher(context: ForManager, owner: str, publisher: Number) -> PublisherInfo:
     """Stop trusting a workflow."""
-    return context.commit(lambda session: service.remove(session, context.caller, owner, publisher))
+    return context.commit(lambda session: service.remove_publisher(session, context.caller, owner, publisher))
 
 
 @router.get("/_/oidc/audience", responses=refusals(404))
@@ -93,7 +93,7 @@ async def mint_token(
     claims = await tokens.claims(body.token)  # may ask the issuer
     kind = settings.oidc_issuers[claims["iss"]]
     work = audit.recorded(
-        lambda session: service.mint(session, kind, claims, owner, name), origin_of(request, None)
+        lambda session: service.mint_token(session, kind, claims, owner, name), origin_of(request, None)
     )
     return await run_in_threadpool(database.commit, work)
 

@@ -59,7 +59,7 @@ def publishers_of(session: Session, caller: Identity, owner: str) -> list[Publis
     return [info_of(one) for one in _of_owner(session, found.id)]
 
 
-def add(
+def add_publisher(
     session: Session, caller: Identity, owner: str, wanted: NewPublisher, issuers: dict[str, PublisherKind]
 ) -> PublisherInfo:
     """Trust a workflow.
@@ -99,7 +99,7 @@ def add(
     return info_of(publisher)
 
 
-def remove(session: Session, caller: Identity, owner: str, number: int) -> PublisherInfo:
+def remove_publisher(session: Session, caller: Identity, owner: str, number: int) -> PublisherInfo:
     """Trust a publisher no more; its tokens end too."""
     found = rights.find_owner(session, caller, owner)
     publisher = next((one for one in _of_owner(session, found.id) if one.id == number), None)
@@ -119,7 +119,7 @@ def remove(session: Session, caller: Identity, owner: str, number: int) -> Publi
     return told
 
 
-def mint(
+def mint_token(
     session: Session, kind: PublisherKind, claims: dict[str, Any], owner: str | None, name: str | None
 ) -> MintedToken:
     """Give the publisher whom verified claims name a token for what it may publish; each token works once.

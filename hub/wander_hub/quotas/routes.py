@@ -15,7 +15,7 @@ router = HubRouter(prefix="/api/v1/owners/{owner}/quota", tags=["accounts"])
 @router.get("", responses=refusals(401, 403, 404, 422))
 def show_quota(session: ReadSession, caller: Caller, settings: HubSettings, owner: str) -> OwnerQuota:
     """Tell how much an owner has and may have; for its members."""
-    return service.of_owner(session, settings, caller, owner)
+    return service.quota_of_owner(session, settings, caller, owner)
 
 
 @router.put("", responses=refusals(400, 401, 403, 404, 422))
@@ -23,4 +23,4 @@ def show_quota(session: ReadSession, caller: Caller, settings: HubSettings, owne
 def change_quota(context: ForManager, owner: str, body: NewQuota) -> OwnerQuota:
     """Give an owner limits of its own, in place of all that it had; for administrators."""
     what = (context.settings, context.caller, owner, body)
-    return context.commit(lambda session: service.change(session, *what))
+    return context.commit(lambda session: service.change_quota(session, *what))

@@ -131,12 +131,12 @@ def lock_poster(session: Session, settings: Settings, user: str) -> Owner | None
     return owner
 
 
-def of_owner(session: Session, settings: Settings, caller: Identity, name: str) -> OwnerQuota:
+def quota_of_owner(session: Session, settings: Settings, caller: Identity, name: str) -> OwnerQuota:
     """Return what an owner has and may have; for its members."""
-    return describe(session, settings, rights.owner_for(session, caller, "read", name))
+    return describe_quota(session, settings, rights.owner_for(session, caller, "read", name))
 
 
-def describe(session: Session, settings: Settings, owner: Owner) -> OwnerQuota:
+def describe_quota(session: Session, settings: Settings, owner: Owner) -> OwnerQuota:
     """Return what an owner has and may have."""
     own, limits = session.get(Quota, owner.id), limits_of(session, settings, owner)
     found = {
@@ -150,9 +150,11 @@ def describe(session: Session, settings: Settings, owner: Owner) -> OwnerQuota:
     return OwnerQuota(owner=owner.name, **found)
 
 
-def change(session: Session, settings: Settings, caller: Identity, name: str, wanted: NewQuota) -> OwnerQuota:
+def change_quota(
+    session: Session, settings: Settings, caller: Identity, name: str, wanted: NewQuota
+) -> OwnerQuota:
     """Give an owner limits of its own; for administrators. What it has already stays, however much it is."""
-    rights.administrator(caller)
+    rights.require_administrator(caller)
     owner = rights.find_owner(session, caller, name)
     accounts.lock_owner(session, owner)
     own = session.get(Quota, owner.id, populate_existing=True) or Quota(owner_id=owner.id)
@@ -162,13 +164,13 @@ def change(session: Session, settings: Settings, caller: Identity, name: str, wa
     session.add(own)
     session.flush()
     audit.about(session, owner=owner.name, target=owner.name, **told)
-    return describe(session, settings, owner)
+    return describe_quota(session, settings, owner)
 
 
 def list_own(session: Session, settings: Settings) -> list[OwnerQuota]:
     """Return the owners with limits of their own, by name."""
     query = select(Owner).join(Quota, Quota.owner_id == Owner.id).order_by(Owner.name)
-    return [describe(session, settings, one) for one in session.scalars(query)]
+    return [describe_quota(session, settings, one) for one in session.scalars(query)]
 
 
 def _refusal(owner: Owner, kind: Kind, allowed: int, needed: int) -> HubProblem:

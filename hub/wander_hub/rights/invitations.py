@@ -40,22 +40,22 @@ def invite(session: Session, caller: Identity, target: Target, name: str, role: 
     session.execute(delete(Invitation).where(Invitation.expires_at <= now()))
     found = session.scalar(select(Invitation).where(*_at(target), Invitation.name == name))
     if found is None:
-        waiting = session.scalar(select(func.count()).select_from(Invitation).where(*_at(target)))
-        if waiting is not None and waiting >= _MOST:
+        count = session.scalar(select(func.count()).select_from(Invitation).where(*_at(target)))
+        if count is not None and count >= _MOST:
             hint = "withdraw some: `wander env owner remove OWNER NAME`"
-            raise HubProblem(409, "too_many_invitations", f"{waiting} invitations wait already", hint=hint)
+            raise HubProblem(409, "too_many_invitations", f"{count} invitations wait already", hint=hint)
         found = Invitation(**target, name=name, created_at=now())
         session.add(found)
     found.role, found.invited_by_id, found.expires_at = role, caller.user_id, now() + _LASTS
 
 
-def withdraw(session: Session, target: Target, name: str) -> bool:
+def withdraw_invitation(session: Session, target: Target, name: str) -> bool:
     """Take an invitation back; tell whether there was one."""
     gone = session.execute(delete(Invitation).where(*_at(target), Invitation.name == name))
     return cast("CursorResult[Any]", gone).rowcount > 0
 
 
-def waiting(session: Session, target: Target) -> Sequence[Invitation]:
+def list_waiting(session: Session, target: Target) -> Sequence[Invitation]:
     """Return the invitations that wait, by name."""
     query = select(Invitation).where(*_at(target), Invitation.expires_at > now())
     return session.scalars(query.order_by(Invitation.name)).all()
@@ -81,13 +81,13 @@ def drop_of_user(session: Session, user: User) -> None:
     session.execute(delete(Invitation).where(Invitation.invited_by_id == user.id))
 
 
-def of_caller(session: Session, caller: Identity) -> list[InvitationInfo]:
+def invitations_of_caller(session: Session, caller: Identity) -> list[InvitationInfo]:
     """Return what the caller is invited to."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     return [_info(one) for one in session.scalars(_of(caller).order_by(Invitation.id))]
 
 
-def accept(session: Session, caller: Identity, number: int) -> InvitationInfo:
+def accept_invitation(session: Session, caller: Identity, number: int) -> InvitationInfo:
     """Give the caller the role that waits for them; a greater one that they have already stays."""
     invitation = _lock(session, caller, number)
     key = {"user_id": caller.user_id, **_target_of(invitation)}
@@ -100,14 +100,14 @@ def accept(session: Session, caller: Identity, number: int) -> InvitationInfo:
     return _end(session, invitation)
 
 
-def decline(session: Session, caller: Identity, number: int) -> InvitationInfo:
+def decline_invitation(session: Session, caller: Identity, number: int) -> InvitationInfo:
     """Refuse a role that waits for the caller."""
     return _end(session, _lock(session, caller, number))
 
 
 def _lock(session: Session, caller: Identity, number: int) -> Invitation:
     """Return an invitation of the caller, when it still waits once nobody else changes those roles."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     # Whoever disables or removes a user locks them first, too, and takes their roles.
     user = session.get_one(User, caller.user_id, with_for_update={"key_share": True}, populate_existing=True)
     query = _of(caller).where(Invitation.id == number, literal(user.disabled_at is None))

@@ -25,7 +25,7 @@ _MOST_TOKENS = 100
 """That are good at once and that one user made."""
 
 
-def of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
+def members_of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
     """Return who has a role on an owner; for members alone."""
     return _members(session, rights.owner_for(session, caller, "read", name))
 
@@ -49,7 +49,7 @@ def change_owner_role(
     return [] if leaving else _members(session, owner)
 
 
-def of_environment(session: Session, caller: Identity, owner: str, name: str) -> list[Member]:
+def members_of_environment(session: Session, caller: Identity, owner: str, name: str) -> list[Member]:
     """Return who has a role on an environment, its owner's members with them; for members alone."""
     environment = environments.find(session, owner, name)
     # `private`, since the public, to whom an open environment is readable, has no role on it.
@@ -91,7 +91,7 @@ def _change_role(
     if known is not None and known.role == "owner" and role != "owner":
         invitations.drop_made_by(session, known.user_id, target)
     if role is None:
-        invited = invitations.withdraw(session, target, name)
+        invited = invitations.withdraw_invitation(session, target, name)
         if known is not None:
             session.delete(known)
         elif not invited:
@@ -99,13 +99,13 @@ def _change_role(
             raise HubProblem(404, "no_role", f"`{name[:80]}` has no role on `{label}` itself", hint=hint)
     elif known is not None:
         known.role = role
-        invitations.withdraw(session, target, name)
+        invitations.withdraw_invitation(session, target, name)
     elif caller.administers:
         found = accounts.user_named(session, name)
         if found is None or found.removed_at is not None:
             hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
             raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
-        invitations.withdraw(session, target, name)
+        invitations.withdraw_invitation(session, target, name)
         session.add(table(**target, user_id=found.id, role=role))
     else:
         audit.about(session, invited=True)
@@ -115,7 +115,7 @@ def _change_role(
 
 def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedToken:
     """Make a token for the caller that does no more than the one it is made with, and no longer."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     if more := [one for one in wanted.scopes if one not in ("read", *caller.token.scopes)]:
         hint = "a token makes others of its own scopes alone; log in with one of wider scope"
         detail = f"this token is not of scope {', '.join(f'`{one}`' for one in more)} itself"
@@ -142,15 +142,15 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
     return CreatedToken(**token_service.token_info(token).model_dump(), token=secret)
 
 
-def tokens(session: Session, caller: Identity) -> list[TokenInfo]:
+def list_tokens(session: Session, caller: Identity) -> list[TokenInfo]:
     """Return the caller's tokens, oldest first."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     return [token_service.token_info(one) for one in repository.tokens_of(session, caller.user)]
 
 
-def revoke(session: Session, caller: Identity, prefix: str) -> TokenInfo:
+def revoke_own_token(session: Session, caller: Identity, prefix: str) -> TokenInfo:
     """End one of the caller's tokens; an administrator may end anybody's."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     user = None if caller.administers else caller.user
     return token_service.token_info(token_service.revoke_token(session, prefix, user=user))
 
@@ -190,5 +190,5 @@ def _invited(
 ) -> list[Member]:
     return [
         Member(user=one.name, role=one.role, through=through, pending_until=one.expires_at)
-        for one in invitations.waiting(session, target)
+        for one in invitations.list_waiting(session, target)
     ]

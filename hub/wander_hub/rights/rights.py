@@ -89,19 +89,19 @@ def _no_owner(identity: Identity, name: str) -> HubProblem:
     return HubProblem(404, "owner_not_found", detail, hint=hint)
 
 
-def administrator(identity: Identity) -> None:
+def require_administrator(identity: Identity) -> None:
     """Refuse everybody but the hub's administrators."""
     if not identity.administers:
         raise HubProblem(403, "not_permitted", "only the hub's administrators may do this")
 
 
 async def _require_administrator(caller: Caller) -> Identity:
-    administrator(caller)
+    require_administrator(caller)
     return caller
 
 
 async def _for_administrator(context: ForManager) -> Context:
-    administrator(context.caller)
+    require_administrator(context.caller)
     return context
 
 
@@ -109,7 +109,7 @@ Administrator = Annotated[Identity, Depends(_require_administrator)]
 ForAdministrator = Annotated[Context, Depends(_for_administrator)]
 
 
-def whole_token(identity: Identity) -> None:
+def require_whole_token(identity: Identity) -> None:
     """Refuse a token that is good for a part only, so that none can make a mightier one."""
     if not identity.whole:
         hint = "log in with a token of scope `manage` that has no target"

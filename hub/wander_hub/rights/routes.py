@@ -52,14 +52,14 @@ def create_token(context: ForManager, body: NewToken) -> CreatedToken:
 @router.get("/tokens", responses=refusals(401, 403))
 def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
     """List your tokens without their secrets."""
-    return TokenList(data=members.tokens(session, caller))
+    return TokenList(data=members.list_tokens(session, caller))
 
 
 @router.delete("/tokens/{prefix}", responses=_REFUSALS)
 @audited("token.revoke")
 def revoke_token(context: ForManager, prefix: Annotated[str, Path(max_length=40)]) -> TokenInfo:
     """Revoke one of your tokens at once."""
-    return context.commit(lambda session: members.revoke(session, context.caller, prefix))
+    return context.commit(lambda session: members.revoke_own_token(session, context.caller, prefix))
 
 
 @router.post("/leaks", status_code=202, responses=refusals(400, 422), dependencies=[Depends(ByBody())])
@@ -90,7 +90,7 @@ def report_leaks(
 @router.get(_OWNER + "/members", responses=refusals(401, 403, 404, 422))
 def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> MemberList:
     """List who has a role on an owner."""
-    return MemberList(data=members.of_owner(session, caller, owner))
+    return MemberList(data=members.members_of_owner(session, caller, owner))
 
 
 @router.put(_OWNER + "/members/{user}", responses=_REFUSALS)
@@ -115,21 +115,21 @@ def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList
 @router.get("/account/invitations", responses=refusals(401, 403))
 def list_invitations(session: ReadSession, caller: Caller) -> InvitationList:
     """List the roles that wait for you."""
-    return InvitationList(data=invitations.of_caller(session, caller))
+    return InvitationList(data=invitations.invitations_of_caller(session, caller))
 
 
 @router.post("/account/invitations/{invitation}/accept", responses=_ANSWER_REFUSALS)
 @audited("invitation.accept")
 def accept_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
     """Take a role that waits for you."""
-    return context.commit(lambda session: invitations.accept(session, context.caller, invitation))
+    return context.commit(lambda session: invitations.accept_invitation(session, context.caller, invitation))
 
 
 @router.delete("/account/invitations/{invitation}", responses=_ANSWER_REFUSALS)
 @audited("invitation.decline")
 def decline_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
     """Refuse a role that waits for you."""
-    return context.commit(lambda session: invitations.decline(session, context.caller, invitation))
+    return context.commit(lambda session: invitations.decline_invitation(session, context.caller, invitation))
 
 
 @router.put(_OWNER + "/settings", responses=_REFUSALS)
@@ -151,7 +151,7 @@ def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) 
 @router.get(_ENVIRONMENT + "/members", responses=refusals(401, 403, 404, 422))
 def list_environment_members(session: ReadSession, caller: Caller, owner: str, name: str) -> MemberList:
     """List who has a role on an environment, through its owner or on itself."""
-    return MemberList(data=members.of_environment(session, caller, owner, name))
+    return MemberList(data=members.members_of_environment(session, caller, owner, name))
 
 
 @router.put(_ENVIRONMENT + "/members/{user}", responses=_REFUSALS)

@@ -30,7 +30,7 @@ _MOST_KEYS = 50
 
 def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo, bool]:
     """Register a public key of the caller; the same key again changes nothing. Whether it is new."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     _decode(wanted.public_key, _KEY_BYTES, "the public key")
     fingerprint = key_fingerprint(wanted.public_key)
     known = session.scalar(select(SigningKey).where(SigningKey.fingerprint == fingerprint))
@@ -63,7 +63,7 @@ def keys_of(session: Session, user_id: int) -> KeyList:
 
 def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
     """Take a key back: it signs nothing any more, and what it signed says so."""
-    rights.whole_token(caller)
+    rights.require_whole_token(caller)
     audit.about(session, target=fingerprint)
     found = session.scalars(
         select(SigningKey).where(

@@ -58,7 +58,7 @@ def warn_if_open(settings: Settings) -> None:
         )
 
 
-def hold(settings: Settings, address: str) -> int | None:
+def hold_data_folder(settings: Settings, address: str) -> int | None:
     """Hold the data folder until this process ends, or the descriptor is closed that this returns.
 
     Only the embedded database needs that: hubs on one PostgreSQL may share a folder of files, and None is

@@ -19,7 +19,9 @@ from wander_hub.security import token_hash, well_formed
 ADMINISTRATOR = "admin"
 
 
-def hand_out(database: Database, token_file: Path | None, *, new: bool, data: Path | None = None) -> None:
+def hand_out_token(
+    database: Database, token_file: Path | None, *, new: bool, data: Path | None = None
+) -> None:
     """Give the reader a token of the administrator on an empty hub, and on any other when `new` is true.
 
     It goes into the file (mode 0600), or to standard output, and is kept by nobody else. What happened is

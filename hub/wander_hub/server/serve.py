@@ -64,11 +64,11 @@ def serve(
     listener = open_socket(host, port)
     address = address_of(host, listener.getsockname()[1])
     make_data_folder(settings)
-    data_folder.hold(settings, address)
+    data_folder.hold_data_folder(settings, address)
     database = Database(settings.resolved_database_url, settings.database_connections)
     database.migrate()
     data_folder.warn_if_open(settings)
-    first_token.hand_out(database, token_file, new=new_token, data=settings.data)
+    first_token.hand_out_token(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
     if settings.serve_jobs:  # else another process says what it can play
         settings = confine(settings)

@@ -15,7 +15,7 @@ from wander.wire.models import ModelRevision, NewModel
 from wander.wire.transfers import NewUpload
 
 from wander_hub import names
-from wander_hub.attestations.verification import FIELD, verify
+from wander_hub.attestations.verification import FIELD, verify_attestations
 from wander_hub.environments import service as environment_service
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPublisher, audited, part_of_another
@@ -113,7 +113,7 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
     check = checks.parse_check(upload)
     caller, database, storage = context.caller, context.database, context.storage
     package = checks.check(upload, context.settings)
-    attested = verify(fields.get(FIELD), package.filename, sha256, caller.claims)
+    attested = verify_attestations(fields.get(FIELD), package.filename, sha256, caller.claims)
     visibility = service.read_visibility(upload)
     with context.read() as session:
         owner = rights.find_uploading_owner(session, caller, owner_name)

@@ -113,7 +113,7 @@ def publish(
         audit.nothing_done(session)
         assert place.version is not None
         _note_source(place.version, packages, compared or {})
-        if attestations.keep(session, environment, attested or {}):
+        if attestations.keep_provenance(session, environment, attested or {}):
             index.write_pages(session, environment)
         return Published(environment, place.version, created=False)
     version, described = _version_for(session, environment, place.version, fresh[0], caller, replace=replace)
@@ -125,7 +125,7 @@ def publish(
     version.files.sort(key=lambda one: one.filename, reverse=True)  # as they are loaded
     _note_source(version, packages, compared or {})
     session.flush()
-    attestations.keep(session, environment, attested or {})
+    attestations.keep_provenance(session, environment, attested or {})
     listing.refresh(session, environment, without_runs=None if place.version else version)
     index.write_pages(session, environment, as_listed=place.environment is not None)
     outbox.tell(

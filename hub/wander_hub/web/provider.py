@@ -44,7 +44,7 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
     if caller is None or caller.browser_session is None:
         refused = HubProblem(401, "not_signed_in", "sign in with your password before you link an account")
         return await _refuse(request, refused)
-    visit = SignInVisit.begin("/login", cookies.read(request, base_url) or "")
+    visit = SignInVisit.begin("/login", cookies.read_cookie(request, base_url) or "")
     return await _leave(
         request, base_url, visit, lambda address: page(request, "leave.html", address=address)
     )
@@ -55,17 +55,17 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
 async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Response:
     """Begin a session for who comes back from the provider, or link their account."""
     provider = _provider(request)
-    cookie = cookies.read(request, base_url, _COOKIE)
+    cookie = cookies.read_cookie(request, base_url, _COOKIE)
     try:
         if cookie is None:
             raise refusal("wrong_state", "this is not the way back of a visit that began here")
-        visit = SignInVisit.of(cookie, cookies.read(request, base_url) or "")
+        visit = SignInVisit.of(cookie, cookies.read_cookie(request, base_url) or "")
         caller = await run_in_threadpool(_begin_attempt, request, visit)
         claims = await provider.claims(visit, request.query_params, base_url + _BACK)
         answer = await run_in_threadpool(_welcome, request, base_url, visit, caller, claims)
     except HubProblem as refused:
         answer = await _refuse(request, refused)
-    cookies.write(answer, base_url, "", 0, _COOKIE)
+    cookies.write_cookie(answer, base_url, "", 0, _COOKIE)
     return answer
 
 
@@ -74,7 +74,7 @@ def _begin_attempt(request: Request, visit: SignInVisit) -> Identity | None:
     caller = optional_identity(request) if visit.session else None
     if visit.session and (caller is None or caller.browser_session is None):
         raise refusal("wrong_state", "you have signed out since you left to link an account")
-    attempts.begin(request.app.state.database, "oidc", origin_of(request, caller).address or "")
+    attempts.count_attempt(request.app.state.database, "oidc", origin_of(request, caller).address or "")
     return caller
 
 
@@ -88,10 +88,10 @@ def _welcome(
         origin = replace(origin, action="user.identity.link")
 
     def finish(session: Session) -> str | None:
-        attempts.succeed(session, "oidc", origin.address or "")
+        attempts.forget_failures(session, "oidc", origin.address or "")
         if caller is None:
-            return identities.sign_in(session, settings, claims)
-        identities.link(session, claims["iss"], claims["sub"], caller.user_id)
+            return identities.sign_in_by_provider(session, settings, claims)
+        identities.link_identity(session, claims["iss"], claims["sub"], caller.user_id)
         return None
 
     begun = database.commit(audit.recorded(finish, origin))
@@ -109,7 +109,7 @@ async def _leave(
         if refused.status < 500:
             raise
         return await _refuse(request, refused)
-    cookies.write(answer, base_url, visit.cookie, _SECONDS, _COOKIE)
+    cookies.write_cookie(answer, base_url, visit.cookie, _SECONDS, _COOKIE)
     return answer
 
 

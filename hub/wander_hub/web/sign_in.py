@@ -98,10 +98,10 @@ async def choose_password(
 def sign_out(request: Request, database: HubDatabase, base_url: BaseUrl) -> Response:
     """End the session of this browser."""
     cookies.require_own_page(request, base_url)
-    if cookie := cookies.read(request, base_url):
-        database.commit(lambda session: sessions.end(session, cookie))
+    if cookie := cookies.read_cookie(request, base_url):
+        database.commit(lambda session: sessions.end_session(session, cookie))
     answer = RedirectResponse("/", 303)
-    cookies.write(answer, base_url, "", 0)
+    cookies.write_cookie(answer, base_url, "", 0)
     return answer
 
 
@@ -122,7 +122,7 @@ def login_page(request: Request, following: str = "/", refused: HubProblem | Non
     provider, linked = request.app.state.settings.sign_in_provider, []
     if provider is not None and viewer is not None:
         with request.app.state.database.read() as session:
-            linked = [one.subject for one in identities.of_user(session, viewer.user_id)]
+            linked = [one.subject for one in identities.list_identities(session, viewer.user_id)]
     known = {"provider": provider and provider.name, "linked": linked}
     return _form(request, "login.html", refused, next=following, **known)
 
@@ -130,7 +130,7 @@ def login_page(request: Request, following: str = "/", refused: HubProblem | Non
 def signed_in(cookie: str, settings: Settings, base_url: str, following: str) -> Response:
     """Give the browser the cookie of its session, and lead it on."""
     answer = RedirectResponse(following, 303)
-    cookies.write(answer, base_url, cookie, int(settings.session_hours * 3600))
+    cookies.write_cookie(answer, base_url, cookie, int(settings.session_hours * 3600))
     return answer
 
 

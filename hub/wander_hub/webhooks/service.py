@@ -192,7 +192,7 @@ def info_of(hook: Webhook) -> WebhookInfo:
 
 def _owner_for(session: Session, caller: Identity, owner: str | None) -> Owner | None:
     if owner is None:
-        rights.administrator(caller)
+        rights.require_administrator(caller)
         return None
     return rights.owner_for(session, caller, "manage", owner)
 

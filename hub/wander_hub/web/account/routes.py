@@ -69,23 +69,23 @@ def show_account(
         "": (
             "Owners and roles",
             lambda: {
-                "owners": organisations.of_caller(session, user),
+                "owners": organisations.list_owners_of_caller(session, user),
                 "roles": rights_repository.grants_of_user(session, user.user_id),
-                "invitations": invitations.of_caller(session, user),
+                "invitations": invitations.invitations_of_caller(session, user),
             },
         ),
-        "tokens": ("Tokens", lambda: {"tokens": members.tokens(session, user)}),
+        "tokens": ("Tokens", lambda: {"tokens": members.list_tokens(session, user)}),
         "keys": ("Keys that sign runs", lambda: {"keys": signing.keys_of(session, user.user_id).data}),
         "password": (
             "Password",
             lambda: {
                 "has_password": sign_in.has_password(session, user.user_id),
-                "factor": second_factor.state_of(session, user.user_id),
+                "factor": second_factor.second_factor_of(session, user.user_id),
             },
         ),
         "second-factor": (
             "Second factor",
-            lambda: {"factor": second_factor.state_of(session, user.user_id)},
+            lambda: {"factor": second_factor.second_factor_of(session, user.user_id)},
         ),
         "browsers": ("Browsers", dict),
         "stars": ("Stars", lambda: {"found": stars.list_page(session, user.user_id, cursor, _STARS)}),
@@ -202,10 +202,10 @@ def show_owner_settings(
         }
 
     sections: Sections = {
-        "": ("Members", lambda: {"members": members.of_owner(session, user, name)}),
+        "": ("Members", lambda: {"members": members.members_of_owner(session, user, name)}),
         "new-environments": ("New environments", lambda: {"visibility": found.default_visibility}),
         "jobs": ("Waiting and running", lambda: _list_jobs(session, found.id)),
-        "quota": ("Quota", lambda: {"quota": quotas.of_owner(session, settings, user, name)}),
+        "quota": ("Quota", lambda: {"quota": quotas.quota_of_owner(session, settings, user, name)}),
         "publishers": (
             "Trusted publishers",
             lambda: {
@@ -260,7 +260,9 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
         sections |= {
             "members": (
                 "Members",
-                lambda: {"members": members.of_environment(session, user, found.owner.name, found.name)},
+                lambda: {
+                    "members": members.members_of_environment(session, user, found.owner.name, found.name)
+                },
             ),
             "visibility": ("Who sees it", lambda: {"visibility": visibility}),
         }

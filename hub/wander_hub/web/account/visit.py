@@ -35,7 +35,7 @@ OwnVisiting = Annotated[OwnVisit, Depends(_require_visitor)]
 
 
 async def _require_administrator(visit: OwnVisiting) -> OwnVisit:
-    rights.administrator(visit.user)
+    rights.require_administrator(visit.user)
     return visit
 
 
