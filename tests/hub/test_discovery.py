@@ -247,7 +247,7 @@ async def test_counters_of_several_processes_add_up_and_a_failed_write_loses_not
     await asyncio.gather(*(asyncio.to_thread(count, one) for one in counters))
     counters[0].note(version)
     with monkeypatch.context() as broken:
-        broken.setattr("wander_hub.index.downloads.add", lambda *_: 1 / 0)
+        broken.setattr("wander_hub.index.downloads.add_downloads", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             counters[0].flush()
     assert counters[0].flush() == 1

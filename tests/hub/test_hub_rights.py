@@ -254,7 +254,9 @@ async def private(hub, make_wheel, run_of):
         hub.tokens["disabled"], gone.disabled_at = add_token(session, gone, "left"), now()
         for name in ("alice", "stranger"):
             user = accounts.user_named(session, name)
-            hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
+            hub.tokens[f"browser of {name}"] = (
+                f"wander-session={sessions.begin_session(session, user, hub.settings)}"
+            )
     return hub
 
 

@@ -180,7 +180,9 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
         hub.tokens["disabled"], gone.disabled_at = add_token(session, gone, "left"), now()
         for name in ("bob", "reader"):
             user = accounts.user_named(session, name)
-            hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
+            hub.tokens[f"browser of {name}"] = (
+                f"wander-session={sessions.begin_session(session, user, hub.settings)}"
+            )
             hub.tokens[f"results of {name}"] = add_token(session, user, "ci", scopes=("results",))
     parcel = Parcel.of(*run_of(None, name=MARK, run_id="01JRUNPOSTED0000000000000A"))
     begun = await StagedUpload.begin_run(hub.client, hub.auth(), parcel)

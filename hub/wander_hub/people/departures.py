@@ -47,7 +47,7 @@ def remove_user(session: Session, name: str) -> ChangedUser:
     user.disabled_at = user.disabled_at or user.removed_at
     changed = _end_access(session, user)
     user.admin, user.password_hash = False, None
-    second_factor.remove(session, user.id)
+    second_factor.remove_second_factor(session, user.id)
     for table in (Membership, Grant):
         session.execute(delete(table).where(table.user_id == user.id))
     return changed

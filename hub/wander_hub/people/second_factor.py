@@ -41,7 +41,7 @@ def begin_second_factor(context: Context, password: str) -> NewSecondFactor:
     if kept is None:
         hint = "whoever runs the hub gives you one: `wander-hub user password NAME --link`"
         raise HubProblem(409, "no_password", "a second factor goes with a password", hint=hint)
-    attempts.begin(context.database, caller.user, _address(context))
+    attempts.count_attempt(context.database, caller.user, _address(context))
     if not passwords.verify_password(password, kept):
         raise HubProblem(403, "wrong_password", "the password is another one")
 
