@@ -197,10 +197,10 @@ def check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
 
 def _check_attestations(
     files: Mapping[str, str], wanted: NewUpload, caller: Identity
-) -> dict[str, verification.Outcome]:
+) -> dict[str, verification.CheckedAttestations]:
     """Check the attestations of files, given by their SHA-256; raise a 400 for a false one."""
     return {
-        file.filename: verification.verify(
+        file.filename: verification.verify_attestations(
             json.dumps(file.attestations), file.filename, files[file.filename], caller.claims
         )
         for file in wanted.files
