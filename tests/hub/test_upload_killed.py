@@ -19,7 +19,7 @@ from wander_hub.fsck import check as fsck
 BEFORE = {
     "the first byte": "versions.copy_pieces",
     "the gate": "checks.check",
-    "the objects": "Storage.keep_pieces",
+    "the objects": "Storage.exists",
     "the transaction": "service.publish",
     "the version": "service._version_for",
     "the files": "service._put_file",
