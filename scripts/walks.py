@@ -75,7 +75,7 @@ def walk(folder: Path) -> list[Walk]:
     assert hub is not None
     try:
         place.type(f"wander publish {ROOT}/environments/two_levers --build")
-        read(place, "docs?q=rubric")  # makes the index of the docs, which a hub does once
+        read(place, "docs/search?q=rubric")  # makes the index of the docs, which a hub does once
         os.kill(hub, signal.SIGUSR2)
         place.type(f"wander publish {ROOT}/environments/reverse_text --build")
         read(place, "admin/simple/reverse-text/")
@@ -100,20 +100,20 @@ def walk(folder: Path) -> list[Walk]:
         Walk(
             "From a name on the command line to an environment in its worker",
             "`wander eval OWNER/NAME` in the process of the command, until the evaluation begins.",
-            30,
+            63,
             opened,
         ),
         Walk(
             "From a completion to a row of a leaderboard",
             "The evaluation, `wander post`, and the hub until it answers with the leaderboard.",
-            55,
+            140,
             played | traces.parts("wander post")[0] | posted,
         ),
-        Walk("One training step", "One step of `wander train`, and the end of its run.", 25, stepped),
+        Walk("One training step", "One step of `wander train`, and the end of its run.", 80, stepped),
         Walk(
             "From `wander publish` to a page of the index",
             "`wander publish`, and the hub until it answers with the package's page.",
-            35,
+            124,
             traces.parts(f"wander publish {ROOT}/environments/reverse_text")[0] | published,
         ),
     ]
