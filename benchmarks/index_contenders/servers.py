@@ -18,6 +18,10 @@ from pathlib import Path
 import httpx
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "harness"))
+
+from nginx_files import write_configuration  # noqa: E402
+
 BIN = Path(sys.executable).parent
 JSON_V1 = "application/vnd.pypi.simple.v1+json"
 WHEEL = "bench_pkg_010-1.2.0-py3-none-any.whl"
@@ -201,12 +205,12 @@ def static_nginx(work: Path, static: Path) -> Iterator[Server]:
 def nginx_before(work: Path, hub: Server, data: Path, name: str, *, public: bool) -> Iterator[Server]:
     """Put nginx before a hub: as the hub configures it, or so that it asks the hub about each file."""
     port, at = free_port(), hub.base.rpartition(":")[2]
-    servers = PROXY_SERVER.format(port=port, hub=at, objects=data / "objects")
-    if public:
-        command = [BIN / "wander-hub", "nginx-config", "--data", data]
-        command += ["--listen", f"127.0.0.1:{port}", "--upstream", f"127.0.0.1:{at}"]
-        servers = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     folder = work / name.replace(" ", "-")
     folder.mkdir()
+    if public:
+        listen, upstream = f"127.0.0.1:{port}", f"127.0.0.1:{at}"
+        servers = write_configuration(folder, listen=listen, upstreams=[upstream], data=data).read_text()
+    else:
+        servers = PROXY_SERVER.format(port=port, hub=at, objects=data / "objects")
     with nginx(folder, servers, port) as process:
         yield Server(name, f"http://127.0.0.1:{port}", hub.simple, hub.wheel, process)
