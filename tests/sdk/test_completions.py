@@ -354,7 +354,7 @@ async def test_a_budget_that_nobody_can_count_ends_the_run_with_an_error(
     with pytest.raises(ModelError) as caught:
         await evaluate(environment, client, plan, tmp_path / "run", pin)
     await client.close()
-    assert "--budget-tokens" in (caught.value.hint or "")
+    assert "-n" in (caught.value.hint or "")
     assert len(chat_server.requests) <= 4
     assert list(RunFolder.open(tmp_path / "run").rollouts())
 

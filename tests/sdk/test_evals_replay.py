@@ -388,7 +388,16 @@ OF_THE_HUB = {
         "repeated_by",
         "on_top",
     ),
-    *("looks_like", "folded", "folded_runs", "folded_into", "stated", "checkpoint_stated_by"),
+    *(
+        "looks_like",
+        "level_reason",
+        "tokens_counted",
+        "folded",
+        "folded_runs",
+        "folded_into",
+        "stated",
+        "checkpoint_stated_by",
+    ),
     *("players_stated_by", "names"),
 }
 """What the hub knows of its users and runs. `names` repeats `model`, of runs that are folded."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
 
-"""What a worker adds to the hint of a load that failed; a wrong argument needs no trace."""
-
 
 @dataclass(frozen=True)
 class OpenedEnvironment:
@@ -173,4 +171,5 @@ def _blame_arguments(given: Mapping[str, Any]) -> Iterator[None]:
     except ArgumentsRefused as error:
         if not given:
             raise LoadError(str(error), hint=error.hint) from error
-        raise UsageError(str(error), hint=error.hint, code="bad_arguments") from error
+        hint = error.hint or "change the argument that the message names"
+        raise UsageError(str(error), hint=hint, code="bad_arguments") from error

@@ -115,7 +115,7 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
         trainer, folder = self.trainer, checkpoint_of(args, state)
         if trainer.ahead:  # before the sampler, which it may take back
             trainer.ahead.save(folder)
-        for part in trainer.kept if trainer.world.is_main else ():
+        for part in trainer.checkpoint_parts if trainer.world.is_main else ():
             part.save(folder)
 
 
@@ -167,12 +167,12 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.baselines = RoleBaselines(player.source.labels) if by_role else None
         self.advantages_G: list[float] = []
         """Advantages of this process's rows, if they are not compared within their group."""
-        self.kept: list[Any] = [
+        self.checkpoint_parts: list[Any] = [
             part for part in (player.mixture, player.opponents, self.baselines, self.mean) if part
         ]
         """Parts of a checkpoint in addition to TRL's: each writes a file of its own."""
         if begun is not None:
-            for part in [*self.kept, *([ahead] if ahead else [])]:
+            for part in [*self.checkpoint_parts, *([ahead] if ahead else [])]:
                 part.load(begun.path)
         groups = range(settings.batches * settings.batch.groups)
         super().__init__(

@@ -18,6 +18,7 @@ from wander.types import Record
 from wander.wire import CheckSummary
 from wander.wire.changes import Body
 from wander.wire.fields import Count, FileName, RunName, Sha256, Values, Word
+from wander.wire.gate import MANIFEST
 from wander.wire.postings import RunSignature
 
 FileKind = Literal["wheel", "sdist", "lock"]
@@ -75,7 +76,7 @@ class RunFile(Body):
 class NewRun(Body):
     """All that a run has, which says where it belongs."""
 
-    manifest: str
+    manifest: str = Field(max_length=MANIFEST.most_bytes)
     """`run.json`, byte for byte."""
     files: list[RunFile] = Field(default_factory=list, max_length=1000)
     private: bool = False
