@@ -233,7 +233,7 @@ async def test_the_commands_copy_every_table_and_refuse_one_that_they_do_not_kno
     assert found["versions"] == found["runs"] == 1
     assert found["tokens"] == 3
     restored = Database(f"sqlite:///{tmp_path / 'restored' / 'hub.db'}")
-    assert counts(restored) == found
+    assert counts(restored) == found | {"transfers": 0, "transfer_parts": 0}
     restored.close()
     with hub.database.write() as session:
         session.execute(text("CREATE TABLE forgotten (id INTEGER PRIMARY KEY)"))

@@ -293,7 +293,7 @@ class HubConnection:
         """Return the error of a hub to which no connection could be made, or of the proxy before it."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
-            cause = cause.__cause__
+            cause = cause.__cause__ or cause.__context__  # httpcore leaves no cause
         if cause is not None:
             return Unavailable(
                 f"the certificate of the hub at `{self.url}` is not trusted here",
