@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -35,7 +34,6 @@ _RIGHT_TO_LEFT = ("R", "AL", "AN")
 """Letters that change the order in which those around them are shown."""
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
-_LONGEST = 39
 _FOREIGN = re.compile(r"[a-z0-9-]{1,37}@[A-Za-z0-9.:\[\]-]{1,37}")
 _ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
@@ -60,15 +58,6 @@ def owner_fault(name: str) -> str | None:
     if name in RESERVED_OWNERS:
         return "is reserved"
     return None
-
-
-def foreign_name(name: str, host: str) -> str:
-    """Return what a user of another hub is called here: a name that nobody can choose."""
-    full = f"{name}@{host}"
-    if len(full) <= _LONGEST and _FOREIGN.fullmatch(full):
-        return full
-    digest = hashlib.sha256(full.encode()).hexdigest()
-    return f"{re.sub('[^a-z0-9-]', '-', name)[:22]}@{digest[:16]}"
 
 
 def is_foreign(name: str) -> bool:

@@ -37,15 +37,6 @@ def expand_addresses(words: Sequence[str]) -> list[str]:
     return found
 
 
-def read_worker_count(word: str | int) -> int:
-    """Return a number of workers; raises `UsageError` for anything but a number or `auto`."""
-    if word == "auto":
-        return AUTOMATIC
-    if not str(word).isdigit() or not 1 <= int(word) <= MOST_WORKERS:
-        raise UsageError(f"`--workers {word}`: not a number from 1 to {MOST_WORKERS}, and not `auto`")
-    return int(word)
-
-
 def absolute_path(word: str) -> str:
     """Return the path that a word names, to hold in any folder."""
     return str(Path(word).expanduser().resolve())

@@ -156,11 +156,6 @@ def _with_lookalikes(session: Session, runs: list[ListedRun]) -> list[ListedRun]
     return [one._replace(looks_like=names[one.run_id]) for one in runs]
 
 
-def own_run(session: Session, user_id: int, sha256: str) -> str | None:
-    """Return the id of the run of that digest that a user posted."""
-    return session.scalar(select(Run.run_id).where(Run.posted_by_id == user_id, Run.sha256 == sha256))
-
-
 def lock_run(session: Session, run: Run) -> None:
     """Make other changes of a run wait (PostgreSQL), and read it once more.
 

@@ -34,7 +34,6 @@ _MOST, _FIRST = 2_000, 100
 _ENTRIES = 30
 """Of a feed."""
 _SHORT = {"Cache-Control": "max-age=300"}
-_WHAT = "Environments for reinforcement learning with language models: publish, evaluate, train, compare"
 _LETTER = 6.6
 """Pixels of a letter of 11 pixels, on the average and no less than most."""
 
