@@ -62,7 +62,7 @@ class EvaluationFlags:
     ] = None
     max_tokens: Annotated[int | None, Option(min=1, help="most tokens of one turn")] = None
     concurrency: Annotated[
-        int | None, Option("-c", "--concurrency", min=1, help="model calls at once  [default: 32]")
+        int | None, Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: 32]")
     ] = None
     arguments: Annotated[list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment")] = (
         None
@@ -145,32 +145,28 @@ def read_options(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return tables of `key=value` and `table.key=value`. Values are TOML or JSON; a bare word is text."""
+    if not words:
+        return {}  # most commands load no settings of training
+    from wander.errors import ConfigError
+    from wander.train.settings_file import apply_overrides
+
     tables: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        *path, last = name.strip().split(".")
-        if not equals or not all([*path, last]):
-            raise UsageError(f"`--set {word}` is not KEY=VALUE", hint="write `--set sampling.top_p=0.9`")
-        table = tables
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise UsageError(
-                    f"`--set {word}`: `{part}` has a value already", hint=f"set fields of `{part}`"
-                )
-        table[last] = _read_value(value.strip())
+    example = "KEY=VALUE, for example `--set sampling.top_p=0.9`"
+    try:
+        apply_overrides(tables, words, example=example, in_sections=False, read_value=_read_value)
+    except ConfigError as error:
+        raise UsageError(f"`--set`: {error}", hint=error.hint) from error
     return tables
 
 
 def _read_value(word: str) -> Any:
-    import tomllib
+    from wander.train.settings_file import read_toml_value
 
-    with contextlib.suppress(tomllib.TOMLDecodeError):
-        return tomllib.loads(f"value = {word}")["value"]
-    try:
-        return json.loads(word)
-    except ValueError:
-        return word
+    value = read_toml_value(word)
+    if value == word:  # not TOML
+        with contextlib.suppress(ValueError):
+            return json.loads(word)
+    return value
 
 
 def _players(pairs: Sequence[str]) -> dict[str, str]:

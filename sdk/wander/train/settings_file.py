@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,26 +44,45 @@ def settings_data(
         raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)
+    apply_overrides(data, overrides, example="`section.field=value`, for example `schedule.steps=20`")
+    return lay_over(data, given)
+
+
+def read_toml_value(text: str) -> Any:
+    """Return a TOML value; anything else, such as a bare word, is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def apply_overrides(
+    settings: dict[str, Any],
+    overrides: Sequence[str],
+    *,
+    example: str,
+    in_sections: bool = True,
+    read_value: Callable[[str], Any] = read_toml_value,
+) -> None:
+    """Set fields of nested tables of settings.
+
+    `in_sections` means that every field belongs to a section. `example` shows in the hint how an override is
+    written. Raises `ConfigError` for an override without a name or a value, and for one that goes into
+    something other than a table.
+    """
     for override in overrides:
         name, equals, value = override.partition("=")
         *path, last = name.strip().split(".")
-        if not (equals and path and last):
-            raise ConfigError(
-                f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
-                "`schedule.steps=20`",
-            )  # fmt: skip
-        target: Any = data
+        if not (equals and last and all(path)) or (in_sections and not path):
+            raise ConfigError(f"`{override}` is no setting", hint=f"write it as {example}")
+        table: Any = settings
         for part in path:
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
                 raise ConfigError(
                     f"`{override}`: `{part}` is no section", hint=f"set fields of `{part}`, not the whole"
                 )
-        try:
-            target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            target[last] = value.strip()
-    return lay_over(data, given)
+        table[last] = read_value(value.strip())
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
