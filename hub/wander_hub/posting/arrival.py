@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from wander.wire.postings import MAX_CHUNK_BYTES, ROLLOUTS, RolloutsDigest, line_digest, run_digest
 from wander.wire.transfers import NewRun, RunFile, TransferFile, TransferInfo
 
+from wander_hub.database import fill
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
@@ -68,7 +69,7 @@ _pinned = PinnedRuns(2)
 
 
 def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
-    """Open the transfer of a run, which is known by its digest; one that was posted is finished already."""
+    """Open the transfer of a run, identified by its digest. A run that was posted before is finished."""
     user_id, settings = context.caller.user_id, context.settings
     text = wanted.manifest.encode()
     manifest = manifests.parse(text)
@@ -89,10 +90,7 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
             quotas.foresee(session, settings, own, stored_bytes=len(text), runs=1)
         announcement = transfers.Announcement(
             digest=sha256,
-            files=[
-                TransferFile(filename=file.filename, size=file.size, sha256=file.sha256)
-                for file in wanted.files
-            ],
+            files=[fill(TransferFile, file) for file in wanted.files],
             stated=wanted.model_dump(mode="json", exclude={"manifest", "files"}) | {"run_id": run_id},
             manifest=wanted.manifest,
             finished=known,
@@ -103,7 +101,7 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
 
 
 def _check_files(wanted: NewRun, settings: Settings) -> None:
-    """Refuse at once what can be said of files whose bytes are still to come."""
+    """Refuse files by what their announcement says, before any of their bytes arrive."""
     artifacts, names = artifacts_of(wanted.files), list[str]()
     if len(artifacts) > settings.max_artifacts:
         raise HubProblem(422, "too_many_artifacts", f"a run has at most {settings.max_artifacts} files")
@@ -127,7 +125,7 @@ def _admit(session: Session, transfer: Transfer, caller: Identity) -> PinnedRun:
 
 
 def _take(pinned: PinnedRun, part: transfers.Arriving, scratch: IO[bytes]) -> tuple[TransferPart, IO[bytes]]:
-    """Take an artifact as it is, and rollouts once every line is valid, in the form in which they stay."""
+    """Take an artifact unchanged, and rollouts in their final form once every line is valid."""
     if part.file.filename != ROLLOUTS:
         return transfers.take_bytes(pinned, part, scratch)
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as plain:

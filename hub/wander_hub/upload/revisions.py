@@ -24,7 +24,7 @@ from wander.wire.transfers import TransferFile, TransferInfo
 from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner, User
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.environments.readme import render
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
@@ -52,12 +52,7 @@ def announce(context: Context, wanted: NewModel) -> tuple[TransferInfo, bool]:
         announcement = transfers.Announcement(
             digest=transfers.digest_of_text(f"{owner.name}/{wanted.name}@{_revision_of(wanted)}"),
             files=[
-                TransferFile(
-                    filename=file.filename,
-                    size=file.size,
-                    sha256=file.sha256,
-                    there=held.get((file.filename, file.sha256)) == file.size,
-                )
+                fill(TransferFile, file, there=held.get((file.filename, file.sha256)) == file.size)
                 for file in wanted.files
             ],
             stated=wanted.model_dump(mode="json"),

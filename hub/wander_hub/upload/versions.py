@@ -26,6 +26,7 @@ from wander.wire.transfers import NewUpload, TransferFile, TransferInfo
 from wander_hub import names
 from wander_hub.accounts.models import Owner
 from wander_hub.attestations import verification
+from wander_hub.database import fill
 from wander_hub.environments import documents
 from wander_hub.environments import service as environment_service
 from wander_hub.http.boundary import Context
@@ -45,7 +46,7 @@ MOST_GENERATED = 200
 
 
 def announce(context: Context, wanted: NewUpload) -> tuple[TransferInfo, bool]:
-    """Open the transfer of a version's files, refusing at once whatever can be said before their bytes.
+    """Open the transfer of a version's files, refusing what its announcement shows to be wrong.
 
     A lock may be another one every time; the other files tell one transfer from another.
     """
@@ -58,15 +59,7 @@ def announce(context: Context, wanted: NewUpload) -> tuple[TransferInfo, bool]:
         _, place = _place_for(session, context, wanted)
         announcement = transfers.Announcement(
             digest=transfers.digest_of_text(canonical_json([wanted.owner, name, version, sorted(same)])),
-            files=[
-                TransferFile(
-                    filename=file.filename,
-                    size=file.size,
-                    sha256=file.sha256,
-                    there=file.filename in place.known,
-                )
-                for file in wanted.files
-            ],
+            files=[fill(TransferFile, file, there=file.filename in place.known) for file in wanted.files],
             stated=wanted.model_dump(mode="json"),
         )
         return transfers.announce(session, context, VERSIONS, announcement)
