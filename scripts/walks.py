@@ -28,7 +28,7 @@ CUTS = ("sdk/wander/evals/run/runner.py:evaluate", "sdk/wander/train/step_traine
 
 @dataclass
 class Walk:
-    """A journey, the most files that it may enter, and those that it entered with their first functions."""
+    """A journey: the number of files that it may enter, and the files that it entered."""
 
     title: str
     told: str
@@ -37,7 +37,7 @@ class Walk:
 
 
 class Traces:
-    """The folder in which each process notes its files."""
+    """The folder that holds the trace of each process."""
 
     def __init__(self, folder: Path, place: Workplace) -> None:
         self.folder = folder / "traces"
@@ -130,8 +130,8 @@ def render(walks: list[Walk]) -> str:
         "# Four walks through the code",
         "",
         "Each table lists the files that a journey enters, in order, with the first function that it calls",
-        "there. Every file in which a function runs counts; imports do not. `scripts/walks.py` runs the",
-        "journeys and writes this page.",
+        "there. A file counts if one of its functions runs; imports do not count. `scripts/walks.py` runs",
+        "the journeys and writes this page.",
     ]
     for journey in walks:
         lines += ["", f"## {journey.title}", "", f"{journey.told} {len(journey.files)} files.", ""]

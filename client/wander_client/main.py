@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import httpx
 
 COMPLETION = "_WANDER_COMPLETE"
-"""The variable by which a shell asks for completions, as click's scripts set it."""
+"""Variable that click's completion scripts set when a shell asks for completions."""
 
 
 class CommandLine:
-    """One line of the command: where it answers, and what its common options say."""
+    """One command line, with its output and its common options."""
 
     def __init__(self, output: Output, transport: httpx.BaseTransport | None = None) -> None:
         self.output = output

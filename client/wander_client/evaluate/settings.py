@@ -66,6 +66,9 @@ NOT_EXHAUSTIVE = frozenset(
 BUDGETS = ("budget_tokens", "budget_usd")
 """Limits of what an evaluation may spend; those of a suite, or of shards, hold for all of them together."""
 
+LISTED = "the guide on evaluating lists the settings: `/docs/evaluating` on a hub, docs/evaluating.md"
+"""The hint of a wrong setting for which there is no better one."""
+
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -166,9 +169,9 @@ class EvaluationSettings(Record):
     shuffle: bool = False
     """Whether the examples are drawn by the seed."""
     concurrency: Annotated[int, Field(ge=1)] = 32
-    """Model calls at once."""
+    """Model calls in progress at the same time."""
     max_rollouts: Annotated[int | None, Field(ge=1)] = None
-    """Rollouts at once; None means twice the concurrency."""
+    """Rollouts in progress at the same time; None means twice the concurrency."""
     split: Literal["train", "eval"] = "eval"
     seed: int = 0
     strict: bool = False
@@ -332,13 +335,13 @@ def check_settings(wanted: Mapping[str, Any]) -> EvaluationSettings:
     """Return settings; raises `UsageError` with the first field that is wrong."""
     known = EvaluationSettings.model_fields.keys() - _ADDED
     for name in wanted.keys() - known:
-        hint = did_you_mean(name, known) or "docs/evaluating.md lists the settings"
+        hint = did_you_mean(name, known) or LISTED
         raise UsageError(f"there is no setting `{name}`", hint=hint)
     try:
         return EvaluationSettings(**wanted)
     except ValidationError as error:
         name, said = first_fault(error)
-        raise UsageError(_named(name) + f": {said}", hint="docs/evaluating.md lists the settings") from error
+        raise UsageError(_named(name) + f": {said}", hint=LISTED) from error
 
 
 def _named(name: str) -> Wording:
@@ -347,7 +350,7 @@ def _named(name: str) -> Wording:
 
 
 def _require_meaning(settings: EvaluationSettings, wanted: Mapping[str, Any]) -> None:
-    """Refuse settings that mean nothing with the others."""
+    """Refuse settings that have no effect in combination with the others."""
     needs = dict.fromkeys(("serve_args", "serve_python", "serve_timeout"), "serve") | {
         "max_lines": "exhaustive"
     }
@@ -366,9 +369,9 @@ def _require_meaning(settings: EvaluationSettings, wanted: Mapping[str, Any]) ->
 def resume_settings(
     stored: EvaluationSettings, wanted: Mapping[str, Any], run_dir: Path, command: str
 ) -> EvaluationSettings:
-    """Return the settings with which a run is resumed; `wanted` are those that were asked for now.
+    """Return the settings of a resumed run; `wanted` holds the settings that were asked for now.
 
-    Raises `UsageError` that names the differences from the run, except those that change no rollout.
+    Raises `UsageError` that names every setting that differs from the run and changes its rollouts.
     """
     wanted = dict(wanted)
     if isinstance(wanted.get("model"), list):
@@ -390,7 +393,7 @@ def resume_settings(
         raise UsageError(
             f"cannot resume `{run_dir}`: these settings changed since it started",
             detail=functools.reduce(lambda whole, line: whole + "\n" + line, changed),
-            hint=f"go on with `{command}` alone, or start a new run without " + name_option("resume"),
+            hint=f"continue with only `{command}`, or start a new run without " + name_option("resume"),
             code="other_settings",
         )
     return stored.model_copy(update={name: getattr(asked, name) for name in wanted if name in MAY_CHANGE})

@@ -87,7 +87,7 @@ class Parcel:
         return len(self.lines.offsets)
 
     def parts(self, most: int) -> Iterator[bytes]:
-        """Yield the lines in parts of at most so many bytes; a longer line is a part of its own."""
+        """Yield the lines in parts up to a number of bytes; a longer line is a part of its own."""
         part: list[bytes] = []
         size = 0
         for offset, length in zip(self.lines.offsets, self.lines.lengths, strict=True):

@@ -1,4 +1,4 @@
-"""Sends what goes to a hub in parts (versions, models, runs), whatever is lost on the way.
+"""Sends versions, models and runs to a hub in parts, and sends again what was lost on the way.
 
 Every request of a transfer is harmless when it is repeated, so each is made again while the hub does not
 answer, and a sender who was cut off sends only what the hub lacks. Whatever ends an attempt (Ctrl-C, a lost
@@ -38,7 +38,7 @@ GO_ON = "run the same command again: it goes on where this one stopped"
 Told = Callable[[int, int], None]
 """Is told how many bytes the hub has, and of how many."""
 Parts = Callable[[int], Iterator[bytes]]
-"""Yields the bytes of a file from its beginning, in parts of at most so many bytes."""
+"""Yields the bytes of a file from its beginning, in parts up to a number of bytes."""
 Answer = TypeVar("Answer")
 Made = TypeVar("Made", bound=BaseModel)
 

@@ -255,7 +255,7 @@ def line_of(check: CheckResult) -> str:
 
 
 def summary_of(report: CheckReport) -> CheckSummary:
-    """Return what the hub is told: counts, and every check that did not pass."""
+    """Return what the hub gets to know: counts, and every check that did not pass."""
     found = [(each.id, each.status, publish_text(each.message)) for each in report.checks]
     return CheckSummary.of(sdk_version, found)
 

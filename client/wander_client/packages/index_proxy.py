@@ -75,7 +75,7 @@ class IndexProxy:
         return 200, json.dumps(page).encode()
 
     def with_hub_addresses(self, lock: str) -> str:
-        """Return a lock in which the hub's own addresses stand instead of the proxy's."""
+        """Return a lock with the hub's own addresses instead of the proxy's."""
         for here, file in self._files.items():
             lock = lock.replace(f'"{here}"', f'"{file.url}"')
         return lock

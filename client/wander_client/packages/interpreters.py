@@ -76,7 +76,7 @@ _DESCRIBE = "; ".join(
         "print(json.dumps([platform.python_version(), *folders]))",
     )
 )
-"""The program with which an interpreter describes itself."""
+"""Program that an interpreter runs to describe itself."""
 
 
 def choose_python(

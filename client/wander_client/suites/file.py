@@ -36,7 +36,7 @@ from wander.wire.gate import SETTINGS, read_toml_file
 from wander.wire.run_record import Shard
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.evaluate.settings import MAY_CHANGE, EvaluationSettings, settings_for
+from wander_client.evaluate.settings import LISTED, MAY_CHANGE, EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
@@ -286,7 +286,7 @@ def _require_keys(path: Path, suite: SuiteFile) -> None:
         known = KEYS | {"name"} if place.startswith("eval") else KEYS
         for key in table.keys() - known:
             belongs = "`concurrency` belongs at the top of the file" if key == "concurrency" else None
-            hint = belongs or did_you_mean(key, known) or "docs/evaluating.md lists the settings"
+            hint = belongs or did_you_mean(key, known) or LISTED
             raise UsageError(f"`{path}`: `{place}.{key}` is no setting of a suite", hint=hint)
         if place.startswith("models") and not isinstance(table.get("model"), str):
             raise UsageError(f"`{path}`: `{place}.model` is missing", hint='write `model = "..."` there')

@@ -229,7 +229,7 @@ class CommandGroup(_Helpful, click.Group):
         return add
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which they were declared."""
+        """Return the names in the order of their declaration."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -52,7 +52,7 @@ class TransferPart(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     """SHA-256 of its plain bytes as they were sent."""
     object_sha256: Mapped[str] = mapped_column(String(64), index=True)
-    """The object that holds it: the same bytes, or a chunk of rollouts in the form in which it stays."""
+    """The object that holds it: the same bytes, or a chunk of rollouts in its final form."""
     rollouts: Mapped[int] = mapped_column(default=0)
     row_frames: Mapped[list[list[int]]] = mapped_column(JSON, default=list)
     """As a `RunChunk` has them; empty for plain bytes."""

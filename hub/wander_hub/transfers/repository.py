@@ -45,7 +45,7 @@ def parts_of(session: Session, transfer_id: str) -> Sequence[TransferPart]:
 
 
 def drop_overlapping(session: Session, part: TransferPart) -> list[str]:
-    """Remove the parts in whose place another comes; return the digests of their objects."""
+    """Remove the parts that another part replaces; return the digests of their objects."""
     return _drop(
         session,
         (TransferPart.transfer_id == part.transfer_id)

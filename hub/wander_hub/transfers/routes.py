@@ -84,7 +84,7 @@ def routes_of(
         transfer_id: str,
         context: Context = Depends(give),  # noqa: B008
     ) -> Response:
-        """Make all that was sent visible at once, or nothing of it; again is fine."""
+        """Make everything that was sent visible in one step. A repeated request changes nothing."""
         made, created = service.finish(context, rules, transfer_id)
         if created:
             wake_jobs(request)

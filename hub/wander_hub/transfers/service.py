@@ -63,18 +63,18 @@ class Arrived:
     subject: Any
     """What `TransferRules.admit` returned."""
     parts: Mapping[str, Sequence[TransferPart]]
-    """By file, in order; files that the hub had have none."""
+    """Parts by file, in order; a file that the hub already had is not a key."""
     stored: list[str] = field(default_factory=list)
     """Digests of the objects that are only needed if the transfer is finished."""
 
     def pieces(self, storage: Storage, file: TransferFile) -> Iterator[bytes]:
-        """Yield the plain bytes of a file, which may be one that the hub had."""
+        """Yield the plain bytes of a file, also of a file that the hub already had."""
         parts = self.parts.get(file.filename, ())
         for sha256 in [file.sha256] if file.there else [part.object_sha256 for part in parts]:
             yield from storage.pieces(sha256)
 
     def store(self, storage: Storage, file: TransferFile) -> None:
-        """Store a file as one object; refuse bytes that are not those that were announced."""
+        """Store a file as one object; refuse bytes that differ from the announcement."""
         self.stored.append(file.sha256)
         if storage.keep_pieces(self.pieces(storage, file), file.sha256, file.size) != file.sha256:
             raise other_bytes(file)
@@ -138,7 +138,7 @@ def announce(
     created = transfer is None
     if transfer is None:
         if not wanted.finished and repository.count_open(session, user_id) >= most:
-            hint = "finish them, or wait: the hub drops those that are left alone"
+            hint = "finish them, or wait: the hub drops transfers that nobody continues"
             raise HubProblem(429, "too_many_transfers", f"{most} transfers of yours are open", hint=hint)
         transfer = Transfer(id=secrets.token_hex(16), user_id=user_id, kind=rules.kind, digest=wanted.digest)
         session.add(transfer)
@@ -202,7 +202,7 @@ def receive(
     sha256: str,
     body: IO[bytes],
 ) -> TransferredPart:
-    """Check and keep a part of a file; one that the hub has, or needs no more, changes nothing."""
+    """Check and keep a part of a file. A part that the hub has or no longer needs changes nothing."""
     answer = TransferredPart(filename=filename, offset=offset, sha256=sha256)
     with context.read() as session:
         transfer, subject, file = find_file(session, context.caller, rules, transfer_id, filename)
@@ -297,7 +297,7 @@ def sweep(database: Database, storage: Storage) -> int:
 
 
 def require_whole(transfer: Transfer, parts: Sequence[TransferPart]) -> None:
-    """Refuse a transfer of which parts are missing."""
+    """Refuse a transfer that lacks parts."""
     missing = []
     for file in transfer.files:
         end = file.size if file.there else 0
@@ -324,7 +324,7 @@ def require_whole(transfer: Transfer, parts: Sequence[TransferPart]) -> None:
 
 
 def other_bytes(file: TransferFile) -> HubProblem:
-    """Return the refusal of a file whose bytes are not those that were announced."""
+    """Return the refusal of a file whose bytes differ from the announcement."""
     detail = f"the bytes of `{file.filename}` are not those of its sha256"
     return HubProblem(422, "digest_mismatch", detail, hint="it changed while it was sent: send it again")
 

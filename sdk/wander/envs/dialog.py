@@ -22,7 +22,7 @@ class Dialog:
         check_messages(state["prompt"], 'state["prompt"]')
 
     def visible_messages(self, state: State) -> Messages:
-        """Return the messages that whoever has just moved sees."""
+        """Return the messages that the player who just moved sees."""
         return [*state.prompt, *state.completion]
 
     async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
@@ -45,7 +45,7 @@ class PlayersDialog(Dialog):
         await self._pass_turn(state)
 
     def visible_messages(self, state: State) -> Messages:
-        """Return the messages that whoever has just moved sees."""
+        """Return the messages that the player who just moved sees."""
         return seen_by(state["player"], super().visible_messages(state))
 
     async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
@@ -85,7 +85,7 @@ def check_players(players: Sequence[str]) -> tuple[str, ...]:
 
 
 def next_in_turn(players: Sequence[str], state: State) -> str:
-    """Return the player after the one that moved last; one that called tools moves again."""
+    """Return the next player. A player that called tools moves again."""
     if not state.turns:
         return players[0]
     last = state.turns[-1]

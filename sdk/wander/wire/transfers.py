@@ -93,7 +93,7 @@ class TransferFile(Record):
     size: Count
     sha256: Sha256
     there: bool = False
-    """The hub has the file already: none of its bytes are to be sent."""
+    """Whether the hub has the file already, so that it need not be sent."""
 
 
 class TransferredPart(Record):

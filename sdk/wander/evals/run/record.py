@@ -23,7 +23,7 @@ from wander.wire import EndpointUse, RunManifest, RunSummary
 _DONE, _FAILED = 1, 2
 """What a rollout has come to; 0 of one that is missing."""
 _MARK_EVERY = 50_000
-"""Rollouts after which a long run's bookmark is renewed: so many are read again after a kill, at most."""
+"""Rollouts after which a long run's bookmark is renewed: at most this number is read again after a kill."""
 
 PlannedGroup = tuple[int, range]
 """An example's place and which of its rollouts to play: one, or where rewards compare them the group."""
@@ -118,7 +118,7 @@ class RunRecord:
             yield rollout, True
 
     def missing_groups(self, plan: EvaluationPlan) -> Iterator[PlannedGroup]:
-        """Return an iterator over what is to be played."""
+        """Return an iterator over the groups that remain to be played."""
         states, unit, each = self._states, self.manifest.played_together, plan.rollouts_per_example
         starts, shard, only_failed = range(0, len(states), unit), plan.shard, plan.only_failed
         # Of a group one failed rollout is enough: it is played again as a whole.
