@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from wander.system.python_parser import parse_alone
+
 GROUP = "wander.names"
 
 
@@ -29,7 +31,8 @@ def lazy_names(
 
     @cache
     def homes() -> dict[str, str]:
-        guarded = next(node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+        tree = parse_alone(lambda: ast.parse(inspect.getsource(module)))
+        guarded = next(node for node in tree.body if isinstance(node, ast.If))
         imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 OURS = {"wander", "wander_client", "wander_compat", "wander_hub", "wander_integrations", "wander_ray"}
@@ -19,6 +20,8 @@ ALLOWED = {
 NAMED_FOR_TYPE_CHECKERS = ("sdk/wander/__init__.py", "wander_client")
 """What wander-client brings the SDK finds at run time (`wander.lazy`); type checkers know it here."""
 HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals", "wander.sandbox"}
+PARSERS = re.compile(r"\b(ast\.parse|ast\.literal_eval|griffe\.visit)\b(?!`)")
+HUB_READS_TOO = {"wander", "wander.__version__", "wander.system.python_parser"}
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, and whether a sandbox can be had."""
 
@@ -60,10 +63,23 @@ def test_the_hub_reads_only_wire_models_and_aggregates_of_the_sdk(sources):
         for room, path, module, line in rooms(sources)
         if room == "hub"
         and module.split(".")[0] == "wander"
-        and module not in ("wander", "wander.__version__")
+        and module not in HUB_READS_TOO
         and ".".join(module.split(".")[:2]) not in HUB_READS
     ]
     assert crossed == []
+
+
+def test_python_is_parsed_by_one_thread_at_a_time(sources):
+    """`repl_child` is a program with one thread."""
+    loose = [
+        f"{source.path}: {line.strip()}"
+        for source in sources
+        if source.path.split("/")[0] in {"sdk", "client", "hub", "compat"} and not source.is_test
+        if not source.path.endswith("/repl_child.py")
+        for line in source.text.splitlines()
+        if PARSERS.search(line) and "parse_alone(" not in line
+    ]
+    assert loose == []
 
 
 def test_an_environment_imports_no_other_environment(sources, members):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from wander.system.plain_files import read_plain_file
+from wander.system.python_parser import parse_alone
 
 Library = Literal["wander", "verifiers", "verifiers.v1"]
 LOADER = "load_environment"
@@ -46,7 +47,7 @@ LARGEST_SOURCE = 2_000_000
 def parse_source(text: bytes | str) -> ast.Module:
     """Return the tree of a source; empty for one that cannot be parsed."""
     try:
-        return ast.parse(text)
+        return parse_alone(lambda: ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last for deep nesting
         return ast.Module(body=[], type_ignores=[])
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from wander.system.plain_files import read_plain_file
+from wander.system.python_parser import parse_alone
 
 Kind = Literal["process", "sets", "eval", "shared"]
 
@@ -58,7 +60,8 @@ def find_code_uses(own: str) -> list[CodeUse]:
         if place.is_dir() and (file.name.startswith("test_") or file.name == "conftest.py"):
             continue
         try:
-            tree = ast.parse(read_plain_file(file, _LARGEST_SOURCE))
+            source = read_plain_file(file, _LARGEST_SOURCE)
+            tree = parse_alone(partial(ast.parse, source))
             reader = _CodeReader(file.name, tree)
             reader.visit(tree)
         except (OSError, SyntaxError, ValueError):  # loading tells

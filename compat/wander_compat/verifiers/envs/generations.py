@@ -19,6 +19,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
+from wander.system.python_parser import parse_alone
 from wander.wire.gate import read_project
 
 from wander_compat.verifiers.messages.conversion import Form
@@ -107,7 +108,7 @@ def _returns_pair(function: Callable[..., Any]) -> bool:
     if shown.lower().removeprefix("typing.").startswith("tuple"):
         return True
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = parse_alone(lambda: ast.parse(textwrap.dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError):
         return False
     returned = [node.value for node in _own_nodes(tree.body[0]) if isinstance(node, ast.Return)]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-import threading
 from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 
+from wander.system.python_parser import parse_alone
 from wander.wire.transfers import RESERVED_COMMAND
 
 from wander_hub.upload.archives.members import clip
@@ -25,8 +25,6 @@ _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _MODULE_BYTES = 512 * 1024
 _ALL_BYTES = 2 * 1024 * 1024
 """A syntax tree takes a hundred times its source, so what is parsed of one file is bounded."""
-_PARSING = threading.Lock()
-"""CPython 3.11 counts the depth of all threads' parses together and fails when they meet (gh-106905)."""
 
 
 def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
@@ -90,8 +88,7 @@ class LoaderSearch:
 def defines_loader(source: bytes) -> bool:
     """Tell whether a module binds `load_environment` at its top level; it is parsed, never run."""
     try:
-        with _PARSING:
-            tree = ast.parse(source)
+        tree = parse_alone(lambda: ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(LOADER in _bound_names(statement) for statement in tree.body)

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
+from wander.system.python_parser import parse_alone
 
 from wander_hub.settings import Settings
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 _MODULE = re.compile(r"(?m)^::: (\S+)$")
 _LONGEST_LINE = 90
 _COMMAND_SECONDS = 60
-_PARSER = threading.Lock()
-"""Held by the thread that reads sources: up to Python 3.12, two that parse Python at once may end in a
-`SystemError`."""
 
 
 def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
@@ -38,10 +35,9 @@ def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
         return text + list_operations(openapi())
     if path == "api/commands":
         return text + list_commands()
-    with _PARSER:
-        if path == "self-hosting":
-            return text + list_settings()
-        return _MODULE.sub(lambda line: describe_module(line[1]), text)
+    if path == "self-hosting":
+        return text + list_settings()
+    return _MODULE.sub(lambda line: describe_module(line[1]), text)
 
 
 def list_settings() -> str:
@@ -117,7 +113,7 @@ def _read_module(name: str) -> griffe.Module | None:
 def _read(name: str, file: Path) -> griffe.Module:
     import griffe  # a hub starts without
 
-    return griffe.visit(name, filepath=file, code=file.read_text())
+    return parse_alone(lambda: griffe.visit(name, filepath=file, code=file.read_text()))
 
 
 def _find(path: str) -> griffe.Object | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from wander.models.calls.json_calls import read_block
 from wander.models.calls.written import Tools, Unreadable, Written, parameters_of, with_arguments
+from wander.system.python_parser import parse_alone
 
 _CALL_OPENS = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]*)>|<tool_call>")
 _CALL_ENDS = re.compile(r"\s*(?:</function>\s*(?:</tool_call>|</function_invocation>)?|</tool_call>|\Z)")
@@ -81,7 +82,7 @@ def _typed(text: str, schema: Any) -> Any:
     """Return the value that a parameter's text is: the text itself where the tool takes one."""
     if _takes_text(schema):
         return text
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, _read_python):
         try:
             value = read(text.strip())
             json.dumps(value, allow_nan=False)
@@ -89,6 +90,10 @@ def _typed(text: str, schema: Any) -> Any:
             continue
         return value
     return text
+
+
+def _read_python(text: str) -> Any:
+    return parse_alone(lambda: ast.literal_eval(text))
 
 
 def _takes_text(schema: Any) -> bool:
@@ -171,7 +176,7 @@ def _literal(text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return json.loads(json.dumps(ast.literal_eval(escaped), allow_nan=False))
+            return json.loads(json.dumps(_read_python(escaped), allow_nan=False))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         try:
             return json.loads(text, strict=False)
