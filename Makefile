@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup:  ## Make .venv ready (seconds to minutes; at once when nothing changed)
+setup:  ## Make .venv ready (seconds to minutes; nothing to do if nothing changed)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		printf 'error: Wander needs Python 3.11 or newer\n\nhint: run `make setup PYTHON=python3.12`\n' >&2; exit 2; }
 	@$(PYTHON) scripts/set_up.py
@@ -26,7 +26,7 @@ fmt: setup  ## Format the code and fix what ruff can fix
 check: setup  ## Lint, formatting, strict types, walls between folders, spelling
 	@$(BIN)/mypy & types=$$!; $(LINT) || { kill $$types 2>/dev/null; exit 1; }; wait $$types
 
-# The types are checked beside the tests, and what is wrong with them is said at the end.
+# mypy runs next to the tests; its errors are printed at the end.
 test: setup  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)
 	@$(LINT)
 	@said=$$(mktemp); trap 'rm -f $$said' EXIT; $(BIN)/mypy > $$said 2>&1 & types=$$!; \
@@ -44,7 +44,7 @@ coverage: setup  ## Every test, and the lines that none of them ran in its own p
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)
 
-names: setup  ## Record the public names and signatures anew, after one of them changed on purpose
+names: setup  ## Record the public names and signatures again, after a deliberate change
 	@$(BIN)/python tests/harness/public_names.py
 
 hooks: setup  ## Have git run ruff, typos and a check for large files before each commit
@@ -62,7 +62,7 @@ experiment: setup  ## Tic-tac-toe from nothing to master, three seeds; NAME=reve
 bench: setup  ## Ratios against peers (see benchmarks/README.md)
 	@$(BIN)/python benchmarks/run.py
 
-lock: setup  ## Resolve constraints.txt anew
+lock: setup  ## Resolve constraints.txt again
 	@$(PYTHON) scripts/set_up.py --lock
 
 clean:  ## Remove what was built; keeps .venv and its downloads

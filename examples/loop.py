@@ -1,4 +1,4 @@
-"""The whole loop as a script: a teacher plays, a tiny model learns from it, GRPO goes on, the hub ranks.
+"""The whole loop as a script: a teacher plays, a tiny model learns from it, GRPO improves it, the hub ranks.
 
     wander publish environments/tictactoe
     python examples/loop.py admin/tictactoe

@@ -1,4 +1,4 @@
-"""What an experiment says of itself, and what its table reads from the runs.
+"""The plan of an experiment: its environment, its measurements and its table.
 
 `experiments/NAME/plan.py` has a `PLAN`; `experiments/run.py` does the rest.
 """
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 Seeds = Mapping[str, Mapping[str, Any]]
-"""What was measured: `{"seed-0": {"stages": {STAGE: {CELL: {...}}}, "lines": {...}}}`."""
+"""The measurements: `{"seed-0": {"stages": {STAGE: {CELL: {...}}}, "lines": {...}}}`."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,27 @@ class Plan:
     """The name under which it is published; its folder in `environments`, unless it is the experiment's own
     `environment`."""
     teacher: str
-    """The scripted player that the first phase learns from, measured too."""
+    """The scripted player that the first phase learns from. It is measured as well."""
     cells: Mapping[str, Mapping[str, object]]
     """Arguments of the environment, by the name of the cell."""
     max_tokens: int
-    """Of one turn."""
+    """Tokens of one turn, at most."""
     concurrency: int
     cell: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns what the table needs of the summary of one run."""
     table: Callable[[Seeds], str]
     """Returns the table, in Markdown."""
     curves: tuple[str, ...] = ()
-    """Metrics of the last phase to draw, a line for each seed, as `learning_curve.svg` beside the table."""
+    """Metrics of the last phase that `learning_curve.svg` shows, with one line for each seed."""
     exhaustive: bool = False
     """The final policy also meets every reply of an enumerable environment."""
 
 
 def plan_named(name: str) -> Plan:
-    """Return the plan of the experiment in the folder `name`; raises `KeyError` with those that there are."""
+    """Return the plan of the experiment in the folder `name`.
+
+    Raises: `KeyError` with the names of all experiments.
+    """
     file = HERE / name / "plan.py"
     if not file.is_file():
         raise KeyError(", ".join(sorted(found.parent.name for found in HERE.glob("*/plan.py"))))

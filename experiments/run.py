@@ -4,12 +4,12 @@
 
 A hub of its own is started in the output folder and the environment published to it. For each seed the phases
 of the experiment's settings are trained; the teacher and the policy after every phase are measured greedily
-on 1,000 held-out examples a cell; where replies can be enumerated, the final policy meets every one. Runs
-are posted, and those of the final policy verified by the hub, which plays them again.
+on 1,000 held-out examples a cell. If replies can be enumerated, the final policy meets every one. Runs
+are posted, and the hub verifies the runs of the final policy by replaying them.
 
-Every number comes from a `wander` command; each is printed as a user would type it. Stopped at any time, the
-same command goes on where it was; with `--slice SECONDS` it stops by itself, with status 75.
-What differs between experiments is in `experiments/NAME/plan.py`.
+Every number comes from a `wander` command, which is printed as a user would type it. After an interruption,
+the same command resumes. With `--slice SECONDS` it stops by itself, with status 75.
+`experiments/NAME/plan.py` holds what differs between experiments.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from plan import HERE, ROOT, Plan, plan_named, write_report
 from workplace import SliceEnded, StepFailed, Workplace
 
 SEED_SETTINGS = {"teacher": "phases.teacher.rollouts.seed", "new": "phases.new.tiny.seed"}
-"""What a seed changes beside order and sampling: the teacher's rollouts, the first weights."""
+"""Settings that get the seed, which also decides order and sampling."""
 
 
 BEGUN = ("command.json", "run.json")
-"""Files of a run that can go on; one that was stopped before it wrote either begins again."""
+"""Files of a run that can be resumed. A run that was stopped before it wrote one of them starts again."""
 
 
 class Experiment:
-    """The output folder, what is done in it, and how large everything is."""
+    """An experiment in its output folder, with the steps that are already done."""
 
     def __init__(self, plan: Plan, place: Workplace, options: argparse.Namespace) -> None:
         self.plan = plan
@@ -48,18 +48,18 @@ class Experiment:
         own = HERE / options.experiment / "environment"
         self.source = own if own.is_dir() else ROOT / "environments" / plan.environment
         self.name = str(self.source) if options.local else f"admin/{plan.environment}"
-        """What the commands call the environment."""
+        """Name of the environment in commands."""
         self.settings = HERE / options.experiment / options.settings
         sampling = tomllib.loads(self.settings.read_text()).get("sampling", {})
         self.max_tokens = max(self.plan.max_tokens, sampling.get("max_tokens", 0))
-        """Of one turn; what the policy was trained with, where that is more than the plan's."""
+        """Tokens of one turn: the larger of the plan's limit and the limit of the training."""
         self.done_file = self.place.folder / "done.json"
         self.done: dict[str, float] = (
             json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
         )
 
     def once(self, line: str, folder: str = "", resume: str = "") -> None:
-        """Run a command unless it was run before; one that was cut off in its folder goes on by `resume`."""
+        """Run a command unless it was run before. `resume` continues an unfinished run in its folder."""
         if line in self.done:
             return
         began = time.monotonic()
@@ -160,7 +160,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settings", default="tiny.toml", help="file of phases in the experiment's folder")
     parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
-    parser.add_argument("--slice", type=float, metavar="SECONDS", help="stop by then, to go on another time")
+    parser.add_argument(
+        "--slice", type=float, metavar="SECONDS", help="stop after this time; the same command resumes"
+    )
     parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
     options = parser.parse_args(given)
     try:
@@ -200,13 +202,13 @@ def main() -> int:
     try:
         print(f"\n{run(Experiment(options.plan, place, options))}")
     except StepFailed as failure:
-        print(f"\nerror: {failure}\n\nhint: the same command goes on where it was", file=sys.stderr)
+        print(f"\nerror: {failure}\n\nhint: run the same command again to resume", file=sys.stderr)
         return 1
     except SliceEnded as ended:
-        print(f"\nthe slice ended {ended}; the same command goes on where it was", file=sys.stderr)
+        print(f"\nthe slice ended {ended}; run the same command again to resume", file=sys.stderr)
         return os.EX_TEMPFAIL
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it was", file=sys.stderr)
+        print("\ninterrupted; run the same command again to resume", file=sys.stderr)
         return 130
     finally:
         place.stop_hub()

@@ -8,7 +8,7 @@ from typing import Any
 from plan import Plan, Seeds, by_stage, interval, percent
 
 INVALID_MOVE_PENALTY = 0.1
-"""Of a game with any invalid move: its mean over games tells their share."""
+"""Reward of a game with any invalid move. Its mean over games tells the share of such games."""
 OPPONENTS = {
     name: {"min_random_move_prob": careless, "max_random_move_prob": careless}
     for name, careless in (("random", 1.0), ("optimal", 0.0))

@@ -42,7 +42,7 @@ class Playable(Protocol):
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """Description that the environment gives of itself."""
 
     def rollout(
         self, client: Client, example: Example, /, *, index: int = 0, run_seed: int = 0
@@ -60,7 +60,7 @@ class SteppedRollout:
     def __init__(self, environment: Playable, example: Example, *, index: int = 0, run_seed: int = 0) -> None:
         if environment.info.group_rewards:
             raise ConfigError(
-                f"`{environment.info.name}` compares the rollouts of a group: one alone has no reward"
+                f"`{environment.info.name}` compares the rollouts of a group, so a single one has no reward"
             )
         self._environment = environment
         self._example = example

@@ -99,7 +99,7 @@ class InspectEnv(SingleTurnEnv):
         score = await scorer(task_state, Target(sample.target))
         if score is None or not isinstance(score.value, str | int | float | bool):
             raise RubricError(
-                f"the scorer returned `{score and score.value!s:.80}`, which is no single value"
+                f"the scorer returned `{score and score.value!s:.80}`, which is not a single value"
             )
         return float(value_to_float()(score.value))
 

@@ -32,7 +32,7 @@ class Told(Observation):  # type: ignore[misc, unused-ignore]
     """The environment's answer. The last one has the reward."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
-    """Those that are new."""
+    """Messages since the last step."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
     """Schemas of the functions that the next reply may call."""
     metrics: dict[str, float] = Field(default_factory=dict)
