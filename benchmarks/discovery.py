@@ -61,7 +61,7 @@ REQUESTS = {
     "search for nothing": "/api/v1/environments?limit=5&q=qwertz",
     "search page": "/?q=algebra&sort=downloads",
     "a tag and a kind": "/api/v1/environments?limit=5&tag=python&kind=tool",
-    "a rare licence": "/api/v1/environments?limit=5&licence=Proprietary&checked=true",
+    "a rare license": "/api/v1/environments?limit=5&license=Proprietary&checked=true",
     "owner page": "/owner-1",
     "list of an owner": "/api/v1/environments?limit=5&owner=owner-1",
     "environment page": "/owner-1/chess-arena-1",

@@ -105,7 +105,7 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
 
 
 def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
-    assert room.wander("auth", "org", "new", "Lab").out == "made lab; you are its owner\n"
+    assert room.wander("auth", "org", "new", "Lab").out == "created lab; you are its owner\n"
     assert room.wander("auth", "org", "new", "lab").status == 1
     found = [(one["name"], one["kind"]) for one in room.wander("auth", "org", "list", "--json").data]
     assert found == [("admin", "user"), ("lab", "organisation")]

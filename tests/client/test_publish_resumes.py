@@ -120,10 +120,7 @@ def test_info_tells_of_the_source_and_of_what_was_flagged(hub: HubRoom) -> None:
     outcome, _, _ = published(hub, lambda each, number: None, files)
     assert outcome.version.source is not None
     shown = hub.wander("env", "info", "admin/good-env").out
-    assert (
-        f"sha256:{outcome.version.source.tree_sha256}; the wheel's Python files are those of the source"
-        in shown
-    )
+    assert f"sha256:{outcome.version.source.tree_sha256}; the wheel has the same Python files" in shown
     assert f"startup_file: `start.pth` runs when Python starts ({WHEEL_NAME})" in shown
     data = hub.wander("env", "info", "admin/good-env", "--json").data["version"]
     assert data["source"]["compared"] == [WHEEL_NAME]

@@ -97,7 +97,7 @@ def test_training_refuses_the_folder_of_another_run_at_once(wander: Wander, trai
     words = ("train", "./tictactoe", str(training.parent / "grpo.toml"), "--model", str(training))
     refused = wander(*words, "--out", str(training))
     assert refused.status == 1
-    assert f"`{training}` holds a run already" in refused.err
+    assert f"`{training}` already contains a run" in refused.err
     assert f"wander train --resume {training}" in refused.err
     assert "saving to" not in refused.err
 
@@ -105,7 +105,7 @@ def test_training_refuses_the_folder_of_another_run_at_once(wander: Wander, trai
 def test_training_without_its_settings_says_which_file_is_missing(wander: Wander) -> None:
     refused = wander("train", "acme/wordle", "grpo.tml")
     assert refused.status == 3
-    assert "there is no file of settings `grpo.tml`" in refused.err
+    assert "there is no settings file `grpo.tml`" in refused.err
     assert "wander train acme/wordle --dry-run" in refused.err
 
 
@@ -146,6 +146,4 @@ def test_a_best_that_is_the_model_that_training_began_with_is_told(
         _report(result, home, [], "acme/wordle")
     finally:
         set_current(None)
-    assert (
-        "no evaluation was better than the one before the first step" in capsys.readouterr().err
-    ) is warned
+    assert ("no evaluation was better than the one before training" in capsys.readouterr().err) is warned

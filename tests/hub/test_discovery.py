@@ -96,7 +96,7 @@ async def tell_what_a_search_can_be_narrowed_to(hub: Any) -> None:
     chess = {"kind tool 1", "tag game 2", "tag math 1", "only checked 1", "only deterministic 1"}
     for asked, found in (
         ("q=chess", chess),
-        ("tag=math", {"tag game 3", "tag math 2", "licence mit 2"}),
+        ("tag=math", {"tag game 3", "tag math 2", "license mit 2"}),
         ("kind=tool&tag=math", {"tag game 1", "tag chess 1"}),
     ):
         page = (await hub.get(f"/?{asked}", headers={"Accept": "text/html"})).text
@@ -126,7 +126,7 @@ async def test_filters_orders_and_pages(filled):
     await tell_what_a_search_can_be_narrowed_to(filled)
     assert (
         await names(filled, "kind=tool")
-        == await names(filled, "checked=true&licence=mit")
+        == await names(filled, "checked=true&license=mit")
         == ["chess-endgames"]
     )
     for kind in ("multi-turn", "Multi_Turn"):

@@ -239,7 +239,7 @@ async def test_a_search_costs_what_its_text_does(hub, make_wheel, unit: str):
     assert large <= 2.5 * small + 100, (small, large)
 
 
-@pytest.mark.parametrize("field", ["tag", "kind", "licence", "requires"])
+@pytest.mark.parametrize("field", ["tag", "kind", "license", "requires"])
 async def test_filters_cost_what_their_text_does(hub, field: str):
     await hub.publish()
     with hub.database.read() as session:

@@ -140,7 +140,7 @@ class HubApi:
         cursor: str | None = None,
         **filters: Any,
     ) -> EnvironmentPage:
-        """Return a page of environments that match; filters are `kind`, `licence`, `sort` and the like."""
+        """Return a page of environments that match; filters are `kind`, `license`, `sort` and the like."""
         params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor, **filters}
         said = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in params.items()

@@ -180,13 +180,13 @@ class HubCalls:
         owner: str | None = None,
         tag: str | None = None,
         kind: str | None = None,
-        licence: str | None = None,
+        license: str | None = None,
         deterministic: bool | None = None,
         checked: bool | None = None,
         sort: Literal["relevance", "updated", "newest", "runs", "downloads", "stars"] | None = None,
     ) -> Iterator[EnvironmentSummary]:
         """Yield the environments that match: of a search for words at most 200, else as many as there are."""
-        filters = {"owner": owner, "tag": tag, "kind": kind, "licence": licence, "sort": sort}
+        filters = {"owner": owner, "tag": tag, "kind": kind, "license": license, "sort": sort}
         with self._session.hub() as hub:
             yield from hub.every_environment(query, **filters, deterministic=deterministic, checked=checked)
 

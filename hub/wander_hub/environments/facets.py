@@ -1,4 +1,4 @@
-"""Counts of what a search could be narrowed to: kinds, tags, licences, and what was checked."""
+"""Counts of what a search could be narrowed to: kinds, tags, licenses, and what was checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import EnvironmentFilter
 
-FACETS = ("kind", "tag", "licence", "deterministic", "checked")
+FACETS = ("kind", "tag", "license", "deterministic", "checked")
 
 
 def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]]:
@@ -22,7 +22,7 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
     A search counts the best that it ranks (`search.MOST`). Without words all are counted, and none where
     they are more than `browse.COUNTED`: a page costs the same however many there are.
     """
-    base = replace(wanted, kind=None, tag=None, licence=None, deterministic=None, checked=None, cursor=None)
+    base = replace(wanted, kind=None, tag=None, license=None, deterministic=None, checked=None, cursor=None)
     query = select(Environment.marks).where(Environment.listed, readable(session))
     counts = {name: Counter[str]() for name in FACETS}
     owner_id = browse.owner_id_of(session, wanted)

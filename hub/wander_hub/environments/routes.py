@@ -30,11 +30,11 @@ def list_environments(
     kind: Annotated[str | None, Query(max_length=40, description="`single-turn`, `tool`, ...")] = None,
     deterministic: bool | None = None,
     checked: Annotated[bool | None, Query(description="no check of the newest version failed")] = None,
-    licence: Annotated[str | None, Query(max_length=100)] = None,
+    license: Annotated[str | None, Query(max_length=100)] = None,
     sort: Annotated[Sort | None, Query(description="else by relevance, or without `q` by update")] = None,
 ) -> EnvironmentPage:
     """List or search environments; a search lists the best 200 at most."""
-    wanted = EnvironmentFilter(q, owner, tag, limit, cursor, kind, deterministic, checked, licence, sort=sort)
+    wanted = EnvironmentFilter(q, owner, tag, limit, cursor, kind, deterministic, checked, license, sort=sort)
     return service.list_page(session, wanted)
 
 

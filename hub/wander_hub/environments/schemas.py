@@ -31,7 +31,7 @@ class EnvironmentFilter:
     kind: str | None = None
     deterministic: bool | None = None
     checked: bool | None = None
-    licence: str | None = None
+    license: str | None = None
     requires: str | None = None
     """Name of a distribution that the newest version requires."""
     sort: Sort | None = None
@@ -52,7 +52,7 @@ class EnvironmentFilter:
         named = {
             "kind": self.kind,
             "deterministic": self.deterministic,
-            "licence": self.licence,
+            "license": self.license,
             "requires": self.requires,
         }
         found = [

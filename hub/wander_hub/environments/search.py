@@ -90,7 +90,7 @@ def marks_of(environment: Environment, latest: Version, requires: Iterable[str])
     if latest.deterministic is not None:
         found.append(mark("deterministic", latest.deterministic))
     if latest.license:
-        found.append(mark("licence", latest.license))
+        found.append(mark("license", latest.license))
     return f" {' '.join([*found, mark('checked', checked)])} "
 
 

@@ -30,7 +30,7 @@ _LOOKED_AT = 300
 _NEWEST = 8
 _VALUES = 8
 """Of a facet."""
-_FILTERS = ("q", "owner", "tag", "kind", "deterministic", "checked", "licence", "sort")
+_FILTERS = ("q", "owner", "tag", "kind", "deterministic", "checked", "license", "sort")
 
 
 class FacetValue(NamedTuple):

@@ -65,7 +65,7 @@ def home(
     kind: Annotated[str | None, Query(max_length=40)] = None,
     deterministic: bool | None = None,
     checked: bool | None = None,
-    licence: Annotated[str | None, Query(max_length=100)] = None,
+    license: Annotated[str | None, Query(max_length=100)] = None,
     sort: Annotated[Sort | Literal[""] | None, Query()] = None,
     cursor: Cursor = None,
 ) -> Response:
@@ -74,7 +74,7 @@ def home(
         "owner": names.normalise_owner(owner or "") or None,
         "tag": tag or None,
         "kind": kind or None,
-        "licence": licence or None,
+        "license": license or None,
     }
     wanted = EnvironmentFilter(
         **given,

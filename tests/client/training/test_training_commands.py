@@ -75,7 +75,7 @@ def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> N
     nothing = wander("runs", "data", str(games), "--min-reward", "5", "--out", "none.jsonl")
     assert nothing.status == 1
     assert not (home / "none.jsonl").exists()
-    assert "nothing is left of 40 rollouts" in nothing.err
+    assert "all 40 rollouts were dropped" in nothing.err
 
 
 def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home: Path) -> None:

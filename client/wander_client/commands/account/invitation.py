@@ -1,4 +1,4 @@
-"""`wander auth invitation`: the roles that others offer you."""
+"""`wander auth invitation`: roles that owners offered you."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 _INVITATIONS = "/api/v1/account/invitations"
 
-app = CommandGroup(help="List, accept and decline the roles that others offer you.")
+app = CommandGroup(help="List, accept and decline roles that owners offered you.")
 
 Target = Annotated[str, Argument(help="owner, or owner/name for one environment")]
 
 
 @app.command("list")
 def list_invitations() -> None:
-    """List what you are invited to.
+    """List your pending invitations.
 
     \b
     wander auth invitation list
     """
     here = current()
     with here.hub(login=True) as hub:
-        found = _read(hub)
-    rows = [[one.target, one.role, one.invited_by, f"{one.expires_at:%Y-%m-%d}"] for one in found]
-    here.output.answer(found, lambda: here.output.table(["to", "role", "by", "until"], rows))
+        invitations = _read(hub)
+    rows = [[item.target, item.role, item.invited_by, f"{item.expires_at:%Y-%m-%d}"] for item in invitations]
+    here.output.answer(invitations, lambda: here.output.table(["to", "role", "by", "until"], rows))
 
 
 @app.command()
 def accept(target: Target) -> None:
-    """Take a role that waits for you.
+    """Accept a role that you were offered.
 
     \b
     wander auth invitation accept acme
@@ -46,7 +46,7 @@ def accept(target: Target) -> None:
 
 @app.command()
 def decline(target: Target) -> None:
-    """Refuse a role that waits for you.
+    """Decline a role that you were offered.
 
     \b
     wander auth invitation decline acme
@@ -69,14 +69,14 @@ def _answer(target: str, *, accept: bool) -> None:
     here = current()
     wanted = str(parse_name(target)) if "/" in target else target.lower()
     with here.hub(login=True) as hub:
-        found = next((one for one in _read(hub) if one.target == wanted), None)
-        if found is None:
+        invitation = next((item for item in _read(hub) if item.target == wanted), None)
+        if invitation is None:
             raise NotFound(
-                f"no invitation to `{target}` waits for you",
+                f"you have no invitation to `{target}`",
                 hint="run `wander auth invitation list`",
                 code="invitation_not_found",
             )
         method, below = ("POST", "/accept") if accept else ("DELETE", "")
-        told = hub.change(method, f"{_INVITATIONS}/{found.id}{below}", InvitationInfo)
-    text = f"you are {told.role} of {told.target} now" if accept else f"declined {told.target}"
-    here.output.answer(told, text)
+        answered = hub.change(method, f"{_INVITATIONS}/{invitation.id}{below}", InvitationInfo)
+    text = f"you are now {answered.role} of {answered.target}" if accept else f"declined {answered.target}"
+    here.output.answer(answered, text)

@@ -1,4 +1,4 @@
-"""`wander auth key`: the key with which this machine signs runs."""
+"""`wander auth key`: the key that this machine signs runs with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from wander_client.context import current
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 app = CommandGroup(
-    help="""Make, list and revoke keys that sign runs.
-
-    A signature says that a run comes from you, whoever brings it; `wander post --sign` makes one.""",
+    help="""Create, list and revoke the keys that sign your runs.
+    A signature proves that a run comes from you, even if somebody else uploads it. `wander post --sign`
+    signs.""",
 )
 
 _KEYS = "/api/v1/keys"
@@ -20,13 +20,13 @@ _KEYS = "/api/v1/keys"
 def new(
     name: Annotated[str | None, Option(help="name of the key  [default: this machine's name]")] = None,
 ) -> None:
-    """Make this machine's key, if it has none, and register it on the hub.
+    """Register this machine's key on the hub, and create the key if there is none yet.
 
     \b
     wander auth key new
     wander auth key new --name laptop
 
-    The private key stays here, in the config folder, readable by you alone.
+    The private key stays in the config folder of this machine, and only you can read it.
     """
     import platform
 
@@ -36,12 +36,12 @@ def new(
     from wander_client.hub.signing_keys import key_file, make_key, read_key
 
     here = current()
-    place = here.settings.config_dir
+    folder = here.settings.config_dir
     try:
-        key = read_key(place)
+        key = read_key(folder)
     except NotFound:
-        key = make_key(place)
-        here.output.note(f"made {key_file(place)}")
+        key = make_key(folder)
+        here.output.note(f"created {key_file(folder)}")
     body = NewKey(name=name or platform.node() or "unnamed", public_key=key.public_key)
     with here.hub(login=True) as hub:
         info = hub.change("POST", _KEYS, KeyInfo, body)
@@ -61,25 +61,27 @@ def list_keys() -> None:
 
     here = current()
     with here.hub(login=True) as hub:
-        found = hub.read(_KEYS, KeyList).data
+        keys = hub.read(_KEYS, KeyList).data
     rows = [
         [
-            one.fingerprint[:16],
-            one.name,
-            f"{one.created_at:%Y-%m-%d}",
-            "revoked" if one.revoked_at else "live",
+            key.fingerprint[:16],
+            key.name,
+            f"{key.created_at:%Y-%m-%d}",
+            "revoked" if key.revoked_at else "active",
         ]
-        for one in found
+        for key in keys
     ]
-    columns = ["fingerprint", "name", "since", "state"]
-    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=["name"]))
+    columns = ["fingerprint", "name", "since", "status"]
+    here.output.answer(keys, lambda: here.output.table(columns, rows, shrink=["name"]))
 
 
 @app.command()
 def remove(
-    fingerprint: Annotated[str, Argument(help="first characters, as `wander auth key list` shows them")],
+    fingerprint: Annotated[
+        str, Argument(help="first characters of the fingerprint (see `wander auth key list`)")
+    ],
 ) -> None:
-    """Revoke a key on the hub. It can sign no more runs, and the runs it signed say that it was revoked.
+    """Revoke a key on the hub. It cannot sign new runs, and runs that it signed show that it was revoked.
 
     \b
     wander auth key remove 1f0c2d3e

@@ -1,4 +1,4 @@
-"""`wander login`, `wander auth whoami`, `wander auth logout`: the token of a hub that this machine keeps."""
+"""`wander login`, `wander auth whoami`, `wander auth logout`: this machine's token for a hub."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from wander.wire.changes import Whoami
 
 _PAUSE = 0.2
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks of the token file and the hub."""
 
 
 def login(
     token_stdin: Annotated[bool, Option("--token-stdin", help="read the token from stdin")] = False,
-    token_file: Annotated[Path | None, Option("--token-file", help="read the token from a file")] = None,
+    token_file: Annotated[Path | None, Option("--token-file", help="read the token from this file")] = None,
     wait: Annotated[
-        float, Option(min=0, help="seconds to wait for the file and for a hub that is starting up")
+        float, Option(min=0, help="seconds to wait for the file, and for a hub that is starting")
     ] = 0,
 ) -> None:
-    """Store a hub's token after checking it.
+    """Check a token and store it for later commands.
 
     \b
     wander login
     wander login --token-file token --wait 60
     wander login --hub https://hub.example.org --token-stdin < token.txt
 
-    Never pass a token as an argument: it would stay in the shell's history. In CI set WANDER_TOKEN.
+    Do not pass a token as an argument: it would stay in your shell's history. In CI, set WANDER_TOKEN.
     """
     here = current()
     hub = here.settings.hub
     if token_stdin and token_file is not None:
         raise UsageError(
-            "the token can come from one place only", hint="pass `--token-stdin` or `--token-file FILE`"
+            "`--token-stdin` and `--token-file` exclude each other", hint="pass only one of them"
         )
     if token_file is not None:
         token, who = _from_file(token_file, time.monotonic() + wait)
@@ -51,46 +51,49 @@ def login(
         who = _check(token)
     store = here.credentials
     store.set(hub, token)
-    place = str(store.path)
+    location = str(store.path)
     here.output.answer(
-        {"hub": hub, "user": who.user, "owners": who.owners, "stored_in": place},
-        f"logged in to {hub} as {who.user} (may publish as {', '.join(who.owners) or 'no owner yet'})",
+        {"hub": hub, "user": who.user, "owners": who.owners, "stored_in": location},
+        f"logged in to {hub} as {who.user} (can publish as {', '.join(who.owners) or 'no owner yet'})",
     )
-    here.output.note(f"token stored in {place}, readable by you alone")
+    here.output.note(f"token stored in {location}; only you can read it")
 
 
 def _check(token: str) -> Whoami:
-    """Return whose token it is, as the hub says."""
+    """Return the user and the scopes of a token, as the hub reports them."""
     here = current()
     if not token:
         raise UsageError(
             f"the token for `{here.settings.hub}` is empty",
-            hint="make one on the hub's machine: `wander-hub token create USER`",
+            hint="create one on the hub's machine: `wander-hub token create USER`",
         )
     with here.hub_with(token) as api:
         return api.whoami()
 
 
 def _from_file(path: Path, deadline: float) -> tuple[str, Whoami]:
-    """Return the token in a file and whose it is; waits for a hub that starts and is about to write it."""
+    """Return the token in a file and its user.
+
+    Retries until the deadline, for a hub that is still starting.
+    """
     while True:
         try:
             if not path.exists():
                 raise NotFound(
                     f"there is no file `{path}`",
-                    hint=f"while a hub is starting: `wander login --token-file {path} --wait 60`",
+                    hint=f"if the hub is still starting: `wander login --token-file {path} --wait 60`",
                     code="file_not_found",
                 )
             token = path.read_text(encoding="utf-8", errors="replace").strip()
             return token, _check(token)
-        except ClientError:  # also a token of the hub that was here before
+        except ClientError:  # includes the token of an earlier hub, which this hub rejects
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_PAUSE)
 
 
 def whoami() -> None:
-    """Show whose token is in use, and on which hub.
+    """Show the user whose token is in use, and the hub.
 
     \b
     wander auth whoami
@@ -104,17 +107,17 @@ def whoami() -> None:
 
     def show() -> None:
         here.output.line(f"{who.user} on {here.settings.hub}" + (" (administrator)" if who.admin else ""))
-        here.output.line(f"may publish as: {', '.join(who.owners) or 'no owner yet'}")
+        here.output.line(f"can publish as: {', '.join(who.owners) or 'no owner yet'}")
         here.output.line(f"token: {who.token.name} ({who.token.prefix}...) from {origin}")
         target = f" on {who.token.target}" if who.token.target else ""
         until = f", until {who.token.expires_at:%Y-%m-%d}" if who.token.expires_at else ""
-        here.output.line(f"good for: {', '.join(who.token.scopes)}{target}{until}")
+        here.output.line(f"scopes: {', '.join(who.token.scopes)}{target}{until}")
 
     here.output.answer({"hub": here.settings.hub, **who.model_dump(), "token_from": origin}, show)
 
 
 def logout() -> None:
-    """Forget the hub's token on this machine; the token itself stays valid until the hub revokes it.
+    """Delete the hub's token from this machine. The token stays valid until you revoke it.
 
     \b
     wander auth logout

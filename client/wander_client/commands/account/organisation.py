@@ -1,4 +1,4 @@
-"""`wander auth org`: the owners you belong to, and organisations of your own."""
+"""`wander auth org`: organizations, and the owners you have a role on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Yes
 
 app = CommandGroup(
-    help="""Make and remove organisations, and list the owners on which you have a role.
+    help="""Create and delete organizations, and list the owners you have a role on.
 
     \b
     wander env owner add acme ada        invite somebody
-    wander env owner leave acme          give your own role up""",
+    wander env owner leave acme          give up your own role""",
 )
 
 _OWNERS = "/api/v1/owners"
@@ -21,7 +21,7 @@ _OWNERS = "/api/v1/owners"
 
 @app.command()
 def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> None:
-    """Make an organisation; you are its first owner.
+    """Create an organization. You are its first owner.
 
     \b
     wander auth org new acme
@@ -31,34 +31,34 @@ def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> N
     from wander_client.failures import validate
 
     here = current()
-    wanted = validate(NewOwner, {"name": name.lower()}, "`wander auth org new --help` has an example")
+    wanted = validate(NewOwner, {"name": name.lower()}, "run `wander auth org new --help` for an example")
     with here.hub(login=True) as hub:
-        made = hub.change("POST", _OWNERS, OwnerInfo, wanted)
-    here.output.answer(made, f"made {made.name}; you are its {made.role}")
+        created = hub.change("POST", _OWNERS, OwnerInfo, wanted)
+    here.output.answer(created, f"created {created.name}; you are its {created.role}")
 
 
 @app.command()
 def remove(
-    name: Annotated[str, Argument(help="an organisation that you own")],
+    name: Annotated[str, Argument(help="an organization that you own")],
     yes: Yes = False,
 ) -> None:
-    """Remove an organisation: all roles, invitations, tokens and trusted publishers of it end.
+    """Delete an organization with all its roles, invitations, tokens and trusted publishers.
 
     \b
     wander auth org remove acme
 
-    What it published stays, for the hub's administrators to look after, and nobody gets its name again.
+    What it published stays on the hub, and the hub's administrators look after it. Its name stays taken.
     """
     here = current()
-    here.output.confirm(name, f"remove {name} for good", yes=yes)
+    here.output.confirm(name, f"delete {name} permanently", yes=yes)
     with here.hub(login=True) as hub:
         hub.change("DELETE", f"/api/v1/organisations/{quote_part(name)}", None)
-    here.output.answer({"name": name, "removed": True}, f"removed {name}")
+    here.output.answer({"name": name, "removed": True}, f"deleted {name}")
 
 
 @app.command("list")
 def list_owners() -> None:
-    """List the owners on which you have a role.
+    """List the owners you have a role on.
 
     \b
     wander auth org list
@@ -67,6 +67,6 @@ def list_owners() -> None:
 
     here = current()
     with here.hub(login=True) as hub:
-        found = hub.read(_OWNERS, OwnerList).data
-    rows = [[one.name, one.kind, one.role] for one in found]
-    here.output.answer(found, lambda: here.output.table(["owner", "kind", "role"], rows))
+        owners = hub.read(_OWNERS, OwnerList).data
+    rows = [[owner.name, owner.kind, owner.role] for owner in owners]
+    here.output.answer(owners, lambda: here.output.table(["owner", "kind", "role"], rows))

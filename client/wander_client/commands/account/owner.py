@@ -1,4 +1,4 @@
-"""`wander env owner`: who may do what with an owner's environments, and whose they are."""
+"""`wander env owner`: roles, transfers, names and visibility of an owner's environments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from wander_client.hub.api import HubApi
 
 app = CommandGroup(
-    help="""Roles, transfer, renaming and visibility.
+    help="""Manage roles and visibility, and transfer or rename environments.
 
     \b
-    reader       sees private environments and posts results
+    reader       reads private environments and posts results
     maintainer   also publishes, yanks and deprecates
     owner        also does everything else: roles, visibility, transfer, deletion""",
 )
@@ -29,7 +29,7 @@ Environment = Annotated[str, Argument(help="owner/name")]
 
 @app.command("list")
 def list_members(target: Target) -> None:
-    """List who has a role.
+    """List the members and their roles.
 
     \b
     wander env owner list acme
@@ -47,31 +47,31 @@ def add(
     user: Annotated[str, Argument(help="user name")],
     role: Annotated[str, Option(help="reader, maintainer or owner")] = "maintainer",
 ) -> None:
-    """Invite somebody to a role, or change that of a member.
+    """Invite a user to a role, or change the role of a member.
 
     \b
     wander env owner add acme ada --role owner
     wander env owner add acme/wordle bob --role reader
 
-    An invitation waits 14 days; administrators of the hub give a role at once.
+    An invitation expires after 14 days. If you administer the hub, the user gets the role immediately.
     """
     from wander.wire import Role
     from wander.wire.changes import MemberList, NewRole
 
     wanted = NewRole(role=choose("--role", role, get_args(Role)))
     with current().hub(login=True) as hub:
-        found = hub.change("PUT", target_path(target, "members", user), MemberList, wanted).data
-    _show(found)
+        members = hub.change("PUT", target_path(target, "members", user), MemberList, wanted).data
+    _show(members)
     through = "environment" if "/" in target else "owner"
-    asked = (user.lower(), through)
-    if any((one.user, one.through) == asked and one.pending_until for one in found):
+    invited = (user.lower(), through)
+    if any((member.user, member.through) == invited and member.pending_until for member in members):
         here = current().output
-        here.note(f"{user} has the role after `wander auth invitation accept {target}`")
+        here.note(f"{user} gets the role with `wander auth invitation accept {target}`")
 
 
 @app.command()
 def leave(target: Target, yes: Yes = False) -> None:
-    """Give your own role up; the last owner stays.
+    """Give up your own role. The last owner cannot leave.
 
     \b
     wander env owner leave acme
@@ -85,7 +85,7 @@ def leave(target: Target, yes: Yes = False) -> None:
 
 @app.command()
 def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> None:
-    """Remove somebody's role, or withdraw an invitation.
+    """Remove a user's role, or withdraw an invitation.
 
     \b
     wander env owner remove acme ada
@@ -97,32 +97,32 @@ def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> 
 @app.command()
 def transfer(
     environment: Environment,
-    owner: Annotated[str, Argument(help="new owner, for whom you may publish")],
+    owner: Annotated[str, Argument(help="new owner; you need permission to publish for it")],
     yes: Yes = False,
 ) -> None:
-    """Give an environment to another owner. The old address leads to the new one.
+    """Transfer an environment to another owner. The old address redirects to the new one.
 
     \b
     wander env owner transfer ada/wordle acme
 
-    Roles on the environment and tokens for it end with the transfer.
+    The transfer removes the roles on the environment and the tokens for it.
     """
-    current().output.confirm(owner, f"give {environment} to {owner}", yes=yes)
+    current().output.confirm(owner, f"transfer {environment} to {owner}", yes=yes)
     _move(environment, owner=owner, name=None)
 
 
 @app.command()
 def rename(
     environment: Environment,
-    name: Annotated[str, Argument(help="the new name")],
+    name: Annotated[str, Argument(help="new name")],
     yes: Yes = False,
 ) -> None:
-    """Give an environment another name. The old address leads to the new one.
+    """Rename an environment. The old address redirects to the new one.
 
     \b
     wander env owner rename acme/wordle wordle-classic
 
-    What was published keeps its file names; the next version has to carry the new name in pyproject.toml.
+    Published files keep their names. The next version must have the new name in its pyproject.toml.
     """
     current().output.confirm(name, f"rename {environment} to {name}", yes=yes)
     _move(environment, owner=None, name=name)
@@ -133,13 +133,13 @@ def visibility(
     target: Target,
     choice: Annotated[str, Argument(help="public, internal or private")],
 ) -> None:
-    """Make an environment public, internal or private; for an owner, choose what its new environments are.
+    """Make an environment public, internal or private. For an owner, set the default for new environments.
 
     \b
     wander env owner visibility acme/wordle private
     wander env owner visibility acme internal
 
-    Everybody who is signed in sees an internal one, and strangers do not.
+    Signed-in users see internal environments; everybody else does not.
     """
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewVisibility, OwnerSettings
@@ -151,16 +151,16 @@ def visibility(
         if "/" not in target:
             body = OwnerSettings(private_by_default=private, internal_by_default=internal)
             settings = hub.change("PUT", target_path(target, "settings"), OwnerSettings, body)
-            here.output.answer(settings, f"new environments of {target} are {wanted}")
+            here.output.answer(settings, f"new environments of {target} will be {wanted}")
             return
         marks = NewVisibility(private=private, internal=internal)
         detail = hub.change("PUT", target_path(target, "visibility"), EnvironmentDetail, marks)
-    here.output.answer(detail, f"{detail.owner}/{detail.name} is {wanted}")
+    here.output.answer(detail, f"{detail.owner}/{detail.name} is now {wanted}")
 
 
 @app.command()
 def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
-    """Show how much an owner has and may have on the hub.
+    """Show how much of its quota an owner uses on the hub.
 
     \b
     wander env owner quota acme
@@ -168,14 +168,14 @@ def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
     from wander.wire.people import OwnerQuota
 
     with current().hub(login=True) as hub:
-        found = hub.read(target_path(owner, "quota"), OwnerQuota)
+        quotas = hub.read(target_path(owner, "quota"), OwnerQuota)
     output = current().output
-    kinds = {"stored bytes": found.stored_bytes, "versions": found.versions, "runs": found.runs}
+    kinds = {"stored bytes": quotas.stored_bytes, "versions": quotas.versions, "runs": quotas.runs}
     rows = [
-        [kind, f"{one.used:,}", "no limit" if one.allowed is None else f"{one.allowed:,}"]
-        for kind, one in kinds.items()
+        [kind, f"{quota.used:,}", "no limit" if quota.allowed is None else f"{quota.allowed:,}"]
+        for kind, quota in kinds.items()
     ]
-    output.answer(found, lambda: output.table(["of", "used", "allowed"], rows))
+    output.answer(quotas, lambda: output.table(["quota", "used", "allowed"], rows))
 
 
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:
@@ -184,10 +184,10 @@ def _move(environment: str, *, owner: str | None, name: str | None) -> None:
 
     here = current()
     old = parse_name(environment)
-    place = NewPlace(owner=(owner or old.owner).lower(), name=name)
+    new_address = NewPlace(owner=(owner or old.owner).lower(), name=name)
     with here.hub(login=True) as hub:
-        detail = hub.change("POST", target_path(environment, "transfer"), EnvironmentDetail, place)
-    here.output.answer(detail, f"{old} is {detail.owner}/{detail.name} now")
+        detail = hub.change("POST", target_path(environment, "transfer"), EnvironmentDetail, new_address)
+    here.output.answer(detail, f"{old} is now {detail.owner}/{detail.name}")
 
 
 def _remove(hub: HubApi, target: str, user: str) -> list[Member]:
@@ -196,15 +196,15 @@ def _remove(hub: HubApi, target: str, user: str) -> list[Member]:
     return hub.change("DELETE", target_path(target, "members", user), MemberList).data
 
 
-def _show(found: list[Member]) -> None:
+def _show(members: list[Member]) -> None:
     output = current().output
     rows = [
         [
-            one.user,
-            one.role,
-            one.through,
-            f"invited until {one.pending_until:%Y-%m-%d}" if one.pending_until else "member",
+            member.user,
+            member.role,
+            member.through,
+            f"invited until {member.pending_until:%Y-%m-%d}" if member.pending_until else "member",
         ]
-        for one in found
+        for member in members
     ]
-    output.answer(found, lambda: output.table(["user", "role", "through", "state"], rows))
+    output.answer(members, lambda: output.table(["user", "role", "through", "status"], rows))

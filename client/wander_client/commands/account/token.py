@@ -1,4 +1,4 @@
-"""`wander auth token`: make, list and revoke your tokens."""
+"""`wander auth token`: create, list and revoke your tokens."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
 
 app = CommandGroup(
-    help="""Make, list and revoke your tokens.
+    help="""Create, list and revoke your tokens.
 
     \b
-    read      read private environments; every other scope does so too
+    read      read private environments; included in every other scope
     results   post runs
-    publish   upload
+    publish   upload environments
     manage    everything else: yank, deprecate, fork, roles, tokens
 
-    A token makes others of its own scopes alone, which end with it.""",
+    A token with the scope `manage` can create tokens with its own scopes. Revoking it revokes them, too.""",
 )
 
 DEFAULT_DAYS = 90
@@ -28,44 +28,46 @@ _TOKENS = "/api/v1/tokens"
 
 @app.command()
 def new(
-    name: Annotated[str, Argument(help="what the token is for")],
+    name: Annotated[str, Argument(help="name of the token, such as its purpose")],
     scope: Annotated[
         list[str] | None, Option(help="read, results, publish or manage (repeatable)  [default: read]")
     ] = None,
     target: Annotated[
-        str | None, Option("--for", help="owner or owner/name it is valid for  [default: all of yours]")
+        str | None,
+        Option("--for", help="owner or owner/name that the token is for  [default: everything you own]"),
     ] = None,
     days: Annotated[int, Option(min=1, max=3650, help="days until it expires")] = DEFAULT_DAYS,
-    never_expires: Annotated[bool, Option("--never-expires", help="until it is revoked")] = False,
+    never_expires: Annotated[bool, Option("--never-expires", help="valid until it is revoked")] = False,
 ) -> None:
-    """Make a token and print it, once.
+    """Create a token and print it. It cannot be shown again.
 
     \b
     wander auth token new ci --scope publish --for acme/wordle
     wander auth token new laptop --scope read --scope results --days 365
 
-    pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
+    Use it as the password of pip and uv: https://__token__:TOKEN@HUB/OWNER/simple/
     """
     from wander.wire import TOKEN_SCOPES
     from wander.wire.changes import CreatedToken, NewToken
 
     here = current()
-    wanted = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
-    scopes = [one for one in TOKEN_SCOPES if one in wanted]
+    requested = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
+    scopes = [known for known in TOKEN_SCOPES if known in requested]
     body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}
-    asked = validate(NewToken, body, "`wander auth token new --help` has examples")
+    new_token = validate(NewToken, body, "run `wander auth token new --help` for examples")
     with here.hub(login=True) as hub:
-        made = hub.change("POST", _TOKENS, CreatedToken, asked)
-    here.output.answer(made, made.token)
-    until = f"until {made.expires_at:%Y-%m-%d}" if made.expires_at else "until it is revoked"
+        created = hub.change("POST", _TOKENS, CreatedToken, new_token)
+    here.output.answer(created, created.token)
+    until = f"until {created.expires_at:%Y-%m-%d}" if created.expires_at else "until it is revoked"
     here.output.note(
-        f"{', '.join(made.scopes)} for {made.target or 'all of yours'}, {until}; not shown again"
+        f"{', '.join(created.scopes)} for {created.target or 'everything you own'}, valid {until}; this "
+        "token is not shown again"
     )
 
 
 @app.command("list")
 def list_tokens() -> None:
-    """List your tokens by their prefix; nobody can show their secrets.
+    """List your tokens by their prefix. The tokens themselves cannot be shown again.
 
     \b
     wander auth token list
@@ -75,28 +77,28 @@ def list_tokens() -> None:
 
     here = current()
     with here.hub(login=True) as hub:
-        found = hub.read(_TOKENS, TokenList).data
-    columns = ["prefix", "name", "scopes", "for", "expires", "last used", "state"]
+        tokens = hub.read(_TOKENS, TokenList).data
+    columns = ["prefix", "name", "scopes", "for", "expires", "last used", "status"]
     rows = [
         [
-            one.prefix,
-            one.name,
-            " ".join(one.scopes),
-            one.target or "all",
-            f"{one.expires_at:%Y-%m-%d}" if one.expires_at else "never",
-            f"{one.last_used_at:%Y-%m-%d}" if one.last_used_at else "never",
-            "revoked" if one.revoked else "live",
+            token.prefix,
+            token.name,
+            " ".join(token.scopes),
+            token.target or "all",
+            f"{token.expires_at:%Y-%m-%d}" if token.expires_at else "never",
+            f"{token.last_used_at:%Y-%m-%d}" if token.last_used_at else "never",
+            "revoked" if token.revoked else "active",
         ]
-        for one in found
+        for token in tokens
     ]
-    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=["name", "scopes", "for"]))
+    here.output.answer(tokens, lambda: here.output.table(columns, rows, shrink=["name", "scopes", "for"]))
 
 
 @app.command()
 def revoke(
-    prefix: Annotated[str, Argument(help="first characters, as `wander auth token list` shows them")],
+    prefix: Annotated[str, Argument(help="first characters of the token (see `wander auth token list`)")],
 ) -> None:
-    """End a token at once.
+    """Revoke a token immediately.
 
     \b
     wander auth token revoke wnd_Ab12Cd
@@ -105,5 +107,5 @@ def revoke(
 
     here = current()
     with here.hub(login=True) as hub:
-        ended = hub.change("DELETE", f"{_TOKENS}/{quote_part(prefix)}", TokenInfo)
-    here.output.answer(ended, f"revoked {ended.prefix} ({ended.name})")
+        revoked = hub.change("DELETE", f"{_TOKENS}/{quote_part(prefix)}", TokenInfo)
+    here.output.answer(revoked, f"revoked {revoked.prefix} ({revoked.name})")

@@ -1,4 +1,4 @@
-"""`wander cache`: what installed environments take of the disk, and making room."""
+"""`wander cache`: the disk space of installed environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wander_client.terminal.command import CommandGroup, Option
 if TYPE_CHECKING:
     from wander_client.packages.store import CachedEnvironment
 
-app = CommandGroup("See and prune the virtual environments of installed environments.")
+app = CommandGroup("List and prune the virtual environments of installed environments.")
 
 
 @app.command(name="list")
@@ -21,26 +21,27 @@ def list_cached() -> None:
     wander cache list
     wander cache list --json
 
-    Environments that are locked to the same packages share one. `frees` is what removing it gives back: most
-    files are links into the cache of uv, which `uv cache prune` empties.
+    Environments with the same locked packages share a virtual environment. `frees` is the space that you get
+    back by removing it. Most of its files are links into uv's cache, which `uv cache prune` empties.
     """
     from wander_client.packages.store import EnvironmentStore, list_cached
 
     here = current()
-    found = list_cached(EnvironmentStore(here.settings.data_dir, here.output.warn))
-    if not found and here.output.human:
-        here.output.note("nothing is installed")
+    cached = list_cached(EnvironmentStore(here.settings.data_dir, here.output.warn))
+    if not cached and here.output.human:
+        here.output.note("no environment is installed")
         here.output.next("wander search")
         return
 
     def show() -> None:
-        columns = ["environment", "version", "sha256", "python", "size", "frees", "last used", "state"]
-        here.output.table(columns, [row for each in found for row in _rows(each)])
-        total = readable(sum(each.space.size for each in found))
-        here.output.note(f"{total} in {here.settings.data_dir}")
+        columns = ["environment", "version", "sha256", "python", "size", "frees", "last used", "status"]
+        here.output.table(columns, [row for entry in cached for row in _rows(entry)])
 
-    here.output.answer(_data(found), show)
-    if any(each.state != "ok" for each in found):
+    total = readable(sum(entry.space.size for entry in cached))
+    here.output.note(f"{total} in {here.settings.data_dir}")
+
+    here.output.answer(_data(cached), show)
+    if any(entry.state != "ok" for entry in cached):
         here.output.next("wander cache prune")
 
 
@@ -48,7 +49,7 @@ def list_cached() -> None:
 def prune(
     unused_for: Annotated[
         float | None,
-        Option("--unused-for", min=0, help="also remove what was unused for this many days"),
+        Option("--unused-for", min=0, help="also remove environments that were not used for this many days"),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="show what would be removed")] = False,
 ) -> None:
@@ -58,8 +59,8 @@ def prune(
     wander cache prune --dry-run
     wander cache prune --unused-for 30
 
-    `--unused-for` also removes environments that were not used for that many days; they are installed again
-    when they are needed. Runs stay, and so does what is being installed at the moment.
+    Environments that `--unused-for` removes are installed again when you next use them. Runs are kept, and
+    so is an environment that is being installed.
     """
     from datetime import UTC, datetime, timedelta
 
@@ -70,18 +71,18 @@ def prune(
     age = None if unused_for is None else timedelta(days=unused_for)
     chosen = packages.prunable(packages.list_cached(store), age, datetime.now(UTC))
     gone = chosen if dry_run else packages.prune(store, chosen)
-    freed = sum(each.space.frees for each in gone)
+    freed = sum(entry.space.frees for entry in gone)
 
     def show() -> None:
-        for each in gone:
-            here.output.line(f"{_label(each)}  {readable(each.space.size)}  {each.state}")
+        for entry in gone:
+            here.output.line(f"{_label(entry)}  {readable(entry.space.size)}  {entry.state}")
         verb = "would free" if dry_run else "freed"
         here.output.line(f"{verb} {readable(freed)}" if gone else "nothing to remove")
 
     here.output.answer({"removed": _data(gone), "freed": freed, "dry_run": dry_run}, show)
-    for each in chosen:
-        if each not in gone:
-            here.output.warn(f"{_label(each)} is in use and stays")
+    for entry in chosen:
+        if entry not in gone:
+            here.output.warn(f"{_label(entry)} is in use and was kept")
 
 
 @app.command(name="dir")
@@ -94,12 +95,12 @@ def directory() -> None:
     from wander_client.packages.store import EnvironmentStore
 
     here = current()
-    place = EnvironmentStore(here.settings.data_dir, here.output.warn).virtualenvs.root
-    here.output.answer({"path": str(place)}, str(place))
+    root = EnvironmentStore(here.settings.data_dir, here.output.warn).virtualenvs.root
+    here.output.answer({"path": str(root)}, str(root))
 
 
 def readable(size: int) -> str:
-    """Return a number of bytes as people read it: `0 B`, `1.2 MB`, `34 GB`."""
+    """Format a number of bytes for people: `0 B`, `1.2 MB`, `34 GB`."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -108,50 +109,50 @@ def readable(size: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _rows(each: CachedEnvironment) -> list[list[str]]:
+def _rows(entry: CachedEnvironment) -> list[list[str]]:
     from datetime import UTC, datetime
 
-    days = (datetime.now(UTC) - each.last_used).days
+    days = (datetime.now(UTC) - entry.last_used).days
     ago = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
-    tail = [readable(each.space.size), readable(each.space.frees), ago, each.state]
-    if not each.users:
-        return [[_label(each), "", "", "", *tail]]
+    tail = [readable(entry.space.size), readable(entry.space.frees), ago, entry.state]
+    if not entry.users:
+        return [[_label(entry), "", "", "", *tail]]
     shared = ["", "", "same", ""]
     return [
         [
-            f"{one.record.owner}/{one.record.name}",
-            one.record.version,
-            one.record.wheel_sha256[:12],
-            one.record.python,
-            *(tail if at == 0 else shared),
+            f"{user.record.owner}/{user.record.name}",
+            user.record.version,
+            user.record.wheel_sha256[:12],
+            user.record.python,
+            *(tail if index == 0 else shared),
         ]
-        for at, one in enumerate(each.users)
+        for index, user in enumerate(entry.users)
     ]
 
 
-def _label(each: CachedEnvironment) -> str:
-    return ", ".join(str(one.name) for one in each.users) or each.path.name
+def _label(entry: CachedEnvironment) -> str:
+    return ", ".join(str(user.name) for user in entry.users) or entry.path.name
 
 
-def _data(found: list[CachedEnvironment]) -> list[dict[str, Any]]:
+def _data(cached: list[CachedEnvironment]) -> list[dict[str, Any]]:
     return [
         {
-            "path": str(each.path),
-            "state": each.state,
-            "size": each.space.size,
-            "frees": each.space.frees,
-            "last_used": each.last_used.isoformat(),
+            "path": str(entry.path),
+            "state": entry.state,
+            "size": entry.space.size,
+            "frees": entry.space.frees,
+            "last_used": entry.last_used.isoformat(),
             "environments": [
                 {
-                    "environment": f"{one.record.owner}/{one.record.name}",
-                    "version": one.record.version,
-                    "wheel_sha256": one.record.wheel_sha256,
-                    "lock_sha256": one.record.lock_sha256,
-                    "python": one.record.python,
-                    "hub": one.record.hub,
+                    "environment": f"{user.record.owner}/{user.record.name}",
+                    "version": user.record.version,
+                    "wheel_sha256": user.record.wheel_sha256,
+                    "lock_sha256": user.record.lock_sha256,
+                    "python": user.record.python,
+                    "hub": user.record.hub,
                 }
-                for one in each.users
+                for user in entry.users
             ],
         }
-        for each in found
+        for entry in cached
     ]

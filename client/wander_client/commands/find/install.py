@@ -15,25 +15,26 @@ if TYPE_CHECKING:
 
 
 def install(
-    environments: Annotated[list[str], Argument(help="one or more of owner/name or owner/name@version")],
+    environments: Annotated[list[str], Argument(help="owner/name or owner/name@version, one or more")],
     force: Annotated[bool, Option("--force", help="reinstall even if it is installed")] = False,
     no_lock: Annotated[
         bool,
-        Option("--no-lock", help="use the newest packages instead of the locked ones (recorded in the run)"),
+        Option("--no-lock", help="install the newest packages instead of the locked ones; runs record this"),
     ] = False,
     build: BuildFlag = False,
 ) -> None:
-    """Install environments, each into a virtual environment of its own.
+    """Install environments, each in its own virtual environment.
 
     \b
     wander install admin/tictactoe
     wander install admin/tictactoe@0.1.0 admin/reverse-text
 
-    The wheel's digest is checked, the packages are those of the version's lock, each by its digest, and
-    nothing is there unless all of it is. What the environment's owner or `wander` offers comes from the hub
-    alone, other packages from the index that pip or uv is set to. Of what is installed both ways, other
-    commands use the one that was named last. Packages come as wheels: `--build` lets uv build those that have
-    none, which runs their code with your rights.
+    Wander checks the digest of the wheel and of every package in the version's lock. If anything fails,
+    nothing is installed. Packages of the environment's owner and of `wander` come only from the hub. All
+    other packages come from the index that pip or uv is configured for.
+    An environment that is installed both with and without its lock is used as you installed it last.
+    Packages are installed from wheels. `--build` also lets uv build packages without a wheel, which runs
+    their code with your permissions.
     """
     from wander_client.packages import install as installing
     from wander_client.packages.store import EnvironmentStore
@@ -59,24 +60,27 @@ def install(
             )
 
     def show() -> None:
-        for one, fresh in done:
-            said = "installed" if fresh else "already installed"
-            here.output.line(f"{said} {one.name}  sha256:{one.record.wheel_sha256}")
-            here.output.line(f"  {lock_of(one.record)}  {one.path}")
+        for environment, fresh in done:
+            verb = "installed" if fresh else "already installed"
+            here.output.line(f"{verb} {environment.name}  sha256:{environment.record.wheel_sha256}")
+            here.output.line(f"  {lock_of(environment.record)}  {environment.path}")
             names: dict[str, list[str]] = {}
-            for name, origin in sorted(origins_of(one).items()):
+            for name, origin in sorted(origins_of(environment).items()):
                 names.setdefault(origin, []).append(name)
             for origin, packages in sorted(names.items()):
                 here.output.line(f"  from {origin}: {', '.join(packages)}")
 
-    rows = [{**record_of(one), "fresh": fresh, "origins": origins_of(one)} for one, fresh in done]
+    rows = [
+        {**record_of(environment), "fresh": fresh, "origins": origins_of(environment)}
+        for environment, fresh in done
+    ]
     here.output.answer(rows, show)
     last = done[-1][0].record
     here.output.next(f"wander eval {last.owner}/{last.name} -m MODEL")
 
 
 def list_installed() -> None:
-    """List installed environments, of all hubs.
+    """List the installed environments of all hubs.
 
     \b
     wander env list
@@ -85,25 +89,25 @@ def list_installed() -> None:
     from wander_client.packages.store import EnvironmentStore
 
     here = current()
-    found = EnvironmentStore(here.settings.data_dir, here.output.warn).all()
+    installed = EnvironmentStore(here.settings.data_dir, here.output.warn).all()
     rows = [
         [
-            f"{one.record.owner}/{one.record.name}",
-            one.record.version,
-            one.record.wheel_sha256[:12],
-            one.record.lock_sha256[:12] if one.record.lock_sha256 else "none",
-            f"{one.record.installed_at:%Y-%m-%d}",
-            one.record.hub,
+            f"{environment.record.owner}/{environment.record.name}",
+            environment.record.version,
+            environment.record.wheel_sha256[:12],
+            environment.record.lock_sha256[:12] if environment.record.lock_sha256 else "none",
+            f"{environment.record.installed_at:%Y-%m-%d}",
+            environment.record.hub,
         ]
-        for one in found
+        for environment in installed
     ]
-    if not found and here.output.human:
+    if not installed and here.output.human:
         here.output.note("no environment is installed")
         here.output.next("wander search")
         return
     columns = ["environment", "version", "sha256", "lock", "installed", "hub"]
     here.output.answer(
-        [record_of(one) for one in found],
+        [record_of(environment) for environment in installed],
         lambda: here.output.table(columns, rows, shrink=["hub"], drop=["sha256", "installed", "lock"]),
     )
 
@@ -111,7 +115,7 @@ def list_installed() -> None:
 def uninstall(
     environment: Annotated[str, Argument(help="owner/name (all versions) or owner/name@version")],
 ) -> None:
-    """Remove an installed environment from this machine; runs and the hub keep what they have.
+    """Remove an installed environment from this machine. Runs stay, and so does the environment on the hub.
 
     \b
     wander env uninstall admin/tictactoe
@@ -122,24 +126,26 @@ def uninstall(
     here = current()
     name = parse_name(environment)
     store = EnvironmentStore(here.settings.data_dir, here.output.warn)
-    found = [
-        one
-        for one in store.all()
-        if (one.record.owner, one.record.name) == (name.owner, name.name) and name.fits(one.record.version)
+    matching = [
+        item
+        for item in store.all()
+        if (item.record.owner, item.record.name) == (name.owner, name.name) and name.fits(item.record.version)
     ]
-    if not found:
+    if not matching:
         raise NotFound(
-            f"`{name}` is not installed", hint="`wander env list` shows what is", code="not_installed"
+            f"`{name}` is not installed",
+            hint="run `wander env list` to see the installed environments",
+            code="not_installed",
         )
     with store.lock(name):
-        for one in found:
-            store.remove(one)
-    said = ", ".join(str(one.name) for one in found)
-    here.output.answer([record_of(one) for one in found], f"uninstalled {said}")
+        for item in matching:
+            store.remove(item)
+    names = ", ".join(str(item.name) for item in matching)
+    here.output.answer([record_of(item) for item in matching], f"uninstalled {names}")
 
 
 def origins_of(installed: Installed) -> dict[str, str]:
-    """Return where each package that an environment was installed with comes from."""
+    """Return the index or file that each package of an installed environment came from."""
     from wander_client.packages.lock import origins_in
     from wander_client.packages.store import LOCK
 
@@ -147,12 +153,12 @@ def origins_of(installed: Installed) -> dict[str, str]:
 
 
 def lock_of(record: InstalledRecord) -> str:
-    """Return what an environment was installed from: `lock sha256:...`, or why there is none."""
+    """Describe the lock that an environment was installed with, or why there was no lock."""
     if record.lock_sha256 is not None:
         return f"lock sha256:{record.lock_sha256}"
-    return "lock left aside" if record.unlocked == "chosen" else "without a lock"
+    return "lock ignored" if record.unlocked == "chosen" else "without a lock"
 
 
 def record_of(installed: Installed) -> dict[str, Any]:
-    """Return the JSON form of an installed environment."""
+    """Return an installed environment as the JSON output shows it."""
     return {**installed.record.values(), "path": str(installed.path)}

@@ -17,20 +17,18 @@ Sort = Literal["relevance", "updated", "newest", "runs", "downloads", "stars"]
 
 
 def search(
-    query: Annotated[str, Argument(help="search words; without any, everything is listed")] = "",
+    query: Annotated[str, Argument(help="search words; without them, all environments are listed")] = "",
     owner: Annotated[str | None, Option(help="only environments of this owner")] = None,
     tag: Annotated[str | None, Option(help="only environments with this tag")] = None,
-    kind: Annotated[str | None, Option(help="only of this kind: single-turn, tool, ...")] = None,
-    licence: Annotated[str | None, Option(help="only under this licence: MIT, ...")] = None,
-    deterministic: Annotated[
-        bool, Option("--deterministic", help="only those that play the same way again")
-    ] = False,
-    checked: Annotated[bool, Option("--checked", help="only those whose checks found no fault")] = False,
+    kind: Annotated[str | None, Option(help="only environments of this kind: single-turn, tool, ...")] = None,
+    license: Annotated[str | None, Option(help="only environments with this license: MIT, ...")] = None,
+    deterministic: Annotated[bool, Option("--deterministic", help="only deterministic environments")] = False,
+    checked: Annotated[bool, Option("--checked", help="only environments that passed their checks")] = False,
     sort: Annotated[
-        Sort | None, Option(help="order, else relevance with words and the last update without")
+        Sort | None, Option(help="sort order; default: relevance with search words, otherwise last update")
     ] = None,
     limit: Annotated[int, Option(min=1, max=200, help="rows to show")] = 50,
-    cursor: Annotated[str | None, Option(help="cursor of the next page, from `next` of the last one")] = None,
+    cursor: Annotated[str | None, Option(help="page to show: `next` of the previous page")] = None,
 ) -> None:
     """Find environments on the hub.
 
@@ -43,7 +41,7 @@ def search(
     here = current()
     filters = {
         "kind": kind,
-        "licence": licence,
+        "license": license,
         "deterministic": deterministic or None,
         "checked": checked or None,
         "sort": sort,
@@ -76,7 +74,7 @@ def search(
     if page.data or not here.output.human:
         here.output.answer(page.data, show, next=page.next)
     if not page.data:
-        here.output.note(f"nothing on {here.settings.hub} matches" if narrowed else "the hub is empty")
+        here.output.note(f"no environment on {here.settings.hub} matches" if narrowed else "the hub is empty")
         here.output.next("wander search" if narrowed else "wander new my-env")
     else:
         first = page.data[0]
@@ -98,11 +96,11 @@ def info(
 
     here = current()
     name = parse_name(environment)
-    found = describe(here, name)
+    detail = describe(here, name)
     if readme:
-        here.output.answer(found, found.readme)
+        here.output.answer(detail, detail.readme)
         return
-    here.output.answer(found, lambda: _show(found))
+    here.output.answer(detail, lambda: _show(detail))
     exact = f"{name.owner}/{name.name}" + (f"@{name.version}" if name.version else "")
     here.output.next(f"wander eval {exact} -m MODEL")
 
@@ -119,19 +117,29 @@ def _show(detail: PublishedEnvironment) -> None:
     facts: list[tuple[str, str]] = [
         ("status", "" if detail.status == "active" else status_words(detail)),
         ("tags", ", ".join(version.tags)),
-        ("licence", version.license or ""),
+        ("license", version.license or ""),
         ("python", version.requires_python or ""),
         ("needs", ", ".join(version.requires_dist)),
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
         ("imported", detail.origin or ""),
         *_check(version),
         ("source", _source(version)),
-        *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
-        ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
+        *(
+            ("flagged", f"{warning.code}: {warning.detail} ({warning.filename})")
+            for warning in version.warnings
+        ),
+        (
+            "lock",
+            f"sha256:{version.lock.sha256}"
+            if version.lock
+            else "none: packages are resolved at every installation",
+        ),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         (
             "versions",
-            ", ".join(one + " (yanked)" * (one in detail.yanked_versions) for one in detail.all_versions),
+            ", ".join(
+                number + " (yanked)" * (number in detail.yanked_versions) for number in detail.all_versions
+            ),
         ),
         ("installed", ", ".join(detail.installed) or "no"),
         ("runs", str(detail.runs)),
@@ -144,23 +152,26 @@ def _show(detail: PublishedEnvironment) -> None:
 
 
 def _check(version: VersionDetail) -> list[tuple[str, str]]:
-    """Return what the publisher says of the check: the counts, then what did not pass, a line each."""
+    """Return the publisher's check: first the counts, then a line for each failed or warned check."""
     check = version.check
     if check is None:
         return [("check", "not checked")]
-    said = f"checked by the publisher with wander {check.wander}: {check.counts}"
-    faults = [each for each in check.findings if each.status != "skip"]
-    return [("check", said), *(("", f"{each.status} {each.id} {each.message}".rstrip()) for each in faults)]
+    summary = f"checked by the publisher with wander {check.wander}: {check.counts}"
+    findings = [finding for finding in check.findings if finding.status != "skip"]
+    return [
+        ("check", summary),
+        *(("", f"{finding.status} {finding.id} {finding.message}".rstrip()) for finding in findings),
+    ]
 
 
 def _source(version: VersionDetail) -> str:
-    """Return the digest of the source tree, and whether the wheels were held against it."""
+    """Return the digest of the source tree, and which wheels were compared with it."""
     source = version.source
     if source is None:
         return ""
     wheels = [file.filename for file in version.files if file.kind == "wheel"]
-    odd = [name for name in wheels if name not in source.compared]
-    said = f"not compared: {', '.join(odd)}" if odd else "the wheel's Python files are those of the source"
+    others = [name for name in wheels if name not in source.compared]
+    result = f"not compared: {', '.join(others)}" if others else "the wheel has the same Python files"
     if source.generated:
-        said += f", but for those that the build makes: {', '.join(source.generated)}"
-    return f"sha256:{source.tree_sha256}; {said}"
+        result += f", except for generated files: {', '.join(source.generated)}"
+    return f"sha256:{source.tree_sha256}; {result}"

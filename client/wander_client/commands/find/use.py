@@ -1,4 +1,4 @@
-"""`wander env star`, `wander env use`: what you want to find again, and who uses an environment."""
+"""`wander env star`, `wander env use`: your stars, and who uses an environment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wander_client.terminal.command import Argument, Option
 
 
 def star(
-    environment: Annotated[str, Argument(help="owner/name; without one, yours are listed")] = "",
-    undo: Annotated[bool, Option("--undo", help="take the star back")] = False,
+    environment: Annotated[str, Argument(help="owner/name; without it, your stars are listed")] = "",
+    undo: Annotated[bool, Option("--undo", help="remove the star")] = False,
 ) -> None:
-    """Star an environment, or list those that you starred.
+    """Star an environment, or list the environments that you starred.
 
     \b
     wander env star admin/tictactoe
@@ -27,27 +27,29 @@ def star(
     here = current()
     if not environment:
         if undo:
-            raise UsageError("`--undo` needs an environment", hint="run `wander env star` to list yours")
+            raise UsageError(
+                "`--undo` requires an environment", hint="run `wander env star` to list your stars"
+            )
         with here.hub(login=True) as hub:
             page = hub.read("/api/v1/stars", EnvironmentPage)
         rows: list[list[str | int | None]] = [
-            [f"{one.owner}/{one.name}", one.latest_version, one.stars, one.summary] for one in page.data
+            [f"{item.owner}/{item.name}", item.latest_version, item.stars, item.summary] for item in page.data
         ]
         columns = ["environment", "version", "stars", "summary"]
         here.output.answer(page.data, lambda: here.output.table(columns, rows, shrink=["summary"]))
         return
     name = parse_name(environment)
     with here.hub(login=True) as hub:
-        found = hub.change("DELETE" if undo else "PUT", target_path(environment, "star"), StarInfo)
-    said = f"{'starred' if found.starred else 'no longer starred'}: {name.owner}/{name.name}"
-    here.output.answer(found, f"{said} ({found.stars} in all)")
+        star = hub.change("DELETE" if undo else "PUT", target_path(environment, "star"), StarInfo)
+    text = f"{'starred' if star.starred else 'removed the star from'} {name.owner}/{name.name}"
+    here.output.answer(star, f"{text} ({star.stars} in total)")
 
 
 def use(
     environment: Annotated[str, Argument(help="owner/name")],
     days: Annotated[int, Option(min=1, max=366, help="days of downloads to show")] = 30,
 ) -> None:
-    """Show who uses an environment: downloads, what requires it, forks, models and authors of its runs.
+    """Show who uses an environment: downloads, dependents, forks, models and authors of its runs.
 
     \b
     wander env use admin/tictactoe
@@ -64,15 +66,18 @@ def use(
 
     def show() -> None:
         by_version: dict[str, int] = {}
-        for one in history.days:
-            by_version[one.version] = by_version.get(one.version, 0) + one.downloads
+        for day in history.days:
+            by_version[day.version] = by_version.get(day.version, 0) + day.downloads
         recent = ", ".join(f"{version} {number:,}" for version, number in by_version.items())
         facts = [
-            ("downloads", f"{history.total:,} in all" + (f"; in {days} days: {recent}" if recent else "")),
-            ("required by", ", ".join(f"{one.owner}/{one.name}" for one in used.required_by)),
-            ("forks", ", ".join(f"{one.owner}/{one.name}" for one in used.forks)),
+            (
+                "downloads",
+                f"{history.total:,} in total" + (f"; in the last {days} days: {recent}" if recent else ""),
+            ),
+            ("required by", ", ".join(f"{user.owner}/{user.name}" for user in used.required_by)),
+            ("forks", ", ".join(f"{fork.owner}/{fork.name}" for fork in used.forks)),
             ("runs", f"{used.runs:,}"),
-            ("models", ", ".join(f"{one.model} ({one.runs})" for one in used.models)),
+            ("models", ", ".join(f"{model.model} ({model.runs})" for model in used.models)),
             ("authors", ", ".join(used.authors)),
         ]
         for label, text in facts:

@@ -1,1 +1,1 @@
-"""What helps to type commands."""
+"""The help command, and completion for shells."""

@@ -1,4 +1,4 @@
-"""`wander help`: the help of a command, the exit statuses, all commands as Markdown."""
+"""`wander help`: the help of a command, the exit statuses, or all commands as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from wander_client.errors import EXIT_CODES
 from wander_client.terminal.command import Argument
 
 
-def show_help(words: Annotated[list[str] | None, Argument(help="a command, or a topic")] = None) -> None:
+def show_help(
+    words: Annotated[list[str] | None, Argument(help="a command, a group or a topic")] = None,
+) -> None:
     """Show the help of a command, a group or a topic.
 
     \b
@@ -49,7 +51,7 @@ def _context(words: list[str]) -> click.Context:
 
 
 def _pages() -> Iterator[tuple[str, str]]:
-    """Yield the path and the help of each command, those of groups within commands after their own."""
+    """Yield the path and the help text of each command; a group is followed by its commands."""
     for name in COMMANDS:
         contexts = [_context(name.split())]
         if isinstance(group := contexts[0].command, click.Group):

@@ -1,4 +1,4 @@
-"""Values of parameters for a shell's completion: the environments, runs and models of this machine."""
+"""Completion of parameters: the environments, runs and models of this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD = re.compile(r"[\w@%+=:,./-]+")
 
 
 def suggest(parameter: str) -> list[str]:
-    """Return what a parameter may name; empty if that is not known."""
+    """Return completions for a parameter, or an empty list if it has no known values."""
     find = _NAMES.get(parameter)
     names = find(load_settings(None)) if find else []
-    # A shell puts these words into a line unchanged: a folder that somebody sent may have any name.
+    # The shell inserts these words unchanged, and a folder from somebody else may have any name.
     return [name for name in dict.fromkeys(names) if _WORD.fullmatch(name)]
 
 
@@ -26,7 +26,7 @@ def _environments(settings: Settings) -> list[str]:
 
 
 def _runs(settings: Settings) -> list[str]:
-    """Return the folders of runs, the newest first; those of a suite lie in its folder."""
+    """Return the folders of runs, including the runs of suites, the newest first."""
     folder = settings.runs_dir
     files = [
         file for file in (*folder.glob("*/run.json"), *folder.glob("*/*/run.json")) if is_plain_file(file)
@@ -41,7 +41,7 @@ def _models(settings: Settings) -> list[str]:
     files = [*sorted(settings.runs_dir.glob("*/model/config.json")), *sorted(folder.glob("*/config.json"))]
     return [
         "smollm2",
-        *(f"hub:{place.parent.name}/{place.name}" for place in pulled),
+        *(f"hub:{link.parent.name}/{link.name}" for link in pulled),
         *(str(file.parent) for file in files),
     ]
 
@@ -51,4 +51,4 @@ _NAMES: dict[str, Callable[[Settings], list[str]]] = {
     **dict.fromkeys(("run", "runs", "before", "after", "resume", "started_from", "verify"), _runs),
     **dict.fromkeys(("model", "against", "hints"), _models),
 }
-"""The source of a parameter's values, by the name of the parameter."""
+"""The function that lists the values of each parameter."""

@@ -1,4 +1,4 @@
-"""`wander runs data`: turn rollouts into rows that a model can be fine-tuned on."""
+"""`wander runs data`: turn rollouts into rows for fine-tuning."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def data(
     runs: Annotated[list[str], Argument(help="folders or ids of runs, here or on the hub")],
-    out: Annotated[Path, Option("-o", "--out", help="file to write the rows to")],
-    min_reward: Annotated[float | None, Option(help="drop rollouts with a lower reward")] = None,
+    out: Annotated[Path, Option("-o", "--out", help="output file")],
+    min_reward: Annotated[float | None, Option(help="drop rollouts with a reward below this")] = None,
     where: Annotated[
         list[str] | None,
         Option(help="keep rollouts that meet a condition, such as `lost==0`; repeatable"),
@@ -30,25 +30,27 @@ def data(
         list[str] | None, Option(help="keep rollouts with this stop reason; repeatable")
     ] = None,
     whole: Annotated[bool, Option("--whole", help="drop truncated rollouts")] = False,
-    near: Annotated[bool, Option("--near", help="drop near duplicates: rollouts of the same words")] = False,
+    near: Annotated[
+        bool, Option("--near", help="drop near duplicates (rollouts with the same words)")
+    ] = False,
     keep_repeats: Annotated[bool, Option("--keep-repeats", help="keep duplicate conversations")] = False,
     per_example: Annotated[
-        int | None, Option(min=1, help="keep only this many of each example, the best")
+        int | None, Option(min=1, help="keep only the best N rollouts of each example")
     ] = None,
     per_stratum: Annotated[
-        int | None, Option(min=1, help="keep only this many of each stratum, the best")
+        int | None, Option(min=1, help="keep only the best N rollouts of each stratum")
     ] = None,
-    show_dropped: Annotated[int, Option(min=0, help="print this many dropped rollouts for each reason")] = 0,
+    show_dropped: Annotated[int, Option(min=0, help="print N dropped rollouts for each reason")] = 0,
 ) -> int | None:
-    """Turn the rollouts of runs into training rows, and say what was dropped and why.
+    """Turn the rollouts of runs into training rows, and report how many were dropped and why.
 
     \b
     wander runs data runs/RUN --min-reward 0.5 --out rows.jsonl
     wander runs data runs/RUN --where lost==0 --where 'tokens<200' --whole --out rows.jsonl
     wander runs data runs/ONE runs/TWO --near --per-example 1 --show-dropped 3 --out rows.jsonl
 
-    A measure is `reward`, a reward function, or `turns`, `tokens` (of the completions), `prompt_tokens`,
-    `characters` or `truncated`. Rows keep tool calls and the tools that were offered.
+    Conditions of `--where` compare `reward`, a reward function, `turns`, `tokens` (of the completions),
+    `prompt_tokens`, `characters` or `truncated`. Rows include tool calls and the tool definitions.
     """
     from wander.train.data import Condition, select_rows, write_rows
 
@@ -57,9 +59,9 @@ def data(
 
     output = current().output
     conditions = [Condition.parse(text) for text in where or []]
-    found = [find_run(current(), run) for run in runs]
+    found_runs = [find_run(current(), run) for run in runs]
     rows, report = select_rows(
-        (source for run in found for source in _sources(run)),
+        (source for run in found_runs for source in _sources(run)),
         min_reward=min_reward,
         conditions=conditions,
         keep_repeats=keep_repeats,
@@ -72,12 +74,12 @@ def data(
     )
     for reason, count in sorted(report.dropped.items()):
         output.note(f"dropped {count}: {reason}")
-        for one in (one for one in report.samples if one.reason == reason):
-            reward = "none" if one.reward is None else f"{one.reward:.4g}"
-            said = shorten(one.said, 100)
-            output.note(f"  {one.example_id}/{one.index}, reward {reward}: {said}")
+        for sample in (sample for sample in report.samples if sample.reason == reason):
+            reward = "none" if sample.reward is None else f"{sample.reward:.4g}"
+            text = shorten(sample.said, 100)
+            output.note(f"  {sample.example_id}/{sample.index}, reward {reward}: {text}")
     if not rows:
-        output.warn(f"nothing is left of {report.rollouts} rollouts; `{out}` was not written")
+        output.warn(f"all {report.rollouts} rollouts were dropped; `{out}` was not written")
         return FAILED
     write_rows(rows, out)
     output.answer({"out": str(out), **asdict(report)}, f"{out}: {report.kept} of {report.rollouts} rollouts")
@@ -85,14 +87,14 @@ def data(
     return None
 
 
-def _sources(found: FoundRun) -> Iterator[Sourced]:
-    """Yield the rollouts of a run with what its manifest says of each."""
+def _sources(run: FoundRun) -> Iterator[Sourced]:
+    """Yield the rollouts of a run, each with its run ID, environment and stratum."""
     from wander.train.data import Sourced
 
-    manifest = found.manifest
+    manifest = run.manifest
     strata = dict(zip(manifest.example_ids, manifest.strata, strict=False))
     pin = manifest.environment
-    for rollout in found.rollouts():
+    for rollout in run.rollouts():
         yield Sourced(
             rollout, manifest.run_id, f"{pin.owner or ''}/{pin.name}", strata.get(rollout.example_id)
         )

@@ -1,4 +1,4 @@
-"""`wander env export`: have another trainer play an environment."""
+"""`wander env export`: make an environment available to another trainer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wander_client.terminal.suggestions import choose
 
 def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
-    to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="trainer to write for")],
-    out: Annotated[Path, Option("-o", "--out", help="folder for the adapter's package")],
+    to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="the other trainer")],
+    out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package")],
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
 ) -> None:
-    """Write a small package by which another trainer plays an environment.
+    """Write a small adapter package that lets another trainer use an environment.
 
     \b
     wander env export admin/tictactoe --to skyrl --out adapters/skyrl
     wander env export ./my-env --to tinker --out adapters/tinker -a size=3
 
-    It depends on `wander-sdk`, the environment and the trainer's own interface, is installed beside the
-    trainer, and gives the rewards of `wander eval` for the same completions.
+    The package depends on `wander-sdk`, the environment and the trainer's interface. Install it next to the
+    trainer. For the same completions, it gives the same rewards as `wander eval`.
     """
     from wander_client.environments.location import locate, parse_arguments
     from wander_client.training.export import TRAINERS, write_adapter

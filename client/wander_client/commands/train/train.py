@@ -1,4 +1,4 @@
-"""`wander train`: improve a policy by GRPO on an environment."""
+"""`wander train`: train a policy on an environment with GRPO."""
 
 from __future__ import annotations
 
@@ -32,48 +32,49 @@ if TYPE_CHECKING:
 
 
 _ANYWHERE = ("worker", "worker_token_file")
-"""Options that say where the environment plays, which changes no weight."""
+"""Options that choose where the environment runs. They do not affect the weights."""
 
 
 def train(
     typed: Typed,
     environment: Annotated[str | None, Argument(help="owner/name[@version], or ./folder")] = None,
-    config: Annotated[Path | None, Argument(help="settings, TOML")] = None,
-    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a folder")] = None,
-    steps: Annotated[int | None, Option(min=1)] = None,
+    config: Annotated[Path | None, Argument(help="TOML file with settings")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a model's folder")] = None,
+    steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[
         list[str] | None,
-        Option(help="tensorboard, trackio or wandb, in addition to metrics.jsonl; repeatable"),
+        Option(help="also log to tensorboard, trackio or wandb; repeatable"),
     ] = None,
     started_from: Annotated[
         str | None,
         Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
     ] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="print what would be done, and at most how much")
+        bool, Option("--dry-run", help="show the plan and its limits without training")
     ] = False,
-    resume: Annotated[Path | None, Option(help="resume this run; no other option is needed")] = None,
+    resume: Annotated[Path | None, Option(help="resume this run; needs no other option")] = None,
     checkpoint: Annotated[
-        int | None, Option(min=0, help="with --resume: start at this step's checkpoint; 0 starts over")
+        int | None,
+        Option(min=0, help="with --resume: continue from the checkpoint of this step; 0 starts over"),
     ] = None,
     allow_changes: Annotated[
-        bool, Option("--allow-changes", help="with --resume: accept what changed, and record it")
+        bool, Option("--allow-changes", help="with --resume: accept changed inputs and record the changes")
     ] = False,
-    verify: Annotated[Path | None, Option(help="repeat the first --steps of this run and compare")] = None,
+    verify: Annotated[Path | None, Option(help="repeat the first steps of this run and compare them")] = None,
     worker: Annotated[
         list[str] | None,
-        Option(metavar="tcp://HOST:PORT", help="a `wander worker` that plays it elsewhere; repeatable"),
+        Option(metavar="tcp://HOST:PORT", help="play on this `wander worker`; repeatable"),
     ] = None,
     worker_token_file: Annotated[
-        str | None, Option(metavar="FILE", help="holds the token of --worker")
+        str | None, Option(metavar="FILE", help="file with the token of --worker")
     ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
-    """Improve a policy by GRPO on an environment.
+    """Train a policy on an environment with GRPO.
 
     \b
     wander train admin/tictactoe grpo.toml
@@ -82,26 +83,26 @@ def train(
     wander train admin/tictactoe harder.toml --from runs/RUN@50
     wander train admin/tictactoe grpo.toml --worker tcp://HOST:7100 --worker-token-file token
     wander train --resume runs/RUN
-    wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
+    wander train --verify runs/RUN --steps 5    # are its first steps reproducible, bit for bit?
 
-    The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
-    The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
+    The run's folder contains the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
+    The first Ctrl-C finishes the current step and saves a checkpoint, from which you can resume.
     """
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
-    here, elsewhere = current(), (worker or [], worker_token_file)
+    here, workers = current(), (worker or [], worker_token_file)
     if environment is None and (word := verify or resume) is not None:
-        (_require_alone if verify else _same_settings)(typed, word)
-    begun = _find_begun(verify, resume, changes=checkpoint is not None or allow_changes)
-    if begun is not None and (environment is None or training_phases.read_begun(begun).is_own):
-        (_require_alone if verify else _same_settings)(typed, begun)
-        own = training_phases.own_command(begun, "--verify" if verify else "--resume").played_at(*elsewhere)
-        return _verify(own, begun, steps) if verify else _go_on(own, begun, checkpoint, allow_changes)
+        (_require_alone if verify else _require_same_settings)(typed, word)
+    started = _find_started(verify, resume, changes=checkpoint is not None or allow_changes)
+    if started is not None and (environment is None or training_phases.read_begun(started).is_own):
+        (_require_alone if verify else _require_same_settings)(typed, started)
+        own = training_phases.own_command(started, "--verify" if verify else "--resume").played_at(*workers)
+        return _verify(own, started, steps) if verify else _resume(own, started, checkpoint, allow_changes)
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
-    _require_startable(environment, config, None if dry_run or begun else out)
-    overrides = [*(setting or []), *_overrides(None if verify else steps, log or [], *elsewhere)]
+    _require_startable(environment, config, None if dry_run or started else out)
+    overrides = [*(setting or []), *_overrides(None if verify else steps, log or [], *workers)]
     model = training.choose_model(here, model, started_from)
     by_default = confines(here.settings, environment, elsewhere=bool(worker))
     policy = choose_policy(sandbox, sandbox_limit, default=by_default)
@@ -112,8 +113,12 @@ def train(
         require_here(command.sandbox, training_phases.worker_addresses(command))
     if dry_run:
         return _dry_run(command.environment, _phases_of(command), command.sandbox)
-    if begun is not None:  # somebody else began it, so all settings are the typed ones
-        return _verify(command, begun, steps) if verify else _go_on(command, begun, checkpoint, allow_changes)
+    if started is not None:  # started by somebody else, so every setting comes from this command line
+        return (
+            _verify(command, started, steps)
+            if verify
+            else _resume(command, started, checkpoint, allow_changes)
+        )
     return _begin(command, out, steps)
 
 
@@ -125,12 +130,12 @@ def _phases_of(command: TrainingCommand | PhasedCommand) -> Sequence[Phase]:
     return [only_phase(command.settings)] if isinstance(command, TrainingCommand) else command.phases
 
 
-def _find_begun(verify: Path | None, resume: Path | None, *, changes: bool) -> Path | None:
-    """Return the folder of the run that is resumed or verified; only a resumed one may have `changes`."""
+def _find_started(verify: Path | None, resume: Path | None, *, changes: bool) -> Path | None:
+    """Return the folder of the run to resume or verify. `changes` is valid only with `--resume`."""
     from wander_client.runs.lookup import resumable_folder
 
     if resume is None and changes:
-        raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
+        raise UsageError("`--checkpoint` and `--allow-changes` require `--resume RUN`")
     word = verify or resume
     return None if word is None else resumable_folder(current(), word)
 
@@ -138,7 +143,7 @@ def _find_begun(verify: Path | None, resume: Path | None, *, changes: bool) -> P
 def _overrides(
     steps: int | None, log: list[str], workers: list[str], token_file: str | None
 ) -> Iterator[str]:
-    """Yield the settings that have an option of their own."""
+    """Yield the settings of options that stand for one setting."""
     from wander.train.config import Tracker
 
     trackers = [choose("--log", word, get_args(Tracker)) for word in log]
@@ -167,7 +172,10 @@ def _begin(command: TrainingCommand | PhasedCommand, out: Path | None, steps: in
         return _run(command, out or new_run_dir(current(), command), resuming=False)
     if steps is not None:
         setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
-        raise UsageError("`--steps` does not say which phase it is for", hint=f"write `--set {setting}`")
+        raise UsageError(
+            "`--steps` does not apply to a training with phases",
+            hint=f"set the steps of a phase: `--set {setting}`",
+        )
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 
@@ -177,8 +185,8 @@ def _verify(command: TrainingCommand | PhasedCommand, folder: Path, steps: int |
 
     if isinstance(command, PhasedCommand):
         raise UsageError(
-            f"`{folder}` has phases: `--verify` repeats one of them",
-            hint=f"give its folder, such as `{command.folders(folder)[-1]}`",
+            f"`{folder}` has several phases, and `--verify` repeats one phase",
+            hint=f"pass the folder of a phase, such as `{command.folders(folder)[-1]}`",
         )
     return verify_run(current(), folder, command, steps)
 
@@ -188,10 +196,12 @@ def _require_alone(typed: Typed, folder: Path) -> None:
 
     require_alone("`--verify`")
     if others := sorted(typed.keys() - {"verify", "steps", *_ANYWHERE}):
-        raise UsageError(f"`--verify` takes the settings of `{folder}`: leave {', '.join(others)} out")
+        raise UsageError(
+            f"`--verify` uses the settings of `{folder}`", hint=f"remove these options: {', '.join(others)}"
+        )
 
 
-def _go_on(
+def _resume(
     command: TrainingCommand | PhasedCommand, folder: Path, checkpoint: int | None, allow_changes: bool
 ) -> int:
     from wander_client.training import run as training
@@ -202,8 +212,8 @@ def _go_on(
         return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError(
-            f"`{folder}` has phases: `--checkpoint` and `--allow-changes` are for one of them",
-            hint=f"give its folder, such as `{command.folders(folder)[-1]}`",
+            f"`{folder}` has several phases, and `--checkpoint` and `--allow-changes` apply to one phase",
+            hint=f"pass the folder of a phase, such as `{command.folders(folder)[-1]}`",
         )
     return _run_phases(command, folder, resuming=True)
 
@@ -226,32 +236,33 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
     return OK
 
 
-def _same_settings(typed: Typed, resume: Path) -> None:
+def _require_same_settings(typed: Typed, resume: Path) -> None:
     free = {"resume", "checkpoint", "allow_changes", *_ANYWHERE}
     others = sorted(typed.keys() - free)
     if others:
         raise UsageError(
-            f"a run resumes with the settings it was started with: {', '.join(others)} cannot change",
-            hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
+            f"a resumed run keeps its settings: {', '.join(others)} cannot change",
+            hint=f"run `wander train --resume {resume}` without other options, or start a new run without "
+            "`--resume`",
             code="other_settings",
         )
 
 
 def _require_startable(environment: str, config: Path | None, out: Path | None) -> None:
-    """Refuse what cannot begin before the trainer is loaded, which takes long."""
+    """Check what can be checked before the trainer is imported, which takes long."""
     from wander.evals.store.folder import MANIFEST
     from wander.train.distributed import is_launched
 
     if config is not None and not config.is_file():
         raise NotFound(
-            f"there is no file of settings `{config}`",
-            hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
+            f"there is no settings file `{config}`",
+            hint=f"check the path; `wander train {environment} --dry-run` prints all settings",
         )
-    # Of several processes the first one makes the folder, maybe before another one looks.
+    # If several processes were launched, the first one may have created the folder by now.
     if out is not None and not is_launched() and (out / MANIFEST).exists():
         raise ClientError(
-            f"`{out}` holds a run already",
-            hint=f"choose another folder, or go on with `wander train --resume {out}`",
+            f"`{out}` already contains a run",
+            hint=f"choose another folder, or resume this run: `wander train --resume {out}`",
             code="run_exists",
         )
 
@@ -292,8 +303,8 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
         output.note(f"stopped after step {result.stopped.step}: {result.stopped.reason}")
     if result.best is not None and result.best.step == 0:
         output.warn(
-            f"no evaluation was better than the one before the first step: `{folder / 'best'}` has the "
-            "weights that training began with"
+            f"no evaluation was better than the one before training: `{folder / 'best'}` contains the "
+            "initial weights"
         )
     elif result.best is not None:
         best = result.best
