@@ -291,6 +291,9 @@ class AlertsSection(Section):
     """More than this share of groups without variance, for `steps` steps."""
     truncated: float = Field(default=0.3, ge=0, le=1)
     """More than this share of rollouts cut short."""
+    logprobs_differ: float = Field(default=0.05, ge=0, le=1)
+    """More than this share of tokens whose log-probability in training differs by over 0.05 nats from the one
+    when they were sampled, without a correction."""
     environment_errors: float = Field(default=0.05, ge=0, le=1)
     """More than this share of rollouts that failed in the environment."""
     steps: int = Field(default=10, gt=0)
@@ -325,8 +328,8 @@ class InferenceSection(Section):
         "token_truncate"
     )
     """How gradients are corrected if samples were drawn with other probabilities than the policy's (vLLM,
-    older weights). They are weighted by the ratio of the two, per token or per completion. A ratio above the
-    bound is cut to it, or its tokens are left out."""
+    older weights, bfloat16). They are weighted by the ratio of the two, per token or per completion. A ratio
+    above the bound is cut to it, or its tokens are left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 

@@ -144,34 +144,10 @@ class CurrentWeights:
         self._step = step
         self.seconds += perf_counter() - started
 
-    def sync_weights(self) -> None:
-        """Do so where TRL asks for it."""
-        self.refresh()
 
-
-def attach(current: CurrentWeights, settings: GRPOSettings) -> None:
-    """Let an engine sample for its trainer, and correct for what samples with other probabilities.
-
-    TRL has the correction (`vllm_importance_sampling_*`) and applies it where it believes to run vLLM.
-    """
+def attach(current: CurrentWeights) -> None:
+    """Let an engine sample for its trainer."""
     trainer = current.trainer
     trainer.player.source.client.refresh = current.refresh
     if isinstance(current.engine, VLLMColocatedEngine):
         current.engine.start(trainer.model, trainer.accelerator)
-    if correction_arguments(settings):
-        trainer.use_vllm = True
-        trainer.vllm_generation = current
-        trainer._last_loaded_step = -1
-
-
-def correction_arguments(settings: GRPOSettings) -> dict[str, Any]:
-    """Return TRL's arguments of the correction; none where nothing is corrected."""
-    section = settings.inference
-    current = section.engine == "transformers" and settings.batch.max_staleness == 0
-    if current or section.correction == "none" or settings.algorithm.loss in ("rloo", "distill"):
-        return {}
-    return {
-        "vllm_importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": section.correction,
-        "vllm_importance_sampling_clip_max": section.correction_max,
-    }

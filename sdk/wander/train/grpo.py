@@ -69,14 +69,13 @@ from wander.train.distributed import (
 )
 from wander.train.engine import (
     ServerOpener,
-    correction_arguments,
     engine_beside,
     open_engine,
 )
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
-from wander.train.records.files import BestCheckpoint, Outcome, Stopped
+from wander.train.records.files import BestCheckpoint, Outcome, Stopped, write_arguments
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.records.record import Progress
 from wander.train.rollouts.ahead import StepsAhead
@@ -91,7 +90,7 @@ from wander.train.trainer import tell_full_disk, train_until_interrupted
 from wander.train.watch.evaluation import Evaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch
-from wander.train.weights import save_copy, save_policy, wrap_lora
+from wander.train.weights import save_copy, save_policy, turn_off_dropout, wrap_lora
 from wander.types import SamplingArgs
 
 CISPO_CLIP_HIGH = 5.0
@@ -104,7 +103,6 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
     given = {
         **common_arguments(settings, folder, processes),
         **group_arguments(settings, processes),
-        **correction_arguments(settings),
     }
     if algorithm.loss == "cispo":
         given["epsilon_high"] = algorithm.clip_high or CISPO_CLIP_HIGH
@@ -116,6 +114,8 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
         importance_sampling_level="sequence" if algorithm.loss == "gspo" else "token",
         scale_rewards=algorithm.scale_rewards,
         entropy_coef=algorithm.entropy_bonus,
+        # The KL term times the ratio has the gradient of the divergence; without the ratio it is biased.
+        use_bias_correction_kl=True,
     )
 
 
@@ -279,6 +279,8 @@ def train_grpo(
                 begun=begun,
                 **given,
             )
+            if world.is_main:
+                write_arguments(own, trainer.args)
             train_until_interrupted(
                 *(trainer, record, begun, settings.schedule.stop_grace, source.idle_seconds)
             )
@@ -306,6 +308,7 @@ def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
             f"`{loaded.name}` is a mixture of experts: its balancing loss is not computed here",
             hint="train a dense model, or fine-tune this one with `wander model sft`",
         )
+    turn_off_dropout(loaded.model)
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     return loaded, wrap_lora(loaded.model, section)
 

@@ -30,7 +30,7 @@ from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     list_checkpoints,
 )
-from wander.train.records.files import METRICS
+from wander.train.records.files import METRICS, write_arguments
 from wander.train.records.record import Progress, TrainingRecord
 from wander.train.trainer import (
     checkpoint_arguments,
@@ -110,6 +110,7 @@ def learn(
     ):
         model = wrap_lora(loaded.model, settings.model)
         trainer = build(model, arguments, [*watch(record), record, *reporters])
+        write_arguments(folder, trainer.args)
         interrupted = train_until_interrupted(trainer, record, begun, schedule.stop_grace)
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:

@@ -40,6 +40,7 @@ from wander.train.offline import chat_options, learn, row_error, tokens_of
 from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
 from wander.train.watch.reporting import require_trackers
+from wander.train.weights import turn_off_dropout
 
 ENOUGH = 2
 """Rollouts of one example that can be compared."""
@@ -104,6 +105,7 @@ def train_preference(
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    turn_off_dropout(loaded.model)
     options = chat_options(settings, loaded, folder, resume)
     candidates = collect_candidates(rows, loaded, settings.batch.max_length, options)
     groups = list(candidates.groups.values())

@@ -21,6 +21,7 @@ from wander.errors import RunError, name_option
 from wander.models.engines.weights import whole_weights
 from wander.models.sampling import keeps_cache
 from wander.train.config import GRPOSettings
+from wander.train.correction import SamplingGap
 from wander.train.distributed import (
     World,
     make_sharding_arguments,
@@ -155,6 +156,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.step_metrics: dict[str, Any] = {}
         self.later_GK2: torch.Tensor | None = None
         """Places of the sequences in the rows that are computed next (`rollouts/buckets.py`)."""
+        self.sampling_gap = SamplingGap(settings)
+        self.slice: dict[str, Any] | None = None
+        """Inputs of the loss that is being computed."""
         self.step_started = perf_counter()
         self.before: BeforeStep | None = None
         """State before the current step, or the last one."""
@@ -195,7 +199,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             # TRL copies the first adapters, which are zero: the policy without adapters is the reference.
             # And transformers 5.17 restores only that copy from a checkpoint that has it.
             model.delete_adapter("ref")
-        attach(self.weights, settings)
+        attach(self.weights)
         # Layers that are computed again for the gradient keep no keys and values.
         self.shares_openings = keeps_cache(model.config) and not settings.model.gradient_checkpointing
 
@@ -286,7 +290,13 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
         """Return the loss of one slice of the step."""
         self.later_GK2 = inputs.get("later_sequences")
-        return super()._compute_loss(model, inputs, *others)
+        self.slice = inputs
+        # TRL multiplies the loss by `importance_sampling_ratio` if it believes that vLLM sampled.
+        self.use_vllm = self.sampling_gap.corrects
+        try:
+            return super()._compute_loss(model, inputs, *others)
+        finally:
+            self.slice, self.use_vllm = None, False
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -326,6 +336,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         logprobs_GT, entropies_GT = (
             values[:rows, -logits_to_keep:] for values in (logprobs_GS, entropies_GS)
         )
+        if self.slice is not None and torch.is_grad_enabled():
+            self.sampling_gap.read(self.slice, logprobs_GT)
         return logprobs_GT, entropies_GT if compute_entropy else None, None
 
     def _buckets(
@@ -375,7 +387,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         """Return the metrics that TRL lacks: those of the rollouts, and the times."""
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
-        metrics, self.step_metrics = self.step_metrics, {}
+        metrics = self.step_metrics | self.sampling_gap.take_metrics(self.world.exchange)
+        self.step_metrics = {}
         rollouts = metrics.get("seconds/rollouts", 0.0)
         sync, self.weights.seconds = self.weights.seconds, 0.0
         if not self.weights.engine.reads_live_weights:

@@ -49,6 +49,21 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
         ) from error
 
 
+def turn_off_dropout(model: Any) -> None:
+    """Set every dropout of a model to 0, so that it trains with the probabilities with which it samples.
+
+    TRL's `disable_dropout` changes only modules of the class `Dropout`. Attention reads its dropout from a
+    number of the module or of the config, and OPT's `layerdrop` skips whole layers.
+    """
+    config = model.config
+    for holder in (config, config.get_text_config(), *model.modules()):
+        if isinstance(holder, torch.nn.Dropout):
+            holder.p = 0.0
+        for name, value in vars(holder).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(holder, name, 0.0)
+
+
 MEAN = "mean.pt"
 
 

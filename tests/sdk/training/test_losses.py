@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,35 @@ FORMULAS: dict[str, Callable[[Parts], torch.Tensor]] = {
 }
 
 
+def by_its_own_tokens(parts: Parts, values: torch.Tensor) -> torch.Tensor:
+    """Mean over the sampled tokens of each slice."""
+    return (values * parts.mask).sum() / parts.mask.sum() / SLICES
+
+
+def by_all_places(parts: Parts, values: torch.Tensor) -> torch.Tensor:
+    """Sum over tokens, divided by the most that there could be."""
+    return (values * parts.mask).sum() / (len(parts.A) * TOKENS) / SLICES
+
+
+MEANS: dict[str, Callable[[Parts, torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(("grpo", "gspo", "sapo"), Parts.row_means),
+    **dict.fromkeys(("dapo", "cispo"), Parts.token_sum),
+    "bnpo": by_its_own_tokens,
+    "dr_grpo": by_all_places,
+}
+"""How each loss adds up the KL term of its tokens."""
+
+
+def divergence(parts: Parts, inputs: dict[str, Any], loss: str) -> torch.Tensor:
+    """Schulman's estimate for each token, times the ratio, which has a gradient: so it is unbiased."""
+    away = inputs["ref_per_token_logps"] - parts.logps
+    weight = parts.ratio
+    if loss == "gspo":
+        log_ratio = (torch.log(parts.ratio) * parts.mask).sum(1, keepdim=True)
+        weight = torch.exp(log_ratio / parts.mask.sum(1, keepdim=True))
+    return (away.exp() - away - 1) * weight
+
+
 def scored_by_hand(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of the completions, sequence by sequence and without any padding."""
     width = inputs["completion_ids"].shape[1]
@@ -127,10 +157,16 @@ class Compared(RolloutTrainer):
             before, _ = scored_by_hand(model, inputs)
         old = before + 0.8 * shift
         inputs = {**inputs, "old_per_token_logps": old, "sampling_per_token_logps": old}
+        kl = self.settings.algorithm.kl
+        if kl:
+            inputs["ref_per_token_logps"] = before - 0.5 * shift.flip(0)
         loss = super()._compute_loss(model, inputs)
         logps, entropies = scored_by_hand(model, inputs)
         parts = Parts(inputs, logps, entropies)
         expected = FORMULAS[self.settings.algorithm.loss](parts)
+        if kl:
+            loss_name = self.settings.algorithm.loss
+            expected = expected + kl * MEANS[loss_name](parts, divergence(parts, inputs, loss_name))
         if bonus := self.settings.algorithm.entropy_bonus:
             expected = expected - bonus * (entropies * parts.mask).sum() / parts.mask.sum() / SLICES
         weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -163,6 +199,19 @@ def test_every_loss_is_its_formula(
 ) -> None:
     train_grpo(opener_of(bandit), settings_for(puller, algorithm={"loss": loss}), tmp_path / "run")
     require_equal(compared)
+
+
+@pytest.mark.parametrize("loss", sorted(FORMULAS))
+def test_the_divergence_is_added_to_every_loss(
+    puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
+) -> None:
+    settings = settings_for(puller, algorithm={"loss": loss, "kl": 0.7})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    require_equal(compared)
+    recorded = json.loads((tmp_path / "run" / "trl.json").read_text())
+    assert recorded["config"] == "GRPOConfig"
+    assert recorded["arguments"]["use_bias_correction_kl"] is True
+    assert recorded["arguments"]["beta"] == 0.7
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])

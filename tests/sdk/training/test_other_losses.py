@@ -74,6 +74,45 @@ def test_rloo_weighs_whole_rollouts_against_the_others_of_their_group(
     assert ComparedRLOO.slices == [ROWS] * SLICES
 
 
+class HeldRLOO(LeaveOneOutTrainer):
+    """Subtracts how far each rollout has moved from a reference that differs from the policy."""
+
+    steps: list[float] = []  # noqa: RUF012 - read by the test
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        noise = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for weight in self.ref_model.parameters():
+                weight += 0.02 * torch.randn(weight.shape, generator=noise)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["completion_mask"] * output["tool_mask"]
+        with torch.no_grad():
+            own, other = (scored_by_hand(model, output)[0] for model in (self.model, self.ref_model))
+        moved = ((own - other) * mask).sum(1).tolist()
+        held = [(value or 0.0) - 0.7 * away for value, away in zip(self.rewards, moved, strict=True)]
+        expected = []
+        for first in range(0, len(held), 8):
+            group = held[first : first + 8]
+            expected += [value - (sum(group) - value) / 7 for value in group]
+        assert output["advantages"].tolist() == pytest.approx(expected, abs=1e-4)
+        self.steps.append(max(map(abs, moved)))
+        return output
+
+
+def test_rloo_subtracts_the_divergence_from_the_reward(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRAINERS, "rloo", HeldRLOO)
+    HeldRLOO.steps = []
+    settings = settings_for(puller, algorithm={"loss": "rloo", "kl": 0.7})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    assert len(HeldRLOO.steps) == 1
+    assert HeldRLOO.steps[0] > 0.1
+
+
 class ComparedDistillation(DistillTrainer):
     """Computes every slice by hand too."""
 

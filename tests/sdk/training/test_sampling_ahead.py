@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from token_server import token_server
+from trl import GRPOTrainer
 from wander import Messages, State
 from wander.errors import ConfigError, RunError
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model
-from wander.train import grpo
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.ahead import AHEAD
@@ -115,9 +115,9 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, correction: str
 ) -> None:
     seen: list[tuple[Any, ...]] = []
-    whole = RolloutTrainer._compute_loss
+    whole = GRPOTrainer._compute_loss
 
-    def looked_at(self: RolloutTrainer, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def looked_at(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         real = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
         seen.append((inputs, (now - inputs["sampling_per_token_logps"]) * mask))
         return whole(self, model, inputs)
 
-    monkeypatch.setattr(grpo.RolloutTrainer, "_compute_loss", looked_at)
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", looked_at)
     settings = settings_for(
         puller, 1, schedule={"steps": 3}, inference={"correction": correction, "correction_max": 1.05}
     )

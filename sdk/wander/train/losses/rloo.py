@@ -36,12 +36,18 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
         self.rewards: list[float | None] = []
         self.sampled_GT = torch.empty(0)
         """1 for the tokens of the rows computed next that the policy sampled."""
+        self.sampling_GT = torch.empty(0)
+        """Log-probabilities with which they were sampled."""
         super().__init__(*args, **given, reward_funcs=[reward])
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
         played = self.play_step(prompts)
-        masks = [torch.tensor(mask, device=self.accelerator.device) for mask in played["env_mask"]]
-        self.sampled_GT = pad_sequence(masks, batch_first=True)
+        self.sampled_GT, self.sampling_GT = (
+            pad_sequence(
+                [torch.tensor(row, device=self.accelerator.device) for row in played[name]], batch_first=True
+            )
+            for name in ("env_mask", "logprobs")
+        )
         self.rewards = played["environment_reward"]
         return played["prompt_ids"], played["completion_ids"], [""] * len(prompts)
 
@@ -52,7 +58,8 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**super()._generate_and_score_completions(inputs), "tool_mask": self.sampled_GT}
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return {**output, "tool_mask": self.sampled_GT, "sampling_per_token_logps": self.sampling_GT}
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **given: Any) -> tuple[Any, Any, Any]:
         """Return TRL's values, 0 for what the environment said: TRL sums over all tokens."""

@@ -3,13 +3,16 @@
 A line of `metrics.jsonl` is a step, one of `evaluations.jsonl` an evaluation of a cell, one of `alerts.jsonl`
 an alert. `samples.jsonl` has rollouts on the same few examples: example, index and seeds are the same at
 every step, so every difference between two samples was learnt.
+`trl.json` has the arguments that TRL computed with.
 `outcome.json` says how the run ended, and `best.json` which weights were its best.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +25,7 @@ from wander.train.records.checkpoints import BEST_MODEL
 from wander.types import Record, Rollout
 
 METRICS = "metrics.jsonl"
+ARGUMENTS = "trl.json"
 EVALUATIONS = "evaluations.jsonl"
 ALERTS = "alerts.jsonl"
 SAMPLES = "samples.jsonl"
@@ -30,6 +34,17 @@ BEST = "best.json"
 
 EVALUATION = "evaluation/"
 """Prefix of the metrics of a step that its evaluations measured."""
+
+
+def write_arguments(folder: Path, arguments: Any) -> None:
+    """Write the arguments that TRL computed with, its own defaults included, without paths and tokens."""
+    values = {
+        name: value
+        for name, value in arguments.to_dict().items()
+        if name not in ("output_dir", "logging_dir", "run_name") and "token" not in name
+    }
+    data = {"config": type(arguments).__name__, "trl": version("trl"), "arguments": values}
+    jsonl.write_whole(folder / ARGUMENTS, (json.dumps(data, indent=1, default=str) + "\n").encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -156,6 +171,7 @@ def pick_value(values: Mapping[str, float | None], name: str) -> float | None:
 AlertKind = Literal[
     "collapse",
     "reward_not_finite",
+    "logprobs_differ",
     "entropy_low",
     "no_variance",
     "truncated",

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.train.config import GRPOSettings, OutputSection
+from wander.train.correction import NATS, SHARE, is_corrected
 from wander.train.data import OPERATORS, Condition
 from wander.train.records.files import (
     EVALUATION,
@@ -138,6 +139,15 @@ def make_rules(
             alert="truncated",
         ),
         Rule(_environment_errors(alerts.environment_errors), alert="environment_errors"),
+        Rule(
+            _above(
+                SHARE,
+                math.inf if is_corrected(settings) else alerts.logprobs_differ,
+                f"{{:.0%}} of the tokens have another probability in training than when they were sampled "
+                f"(by more than {NATS} nats), and `inference.correction` does not act",
+            ),
+            alert="logprobs_differ",
+        ),
         Rule(_FlatEvaluations().read, alert="evaluation_flat"),
         Rule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
         Rule(
