@@ -1,4 +1,4 @@
-"""Builds the application from settings: one call, no global state."""
+"""Build the ASGI application from its settings, without global state."""
 
 from __future__ import annotations
 
@@ -78,25 +78,26 @@ logger = logging.getLogger("wander_hub")
 
 _SWEEP_SECONDS = 900.0
 _SEARCH_SECONDS = 20.0
-"""After the start, when the search of the documentation is made, which takes a second of the processor."""
+"""Delay after the start before the search index of the documentation is built, which takes about one second
+of CPU time."""
 
-_DESCRIPTION = """
-Registry of reinforcement-learning environments for language models, with a standard Python package index
-per owner, run records whose every aggregate the hub computes itself, and leaderboards of comparable runs.
+_DESCRIPTION = """ Registry of reinforcement-learning environments for language models. It has a standard
+Python package index for each owner, run records whose aggregates the hub recomputes itself, and leaderboards
+of comparable runs.
 
-Errors are RFC 9457 problem details with a stable `code`, and a `hint` that says what to do next.
+Errors are RFC 9457 problem details with a stable `code` and a `hint` that suggests what to do next.
 """
 
 
 class Hub(FastAPI):
-    """The application, with the index's short way ahead of what every other request pays for."""
+    """The FastAPI application. Requests for index pages and files take a shorter path that skips FastAPI."""
 
     def __init__(self, direct: DirectIndex, hosts: Hosts, **options: Any) -> None:
         super().__init__(**options)
         self._direct, self._hosts = direct, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the short way, or as FastAPI does; a request that names another host, not at all."""
+        """Answer a request, by the direct index path if possible; reject requests for unknown host names."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
@@ -113,10 +114,10 @@ class Hub(FastAPI):
             self.state.limits.note(scope, watched.status)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description of the API, with the problem that its refusals carry."""
+        """Return the OpenAPI document, with the `Problem` schema that error responses use."""
         document = super().openapi()
         schemas = document["components"]["schemas"]
-        if "Problem" not in schemas:  # the document is made once and kept
+        if "Problem" not in schemas:  # FastAPI builds the document once and caches it
             problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**problem.pop("$defs", {}), "Problem": problem}
             _document_body_limits(document)
@@ -124,7 +125,7 @@ class Hub(FastAPI):
 
 
 def _document_body_limits(document: dict[str, Any]) -> None:
-    """Describe, for each route that reads a body, the answer to one that is too large."""
+    """Add the "too large" response to every route that reads a request body."""
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     too_large = {str(status.value): refusals(status)[status]}
     for methods in document["paths"].values():
@@ -135,25 +136,25 @@ def _document_body_limits(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[None]:
-    """Sweep as long as the block lasts."""
+    """Run the periodic sweep while the block is active."""
 
     ending = threading.Event()
 
     def fill() -> None:
         if filled := listing.fill_search(database, ending.is_set):
-            logger.info("%d restored environments can be searched", filled)
+            logger.info("added %d restored environments to the search index", filled)
 
     async def sweep_forever() -> None:
         filled = False
         while True:
-            filled = filled or await _try(fill, "the search could not be filled; the next try follows")
+            filled = filled or await _try(fill, "cannot fill the search index; will try again")
             await _try(
                 partial(sweep, database, storage),
-                "what is unfinished could not be swept; the next try follows",
+                "cannot remove expired transfers and deliveries; will try again",
             )
             await asyncio.sleep(_SWEEP_SECONDS)
 
-    async with _beside(sweep_forever()):
+    async with _in_background(sweep_forever()):
         try:
             yield
         finally:
@@ -161,8 +162,8 @@ async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[N
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have some work go on as long as the block lasts."""
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine while the block is active, and cancel it afterwards."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -172,10 +173,10 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-async def _try(work: Callable[[], object], failed: str) -> bool:
-    """Do some work in a thread and tell whether that went well.
+async def _try(work: Callable[[], object], failure: str) -> bool:
+    """Run `work` in a thread and return whether it succeeded; log `failure` if it did not.
 
-    The thread's end is waited for in any case: the database is closed after it.
+    Cancellation waits until the thread ends, because the database is closed afterwards.
     """
     thread = asyncio.ensure_future(run_in_threadpool(work))
     try:
@@ -183,43 +184,43 @@ async def _try(work: Callable[[], object], failed: str) -> bool:
     except asyncio.CancelledError:
         await asyncio.wait([thread])
         raise
-    except Exception as error:  # noqa: BLE001 - it is logged, and the work is tried again
-        log_failure(failed, error)
+    except Exception as error:  # noqa: BLE001 - the error is logged, and the caller tries again later
+        log_failure(failure, error)
         return False
     return True
 
 
 @asynccontextmanager
 async def keep_counting(downloads: DownloadCounter) -> AsyncIterator[None]:
-    """Write down what was downloaded, again and again as long as the block lasts, and at its end."""
+    """Save download counts at regular intervals while the block is active, and once more at its end."""
 
     async def flush_forever() -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            await _try(downloads.flush, "downloads could not be written down; the next try follows")
+            await _try(downloads.flush, "cannot save the download counts; will try again")
 
     try:
-        async with _beside(flush_forever()):
+        async with _in_background(flush_forever()):
             yield
     finally:
         await run_in_threadpool(downloads.flush)
 
 
 async def agree_forever(limits: RequestLimits, database: Database) -> None:
-    """Tell other processes again and again what was spent here of the limits on requests."""
+    """Share the request counts of this process with the other processes of the hub at regular intervals."""
     while True:
         await asyncio.sleep(AGREE_SECONDS)
         if untold := limits.untold():
             await _try(
-                partial(share_spending, database, untold), "limits could not be told; the next try follows"
+                partial(share_spending, database, untold), "cannot share request limits; will try again"
             )
 
 
 def sweep(database: Database, storage: Storage) -> None:
-    """Drop the transfers and the deliveries to webhooks whose time is over."""
+    """Remove expired transfers and expired webhook deliveries."""
     database.commit(webhook_delivery.sweep)
     if ended := transfers.sweep(database, storage):
-        logger.info("dropped %d transfers whose time is over", ended)
+        logger.info("removed %d expired transfers", ended)
 
 
 def create_app(
@@ -229,9 +230,10 @@ def create_app(
     storage: Storage | None = None,
     address: str | None = None,
 ) -> FastAPI:
-    """Return the hub's application on a migrated database.
+    """Return the hub's application for a migrated database.
 
-    Given the `address` that it listens on, it answers requests alone that call it by a name of its own.
+    With `address`, the address that the server listens on, the application only answers requests whose host
+    name belongs to the hub.
     """
     database = database or Database(settings.resolved_database_url)
     storage = storage or Storage.of(settings)
@@ -245,8 +247,8 @@ def create_app(
         async with (
             keep_sweeping(database, storage),
             keep_counting(downloads),
-            _beside(agree_forever(app.state.limits, database)),
-            _beside(_prepare_search(app.state.library)),
+            _in_background(agree_forever(app.state.limits, database)),
+            _in_background(_prepare_search(app.state.library)),
         ):
             yield
         await upstream.close()
@@ -286,8 +288,8 @@ async def _prepare_search(library: Library) -> None:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of every application of this process; to make them takes longer than all the rest."""
-    # What is fixed comes before what begins with an owner's name, and pages come last.
+    """Return the routes, cached because building them takes longer than the rest of `create_app`."""
+    # Fixed paths come before paths that start with an owner's name. Pages come last.
     routers = (
         health.router,
         operation.router,
@@ -320,15 +322,15 @@ def _routes() -> tuple[BaseRoute, ...]:
         sign_in_provider.router,
         web.router,
     )
-    # Taken as they are: `include_router` would make each a second time, to give it what ours have already.
+    # `include_router` would build each route a second time and add nothing, so the routes are used directly.
     routes = tuple(route for router in routers for route in router.routes)
     if undeclared := find_undeclared_routes(routes):
         raise RuntimeError(
-            "these routes do not say who may use them (`Needs`), or what they do (`audited`): "
+            "these routes do not declare who may use them (`Needs`) or what they do (`audited`): "
             + ", ".join(undeclared)
         )
     if foreign := find_foreign_routes(routes):
-        raise RuntimeError("these routes are not made by a `HubRouter`: " + ", ".join(foreign))
+        raise RuntimeError("these routes do not come from a `HubRouter`: " + ", ".join(foreign))
     return routes
 
 
@@ -337,4 +339,4 @@ def _start(settings: Settings, database: Database, storage: Storage) -> None:
     keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):
-            logger.info("offering `%s` under the owner `%s`", filename, BUNDLED_OWNER)
+            logger.info("published `%s` under the owner `%s`", filename, BUNDLED_OWNER)

@@ -1,6 +1,7 @@
-"""The audit log: who did what to what and from where, written in the transaction that does it.
+"""The audit log: who did what, to which object, and from where.
 
-Rows are only ever added; the database itself refuses to change or to delete one.
+Entries are written in the transaction of the change. They are only ever added: database triggers reject
+updates and deletions.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from wander_hub.database import Base, Result, now
 from wander_hub.security import without_secrets
 
 _PENDING = "audit"
-"""The key under which a session holds the entry that its transaction ends with."""
+"""Key of the session's `info` that holds the audit entry of the current transaction."""
 _LONGEST = {"actor": 80, "target": 300, "address": 64, "owner": 39}
 
 
 class AuditEntry(Base):
-    """One thing that was done. Names, not keys: it outlives what it tells of."""
+    """One action. It stores names instead of foreign keys, so that it outlives the objects that it
+    mentions."""
 
     __tablename__ = "audit"
     __table_args__ = (
@@ -36,10 +38,10 @@ class AuditEntry(Base):
     at: Mapped[datetime] = mapped_column(index=True)
     actor: Mapped[str] = mapped_column(String(80))
     token: Mapped[str | None] = mapped_column(String(16))
-    """The prefix that listings show of the token that was used."""
+    """Prefix of the token that was used, as listings show it."""
     action: Mapped[str] = mapped_column(String(40))
     owner: Mapped[str | None] = mapped_column(String(39))
-    """Whose it is: the owners of that name may read the entry."""
+    """Name of the owner of the target. Owners of that name may read the entry."""
     target: Mapped[str] = mapped_column(String(300))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
     address: Mapped[str | None] = mapped_column(String(64))
@@ -48,7 +50,7 @@ class AuditEntry(Base):
 
 @dataclass(frozen=True)
 class Origin:
-    """Who does something, from where, and what it is; `params` are those of the request's path."""
+    """The actor of a change, its source and its action; `params` are the path parameters of the request."""
 
     action: str
     actor: str
@@ -60,7 +62,7 @@ class Origin:
 
 
 def recorded(work: Callable[[Session], Result], origin: Origin) -> Callable[[Session], Result]:
-    """Return `work` that leaves an entry in its transaction."""
+    """Return a version of `work` that adds an audit entry to its transaction."""
 
     def do(session: Session) -> Result:
         entry = session.info[_PENDING] = _entry(origin)
@@ -72,25 +74,26 @@ def recorded(work: Callable[[Session], Result], origin: Origin) -> Callable[[Ses
     return do
 
 
-def record(session: Session, origin: Origin, **about_it: Any) -> None:
-    """Add an entry of what this transaction does, with what `about` takes."""
+def record(session: Session, origin: Origin, **details: Any) -> None:
+    """Add an audit entry for the current transaction. `details` has the same keys as in `about`."""
     entry = _entry(origin)
-    _fill(entry, about_it)
+    _fill(entry, details)
     _add(session, entry)
 
 
-def about(session: Session, **known: Any) -> None:
-    """Say more in the entry of this transaction: its actor, owner and target; the rest is its detail.
+def about(session: Session, **details: Any) -> None:
+    """Add details to the audit entry of the current transaction.
 
-    `whose` is its owner even where the path says another, None for nobody's.
+    `actor`, `owner` and `target` set those fields. `whose` overrides the owner of the request's path; None
+    means that the entry has no owner. Everything else becomes part of `detail`.
     """
     entry = session.info.get(_PENDING)
     if entry is not None:
-        _fill(entry, known)
+        _fill(entry, details)
 
 
 def nothing_done(session: Session) -> None:
-    """Say that this transaction changes nothing that needs an entry."""
+    """Discard the audit entry of this transaction, because nothing changed."""
     session.info.pop(_PENDING, None)
 
 
@@ -106,7 +109,10 @@ def list_entries(
     before: int | None = None,
     limit: int = 100,
 ) -> list[AuditEntry]:
-    """Return entries, the newest first; those of a `target` and of all below it, of an `action` likewise."""
+    """Return entries, newest first.
+
+    `target` also matches everything below it, and `action` also matches its more specific actions.
+    """
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
     for column, wanted in ((AuditEntry.owner, owner), (AuditEntry.actor, actor)):
         query = query.where(column == wanted) if wanted is not None else query
@@ -149,7 +155,7 @@ def _entry(origin: Origin) -> AuditEntry:
 def _fill(entry: AuditEntry, detail: dict[str, Any]) -> None:
     owner, target, actor = (detail.pop(name, None) for name in ("owner", "target", "actor"))
     entry.actor, entry.target = actor or entry.actor, target or entry.target
-    entry.owner = entry.owner or owner  # the path says whose it is, where it does
+    entry.owner = entry.owner or owner  # an owner in the request's path takes precedence
     if "whose" in detail:
         entry.owner = detail.pop("whose")
     entry.detail = {**entry.detail, **detail}

@@ -1,8 +1,7 @@
-"""The database: engine, sessions, base of all models, migrations.
+"""The database: engine, sessions, base class of the models, migrations.
 
-Only the boundaries (requests, jobs and the command line) commit. On SQLite a writing
-session takes the write lock with its first statement, so that two requests queue instead of failing
-half-way.
+Only the boundaries (requests, jobs and the command line) commit. On SQLite, a writing session takes the write
+lock with its first statement, so that two requests queue instead of failing halfway through.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from sqlalchemy import inspect as look_at
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-if TYPE_CHECKING:  # Alembic is imported by those alone who find the schema old
+if TYPE_CHECKING:  # Alembic is only imported if the schema must be migrated
     from alembic.config import Config
 
     from wander_hub.identity import Identity
@@ -49,15 +48,16 @@ Result = TypeVar("Result")
 Answer = TypeVar("Answer", bound=BaseModel)
 
 READER = "reader"
-"""The key under which a session holds its reader; every query on environments depends on it."""
+"""Key of the session's `info` that holds the reader. Every query on environments depends on the reader."""
 PUBLIC_FILES = "public_files"
-"""The key under which a session holds the links that nginx follows, where the hub keeps any."""
+"""Key of the session's `info` that holds the links for nginx, if the hub maintains them."""
 FIRST_REVISION = "0100"
-"""The schema of 0.1.0."""
+"""Schema revision of release 0.1.0."""
 UNRELEASED_REVISION = "0043"
-"""The last schema before it, which was never released. A backup or an export of it can still be loaded."""
+"""Last schema revision before 0.1.0. It was never released, but its backups and exports can still be
+loaded."""
 QUIET = {"quiet": True}
-"""Execution options of a statement that changes no page."""
+"""Execution options of a statement that does not change any page."""
 _UNSHOWN_TABLES = frozenset(
     {
         *("attempts", "audit", "browser_sessions", "imports", "invitations", "linked_identities"),
@@ -66,16 +66,17 @@ _UNSHOWN_TABLES = frozenset(
         *("alembic_version", "content_revision", "webhook_deliveries", "webhooks"),
     }
 )
-"""Tables that no page shows to somebody who is not signed in."""
+"""Tables whose content never appears on a page for anonymous visitors."""
 _CHANGE = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+\"?(\w+)", re.I)
 _ABSENT = object()
 _OBJECTS_LOCK, _MIGRATIONS_LOCK = 7_403_926_551, 7_403_926_553
-"""Any numbers that nothing else locks."""
+"""Arbitrary numbers of advisory locks that nothing else uses."""
 _CALLED_OFF = ("40P01", "40001")
-"""What PostgreSQL says to one of two transactions that wait for each other, or whose order shows."""
+"""PostgreSQL error codes of a transaction that was aborted because of a deadlock or a serialization
+failure."""
 _MOST_TRIES = 6
 POOL_KEPT = 10
-"""Connections that stay open while nobody needs them."""
+"""Number of idle connections that stay open."""
 SOON_GIVEN_UP = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -83,18 +84,18 @@ SOON_GIVEN_UP = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-"""How long a server that says nothing is waited for: seconds, and milliseconds at the end. By default it is
-up to two hours, where a network lost what was sent."""
+"""Connection options that give up on an unresponsive server: `tcp_user_timeout` in milliseconds, all others
+in seconds. The default is up to two hours if the network lost the packets."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A time stamp that is always aware and in UTC, also where the database forgets the zone."""
+    """A timestamp that is always aware and in UTC, even if the database does not store the zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse naive values and store UTC."""
+        """Convert a value to UTC; reject naive values."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -124,25 +125,26 @@ class Base(DeclarativeBase):
 
 
 class ContentRevision(Base):
-    """One row that counts the transactions which changed something that anonymous pages show.
+    """One row that counts the transactions that changed something on anonymous pages.
 
-    So the entity tag of such a page is known without reading what it shows.
+    The entity tag of such a page can therefore be computed without reading the content of the page.
     """
 
     __tablename__ = "content_revision"
 
     epoch: Mapped[str] = mapped_column(String(32), primary_key=True)
-    """Random per database: a restored copy never repeats the tags of the original."""
+    """Random value of this database, so that a restored copy never repeats the entity tags of the
+    original."""
     number: Mapped[int] = mapped_column(BigInteger)
 
 
 def now() -> datetime:
-    """Return the present moment in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
-    """Return an answer whose fields are a row's attributes of the same names, but for those given."""
+    """Return an answer with the row's attributes as its fields; `given` overrides them."""
     for name in answer.__pydantic_fields__:
         if name not in given and (value := getattr(row, name, _ABSENT)) is not _ABSENT:
             given[name] = value
@@ -150,7 +152,8 @@ def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
 
 
 class UnreleasedDatabase(Exception):
-    """A hub from before 0.1.0 made the database; `hint` says how to move its content to this release."""
+    """The database was made by a hub from before 0.1.0; `hint` explains how to move its content to this
+    release."""
 
     def __init__(self, revision: str) -> None:
         super().__init__(f"this database was made before Wander 0.1.0 (schema {revision})")
@@ -161,14 +164,14 @@ class UnreleasedDatabase(Exception):
 
 
 class Database:
-    """One engine and its two kinds of session."""
+    """An engine and its two kinds of sessions, for reading and for writing."""
 
     def __init__(self, url: str, connections: int = 50) -> None:
         self.url = url
         self.session_info: dict[str, Any] = {}
-        """The values that every session of this hub holds."""
+        """Values that are added to the `info` of every session."""
         sqlite = url.startswith("sqlite")
-        # A database made under the locale C says nothing of its encoding, and text would come as bytes.
+        # A database made under the locale C does not report its encoding, and text would arrive as bytes.
         arguments: dict[str, Any] = {"check_same_thread": False}
         if not sqlite:
             arguments = {"client_encoding": "utf8", **SOON_GIVEN_UP}
@@ -177,7 +180,7 @@ class Database:
             pool_size=min(POOL_KEPT, connections),
             max_overflow=max(0, connections - POOL_KEPT),
             pool_pre_ping=not sqlite,
-            hide_parameters=True,  # values of a failed statement stay out of logs
+            hide_parameters=True,  # keeps the values of a failed statement out of the log
             connect_args=arguments,
         )
         if sqlite:
@@ -187,15 +190,16 @@ class Database:
         event.listen(self.engine, "commit", _raise_revision)
         event.listen(self.engine, "rollback", _forget_changes)
         self._one_moment: dict[str, Any] = {} if sqlite else {"isolation_level": "REPEATABLE READ"}
-        """What has a transaction see the rows of one moment; with SQLite each does."""
+        """Options that give a transaction one consistent snapshot. On SQLite, every transaction has one."""
         self._read = sessionmaker(self.engine, expire_on_commit=False)
         self._write = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
     @contextmanager
     def read(self, reader: Identity | None = None, *, one_moment: bool = False) -> Iterator[Session]:
-        """Give a session whose work is thrown away; it sees what `reader` may see: for None the public.
+        """Open a read-only session, whose changes are rolled back. It sees what `reader` may see, or for None
+        the public.
 
-        With `one_moment` all its statements see the same rows, whatever changes meanwhile.
+        With `one_moment`, all statements of the session see the same snapshot.
         """
         with self._read(info={**self.session_info, READER: reader}) as session:
             if one_moment:
@@ -204,20 +208,20 @@ class Database:
 
     @contextmanager
     def connect_at_one_moment(self) -> Iterator[Connection]:
-        """Give a connection that sees the rows of one moment, whatever changes meanwhile."""
+        """Open a connection that sees one consistent snapshot."""
         with self.engine.connect().execution_options(**self._one_moment) as connection:
             yield connection
 
     @contextmanager
     def write(self, reader: Identity | None = None) -> Iterator[Session]:
-        """Give a session that commits when the block ends well, and rolls back otherwise."""
+        """Open a session that commits if the block succeeds and rolls back if it raises."""
         with self._write(info={**self.session_info, READER: reader}) as session, session.begin():
             yield session
 
     def commit(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:
-        """Do `work` in a writing session; when another transaction got in between, again from the start.
+        """Run `work` in a writing session, and run it again if a concurrent transaction interfered.
 
-        A constraint that breaks twice is raised: then it is not a race.
+        If a constraint fails twice, the error is raised, because the cause is not a race.
         """
         broken = False
         for _ in range(_MOST_TRIES - 1):
@@ -231,45 +235,46 @@ class Database:
             except OperationalError as error:
                 if getattr(error.orig, "sqlstate", None) not in _CALLED_OFF:
                     raise
-                time.sleep(SystemRandom().uniform(0, 0.2))  # lest the same ones meet again
+                time.sleep(SystemRandom().uniform(0, 0.2))  # random, so that they do not collide again
         with self.write(reader) as session:
             return work(session)
 
     def lock_objects(self, session: Session, *, exclusive: bool) -> None:
-        """Keep objects that a transaction counts on from being deleted until it ends.
+        """Take the lock that protects stored objects from being deleted while a transaction adds references
+        to them.
 
-        Who adds a row that points to an object takes the lock shared and looks once more that the object is
-        there; who deletes objects takes it exclusive and looks once more that no row points to them. On
-        SQLite a writing transaction is alone anyhow.
+        A transaction that adds a reference takes the lock shared and checks again that the object exists. A
+        transaction that deletes objects takes it exclusively and checks again that nothing refers to them.
+        SQLite needs no lock, because it has only one writing transaction at a time.
         """
         if self.engine.dialect.name == "postgresql":
             lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
             session.execute(text(f"SELECT {lock}(:key)"), {"key": _OBJECTS_LOCK})
 
     def moment(self, later: timedelta = timedelta()) -> ColumnElement[datetime]:
-        """Return an expression for now, or some time later, by a clock that all processes of a hub share.
+        """Return an SQL expression for the current time plus `later`, by a clock that all processes share.
 
-        That is the database's; with SQLite all are on one machine.
+        This is the database's clock on PostgreSQL. With SQLite, all processes run on one machine anyway.
         """
         if self.engine.dialect.name != "postgresql":
             return literal(now() + later, UtcDateTime())
         return type_coerce(func.clock_timestamp() + later, UtcDateTime())
 
     def healthy(self) -> bool:
-        """Tell whether the database answers."""
+        """Return whether the database answers."""
         try:
             with self.read() as session:
                 session.execute(text("SELECT 1"))
-        except Exception:  # noqa: BLE001 - any failure at all means unhealthy
+        except Exception:  # noqa: BLE001 - any error means that the database does not work
             return False
         return True
 
     def migrate(self) -> None:
-        """Bring the schema to the newest migration; hubs that start together take turns."""
+        """Upgrade the schema to the newest revision. Hubs that start at the same time take turns."""
         with self._turn():
             if self.is_current():
                 if self.is_newer():
-                    logger.warning("a newer release made this database; this one leaves alone what it added")
+                    logger.warning("a newer release migrated this database; its additions stay unchanged")
                 return
             from alembic import command
 
@@ -278,20 +283,20 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the lock of migrations (PostgreSQL; of SQLite a writing transaction has all).
+        """Hold the migration lock on PostgreSQL; on SQLite, the writing transaction is the lock.
 
-        It belongs to a connection of its own, and is asked for again and again: who waited for it within a
-        transaction would hold up an index that is built concurrently.
+        The lock belongs to a connection of its own and is polled. Waiting for it within a transaction would
+        block an index that is built concurrently.
         """
         if self.engine.dialect.name != "postgresql":
             yield
             return
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
-            key, told = {"key": _MIGRATIONS_LOCK}, False
+            key, is_logged = {"key": _MIGRATIONS_LOCK}, False
             while not holder.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
-                if not told:
-                    logger.warning("another hub migrates this database; waiting for it")
-                told = True
+                if not is_logged:
+                    logger.warning("another hub is migrating this database; waiting")
+                is_logged = True
                 time.sleep(0.1)
             try:
                 yield
@@ -299,9 +304,9 @@ class Database:
                 holder.execute(text("SELECT pg_advisory_unlock(:key)"), key)
 
     def is_current(self) -> bool:
-        """Tell whether the schema is that of the newest migration, or of a release after this one.
+        """Return whether the schema is at the newest revision, or at the revision of a later release.
 
-        A migration adds, and what it adds has a default: this release works with what a newer one has added.
+        Migrations only add things, and additions have defaults, so this release works with a newer schema.
         Raises `UnreleasedDatabase` for a schema from before 0.1.0.
         """
         if not self.is_begun():
@@ -313,42 +318,42 @@ class Database:
         return revision >= newest_revision()  # numbers of four digits
 
     def is_newer(self) -> bool:
-        """Tell whether a later release has changed the schema."""
+        """Return whether a later release changed the schema."""
         with self.engine.connect() as connection:
             revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
         return bool(revision > newest_revision())
 
     def is_begun(self) -> bool:
-        """Tell whether a hub, of whatever release, has made its schema here."""
+        """Return whether a hub of any release has created its schema in this database."""
         with self.engine.connect() as connection:
             return look_at(connection).has_table("alembic_version")
 
     def close(self) -> None:
-        """Return every connection."""
+        """Close every connection."""
         self.engine.dispose()
 
 
 def _note_change(connection: Connection, _cursor: Any, statement: str, *rest: Any) -> None:
-    found = _CHANGE.match(statement)
-    if found is not None and found[1].lower() not in _UNSHOWN_TABLES:
+    match = _CHANGE.match(statement)
+    if match is not None and match[1].lower() not in _UNSHOWN_TABLES:
         context = rest[1]
         if not context.execution_options.get("quiet"):
             connection.info["changed"] = True
 
 
 def _raise_revision(connection: Connection) -> None:
-    """Count a transaction that changed a page; last of all, so that the row is locked only briefly."""
+    """Count a transaction that changed a page; this runs last, so that the row is locked only briefly."""
     if connection.info.pop("changed", False):
         connection.exec_driver_sql("UPDATE content_revision SET number = number + 1")
 
 
 def _forget_changes(connection: Connection) -> None:
-    if not connection.invalidated:  # a lost connection took its info along
+    if not connection.invalidated:  # a lost connection also lost its info
         connection.info.pop("changed", None)
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Return an Alembic configuration that works on the given connection."""
+    """Return an Alembic configuration that uses this connection."""
     from alembic.config import Config
 
     config = Config()
@@ -358,22 +363,22 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def newest_revision() -> str:
-    """Return the number of the newest migration, with which the name of its file begins."""
+    """Return the newest revision: the number that starts the name of the newest migration file."""
     files = (migrations_folder() / "versions").glob("[0-9]*.py")
-    return max(one.name.partition("_")[0] for one in files)
+    return max(file.name.partition("_")[0] for file in files)
 
 
 def migrations_folder() -> Path:
-    """Return the migrations shipped in the wheel, or in a source checkout those at its root."""
+    """Return the folder of the migrations: inside the wheel, or at the root of a source checkout."""
     here = Path(__file__).resolve().parent
     shipped = here / "migrations"
     return shipped if shipped.is_dir() else here.parent.parent / "migrations"
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver must not open transactions of its own: _begin_sqlite does
-    # The log is moved into the database, which waits for the disk, after 16 MB instead of 4: a publication
-    # writes its pages anew.
+    connection.isolation_level = None  # the driver must not open transactions itself: _begin_sqlite does that
+    # A checkpoint moves the log into the database and waits for the disk. It happens after 16 MB instead of
+    # 4, because a publication writes whole index pages.
     pragmas = ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=4096", "foreign_keys=ON")
     for pragma in (*pragmas, "busy_timeout=15000"):
         connection.execute(f"PRAGMA {pragma}")

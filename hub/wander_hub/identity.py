@@ -1,4 +1,4 @@
-"""Who a caller is and what it may do: the one place that weighs roles against tokens."""
+"""The caller and their permissions. Only this module combines roles with the scopes of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Literal, get_args
 from wander.wire import Role, TokenInfo, TokenScope
 
 Permission = Literal["read", "results", "publish", "maintain", "manage"]
-"""`maintain`: yank, deprecate and fork, which maintainers may, though not with a token that only uploads."""
+"""`maintain` covers yank, deprecate and fork. Maintainers may do these, but not with a token that can only
+upload."""
 
 ALL_SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
 _RANK: dict[Role, int] = {"reader": 1, "maintainer": 2, "owner": 3}
@@ -28,30 +29,33 @@ class Identity:
     roles: Mapping[int, Role] = field(default_factory=dict)
     """By owner id: the user's role on all environments of that owner."""
     grants: Mapping[int, Role] = field(default_factory=dict)
-    """By environment id: the user's role on that one alone."""
+    """By environment id: the user's role on that environment only."""
     owners: tuple[str, ...] = ()
-    """Owners under which this token may publish something, sorted."""
+    """Names of the owners under which this token may publish something, sorted."""
     only_owner: int | None = None
-    """Id of the owner that the token is good for; None for any."""
+    """Id of the only owner for which the token is valid; None if it is valid for all owners."""
     only_environment: int | None = None
-    """Id of the environment that the token is good for; None for any, 0 for one that does not exist yet."""
+    """Id of the only environment for which the token is valid; None if it is valid for all, 0 for a new
+    environment."""
     only_new: tuple[int, str] | None = None
-    """Owner's id and name of the one environment that the token may begin, though it is good for no other."""
+    """Owner id and name of the only new environment that the token may create."""
     only_version: int | None = None
-    """Id of the version, of `only_environment`, that the token of a job reads; None for all of them."""
+    """Id of the only version of `only_environment` that a job's token reads; None if it reads all
+    versions."""
     only_run: str | None = None
-    """The run that the token of a job reads, of the runs of its version; None for all of those."""
+    """Id of the only run of that version that a job's token reads; None if it reads all runs of the
+    version."""
     required: frozenset[int] = frozenset()
-    """Ids of the environments that `only_version` requires, which its token reads too."""
+    """Ids of the environments that `only_version` requires. A job's token reads them as well."""
     token_id: int | None = None
-    """Of the token's row."""
+    """Id of the token's row."""
     claims: Mapping[str, str] | None = None
-    """What a trusted publisher proved to get the token."""
+    """Verified claims of the trusted publisher that obtained the token."""
     browser_session: int | None = None
-    """Id of the session of a browser, which may do all that its user may; None for a caller with a token."""
+    """Id of the browser session, which has all permissions of its user; None for a caller with a token."""
 
     def __hash__(self) -> int:
-        """Return one number for all that are equal: statements are kept by who reads."""
+        """Return a hash of who reads, because statements are cached by identity."""
         return hash((self.user_id, self.token_id, self.browser_session, self.only_run))
 
     def may(
@@ -63,7 +67,7 @@ class Identity:
         private: bool,
         internal: bool = False,
     ) -> bool:
-        """Tell whether the caller may do this to an environment."""
+        """Return whether the caller has a permission on an environment."""
         if permission == "read" and not private:
             return True
         open_to_all = (internal or not private) and _NEEDED[permission] == 1
@@ -71,17 +75,18 @@ class Identity:
         return covered and (open_to_all or self.rank_on(owner_id, environment_id) >= _NEEDED[permission])
 
     def may_as_owner(self, permission: Permission, owner_id: int) -> bool:
-        """Tell whether the caller may do this to everything of an owner, new environments included."""
+        """Return whether the caller has a permission on everything of an owner, including new
+        environments."""
         return self.covers(permission, owner_id, None) and self.rank_on(owner_id, None) >= _NEEDED[permission]
 
     def may_begin(self, owner_id: int, name: str) -> bool:
-        """Tell whether the caller may publish a new environment of this name."""
+        """Return whether the caller may publish a new environment of this name."""
         if self.only_new == (owner_id, name):
             return "publish" in self.token.scopes and self.rank_on(owner_id, None) >= _NEEDED["publish"]
         return self.may_as_owner("publish", owner_id)
 
     def covers(self, permission: Permission, owner_id: int, environment_id: int | None) -> bool:
-        """Tell whether the token is meant for this, whatever its user may."""
+        """Return whether the token covers a permission; this ignores the role of its user."""
         if permission != "read" and scope_for(permission) not in self.token.scopes:
             return False
         if self.only_environment is not None:
@@ -90,22 +95,22 @@ class Identity:
         return self.only_owner in (None, owner_id)
 
     def rank_on(self, owner_id: int, environment_id: int | None) -> int:
-        """Return the user's rank: 0 for none, then reader, maintainer and owner."""
+        """Return the user's rank: 0 without a role, then 1 for reader, 2 for maintainer and 3 for owner."""
         if self.admin:
             return _RANK["owner"]
-        given = [self.roles.get(owner_id)]
+        roles = [self.roles.get(owner_id)]
         if environment_id is not None:
-            given.append(self.grants.get(environment_id))
-        return max((_RANK[role] for role in given if role is not None), default=0)
+            roles.append(self.grants.get(environment_id))
+        return max((_RANK[role] for role in roles if role is not None), default=0)
 
     @property
     def whole(self) -> bool:
-        """Tell whether the token may do everything that its user may, so also make other tokens."""
+        """Whether the token has all permissions of its user, so that it may also create other tokens."""
         return "manage" in self.token.scopes and self.only_owner is None and self.only_environment is None
 
     @property
     def administers(self) -> bool:
-        """Tell whether the caller speaks for the whole hub."""
+        """Whether the caller administers the whole hub."""
         return self.admin and self.whole
 
 
@@ -115,18 +120,18 @@ HUB = Identity(
     admin=True,
     token=TokenInfo(name="the hub", prefix="", created_at=datetime.fromtimestamp(0, UTC)),
 )
-"""The hub's own work, which reads everything: checks, repairs, its bundled packages."""
+"""Identity of the hub itself, which reads everything: for checks, repairs and bundled packages."""
 
 
-JOB_TOKEN = "verification, "  # noqa: S105 - how the names of such tokens begin
-"""Of the tokens with which jobs of the hub itself read it."""
+JOB_TOKEN = "verification, "  # noqa: S105 - a prefix of token names, not a secret
+"""Prefix of the names of the tokens that the hub's own jobs use to read from it."""
 
 
 def scope_for(permission: Permission) -> TokenScope:
-    """Return the scope that a token needs for this."""
+    """Return the scope that a token needs for a permission."""
     return "manage" if permission == "maintain" else permission
 
 
 def outranks(role: Role, other: Role) -> bool:
-    """Tell whether a role gives more than another."""
+    """Return whether a role has more rights than another role."""
     return _RANK[role] > _RANK[other]

@@ -1,7 +1,8 @@
-"""API tokens: `wnd_` + 40 random characters + 6 characters of checksum; only a SHA-256 is kept.
+"""API tokens: `wnd_`, 40 random characters and 6 characters of checksum. The hub stores only their SHA-256.
 
-The checksum tells a mistyped or cut token from an unknown one without asking the database, and lets secret
-scanners know a real one. A fast hash is right here: the secret is 238 random bits, not a password.
+The checksum distinguishes a mistyped or truncated token from an unknown token without a database query, and
+lets secret scanners recognize real tokens. A fast hash is sufficient, because the secret is 238 random bits
+and not a password.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ _RANDOM_LENGTH = 40
 _CHECK_LENGTH = 6
 TOKEN_LENGTH = len(PREFIX) + _RANDOM_LENGTH + _CHECK_LENGTH
 SHOWN_LENGTH = len(PREFIX) + 6
-"""How much of a token may be shown, to tell tokens apart."""
-_PERCENT = "%(?:25)*"  # an address within an address is encoded once more
-_BEGINNING = "".join(f"(?:{one}|{_PERCENT}(?i:{ord(one):02x}))" for one in PREFIX)
+"""Number of characters of a token that may be shown to distinguish tokens."""
+_PERCENT = "%(?:25)*"  # an address inside an address is percent-encoded again
+_BEGINNING = "".join(f"(?:{letter}|{_PERCENT}(?i:{ord(letter):02x}))" for letter in PREFIX)
 _CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
 _SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
 _SIGNER = re.compile(r"(whsec_)[0-9A-Za-z+/=]{8,}")
-"""What signs the messages to a webhook."""
+"""Signing secret of a webhook."""
 _RETURN = re.compile(r"(/login/oidc/callback\?)\S+")
-"""What a provider says of who comes back."""
+"""Query of the sign-in provider's redirect, which holds a one-time code."""
 _PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
 def new_token() -> str:
-    """Return a fresh secret."""
+    """Return a new random token."""
     body = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_LENGTH))
     return PREFIX + body + _checksum(body)
 
 
 def well_formed(token: str) -> bool:
-    """Tell whether a string has a token's form and a right checksum."""
+    """Return whether a string has the format of a token and a valid checksum."""
     if len(token) != TOKEN_LENGTH or not token.startswith(PREFIX) or not token.isascii():
         return False
     body, check = token[len(PREFIX) : -_CHECK_LENGTH], token[-_CHECK_LENGTH:]
@@ -48,17 +49,17 @@ def well_formed(token: str) -> bool:
 
 
 def token_hash(token: str) -> str:
-    """Return what the database keeps of a token."""
+    """Return the hash of a token that the database stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def token_from_header(authorization: str | None) -> str | None:
-    """Return the token of `Bearer TOKEN` or of Basic authentication; None without credentials.
+    """Return the token of `Bearer TOKEN` or of Basic authentication, or None without credentials.
 
-    Basic authentication takes any user name: a netrc file of a company has one for all its hosts. The token
-    is the password, or the user name if the password is not a token.
+    Basic authentication accepts any user name, because a company's netrc file may have the same user for all
+    hosts. The token is the password, or the user name if the password is not a token.
 
-    Raises `ValueError` for a header that has no password.
+    Raises `ValueError` for a malformed header, and for Basic authentication with an empty password.
     """
     if not authorization:
         return None
@@ -66,7 +67,7 @@ def token_from_header(authorization: str | None) -> str | None:
     if scheme.lower() == "bearer":
         return value.strip()
     if scheme.lower() != "basic":
-        raise ValueError(f"the scheme `{scheme[:40]}` of `Authorization` is neither `Bearer` nor `Basic`")
+        raise ValueError(f"the `Authorization` scheme `{scheme[:40]}` is neither `Bearer` nor `Basic`")
     try:
         user, colon, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError) as error:
@@ -79,7 +80,7 @@ def token_from_header(authorization: str | None) -> str | None:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with secrets cut to what listings show of them, and without passwords in addresses."""
+    """Return a text with tokens and secrets truncated and passwords removed from addresses."""
     text = _RETURN.sub(r"\1...", text)
     return _PASSWORD.sub(r"\1...@", _SIGNER.sub(r"\1...", _SECRET.sub(r"\1...", text)))
 

@@ -18,32 +18,32 @@ from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
 DATABASE = "hub.db"
-"""The file of the embedded database, in the data folder."""
+"""File name of the embedded database in the data folder."""
 
 
 class ProviderSettings(BaseModel):
-    """An OpenID Connect provider where people sign in."""
+    """An OpenID Connect provider for signing in."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     issuer: str = Field(max_length=300)
     client_id: str
     secret_variable: str | None = None
-    """The variable of the hub's process that holds the client's secret."""
+    """Name of the environment variable that holds the client's secret."""
     secret_file: Path | None = None
-    """A file that holds it instead; a client without a secret has PKCE alone."""
+    """File that holds the client's secret instead. A client without a secret relies on PKCE."""
     label: str = ""
-    """What the page calls the provider; its host without one."""
+    """Name of the provider on the sign-in page; empty means its host name."""
     scopes: str = "openid profile email"
     name_claim: str = "preferred_username"
-    """Names users who are added."""
+    """Claim that becomes the user name of an added user."""
     add_users: bool = False
-    """Add a user for somebody whom nobody has linked."""
+    """Whether to add a user when someone signs in whose identity is not linked to a user yet."""
     domains: tuple[str, ...] = ()
-    """Of addresses, verified by the provider, whose people alone sign in."""
+    """Email domains whose addresses may sign in, if the provider verified the address; empty allows all."""
     groups_claim: str = "groups"
     groups: tuple[str, ...] = ()
-    """Of which somebody must be in one to sign in."""
+    """Groups whose members may sign in; empty allows everyone."""
 
     @field_validator("issuer")
     @classmethod
@@ -54,177 +54,193 @@ class ProviderSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        """What the page calls it."""
+        """Name of the provider on the sign-in page."""
         return self.label or urlsplit(self.issuer).netloc
 
     def secret(self) -> str | None:
-        """Return the client's secret, None for a client without; raise where it cannot be read."""
+        """Return the client's secret, or None if it has no secret. Raises `OSError` or `KeyError` if it
+        cannot be read."""
         if self.secret_file is not None:
             return self.secret_file.read_text().strip()
         return os.environ[self.secret_variable] if self.secret_variable else None
 
 
 class Settings(BaseSettings):
-    """Everything an operator may set; the defaults run a hub from one folder."""
+    """Settings that an operator can change. With the defaults, the hub needs nothing but one folder."""
 
     model_config = SettingsConfigDict(env_prefix="WANDER_HUB_", frozen=True)
 
     data: Path = Path("wander-hub-data")
-    """Folder of the embedded database and storage."""
+    """Folder of the embedded database and the stored files."""
     database_url: str | None = None
-    """SQLAlchemy URL; unset means SQLite in the data folder. PostgreSQL: `postgresql+psycopg://...`."""
+    """SQLAlchemy URL of the database; unset means SQLite in the data folder. PostgreSQL:
+    `postgresql+psycopg://...`."""
     database_connections: int = Field(default=50, ge=5)
-    """Most connections to PostgreSQL of one process; what all processes may have together has to fit into its
-    `max_connections`."""
+    """Maximum number of PostgreSQL connections of one process. The sum over all processes must not exceed the
+    server's `max_connections`."""
     storage_url: str | None = None
-    """Object store URL such as `s3://bucket/prefix` (credentials from the usual AWS variables); unset means
-    the data folder, `memory://` keeps objects in this process."""
+    """Object store URL such as `s3://bucket/prefix`, with credentials from the usual AWS variables; unset
+    means the data folder. `memory://` keeps objects in the memory of this process."""
     public_url: str | None = None
-    """Address under which users reach the hub; unset means that of each request."""
+    """Address under which users reach the hub; unset means the address of each request."""
     hosts: tuple[str, ...] = ()
-    """Further names by which requests may call the hub, beside those of `public_url` and the bind address."""
+    """Additional host names that requests may use, besides those of `public_url` and the bind address."""
     upstream_index: str | None = "https://pypi.org/simple/"
-    """Package index behind the hub: the sole index of an owner, `/OWNER/index/`, passes on from there every
-    name that the hub does not hold. Empty means none."""
+    """Package index to which `/OWNER/index/` forwards requests for names that the hub does not have, so that
+    this address can be the only index of an installer. Empty disables forwarding."""
     accel_prefix: str | None = None
-    """Path of an nginx location that is `internal` and holds the folder of the files (`DATA/objects`): nginx
-    then sends them itself. Only where every request comes through that nginx."""
+    """Path of an `internal` nginx location for the folder of the files (`DATA/objects`), from which nginx
+    then sends them itself. Set it only if every request comes through that nginx."""
     public_files: bool = False
-    """Keep links to what anybody may download in `DATA/public`, for nginx to send without asking the hub."""
+    """Whether to maintain links to publicly downloadable files in `DATA/public`, so that nginx can send them
+    without asking the hub."""
     presigned_seconds: int = Field(default=0, ge=0, le=7 * 24 * 3600)
-    """With an object store: answer downloads with a redirect to it that is good for so long; 0 sends every
-    byte through the hub."""
+    """With an object store: seconds for which a presigned download address is valid. Downloads are redirected
+    to it; with 0, the hub sends the files itself."""
     bundled_packages: bool = True
-    """Publish the SDK and client this hub runs with under the owner `wander` at start."""
+    """Whether to publish the hub's own versions of the SDK and client under the owner `wander` at startup."""
     max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)
-    """Limit of one distribution file, and of the request that carries it."""
+    """Maximum size of one distribution file, and of the request that uploads it."""
     transfer_part_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
-    """Longest part of a file of a version or a model; parts of rollouts may have 64 MiB."""
+    """Maximum size of one uploaded part of a version or a model. Parts of rollouts may have 64 MiB."""
     max_model_bytes: int = Field(default=8 * 1024 * MIB, gt=0)
-    """Limit of the files of one revision of a model together."""
+    """Maximum total size of the files of one model revision."""
     transfer_hours: float = Field(default=72, gt=0)
-    """How long the hub keeps what was sent of a version, a model or a run, counted from the last part."""
+    """Hours for which the hub keeps an unfinished upload of a version, a model or a run, counted from its
+    last part."""
     max_open_transfers: int = Field(default=50, ge=1)
-    """How many one user may have unfinished."""
+    """Maximum number of unfinished uploads per user."""
     quota_stored_bytes: ByteSize | None = Field(default=None, ge=0)
-    """How much each owner may store, such as `10GiB`; unset is no limit. Some may have their own."""
+    """Storage that each owner may use, such as `10GiB`; unset means no limit. An owner can have a quota of
+    its own."""
     quota_versions: int | None = Field(default=None, ge=0)
-    """How many versions of environments and models each owner may have."""
+    """Number of versions of environments and models that each owner may have."""
     quota_runs: int | None = Field(default=None, ge=0)
-    """How many posted runs."""
+    """Number of posted runs that each owner may have."""
     version_open_days: int = Field(default=14, ge=0)
-    """After so many days a version takes no further files: who steals a token cannot add to an old one."""
+    """Days after which a version accepts no more files, so that a stolen token cannot add files to an old
+    version."""
     max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0, lt=4096 * MIB)
-    """Limit of the sum of the members of one distribution file."""
+    """Maximum total size of the unpacked members of one distribution file."""
     max_members: int = Field(default=20_000, gt=0, le=65_534)
-    """Limit of the number of members of one distribution file; more would need ZIP64."""
+    """Maximum number of members of one distribution file; a larger number would require ZIP64."""
     max_compression_ratio: int = Field(default=50, gt=0)
-    """How many times its own size a distribution file may unpack to."""
+    """Maximum ratio of the unpacked size of a distribution file to its own size."""
     compression_ratio_from_bytes: int = Field(default=16 * MIB, ge=0)
-    """Below this sum of its members a file may be compressed at any ratio."""
+    """Unpacked size below which a file may have any compression ratio."""
     max_metadata_bytes: int = Field(default=8 * MIB, gt=0)
-    """Limit of each of METADATA, RECORD and PKG-INFO; the other metadata files may have 256 KiB."""
+    """Maximum size of METADATA, RECORD and PKG-INFO each; other metadata files may have 256 KiB."""
     max_readme_bytes: int = Field(default=2 * MIB, gt=0)
     max_summary_chars: int = Field(default=512, gt=0)
     max_field_chars: int = Field(default=4096, gt=0)
-    """Limit of each other value in the metadata; a licence's text may have sixteen times as much."""
+    """Maximum length of any other metadata value; the text of a license may be sixteen times as long."""
     max_field_values: int = Field(default=1000, gt=0)
-    """Limit of the values of one repeated field, such as requirements."""
+    """Maximum number of values of one repeated field, such as requirements."""
     max_path_chars: int = Field(default=512, gt=0, le=4096)
-    """Limit of a member's path."""
+    """Maximum length of a member's path."""
     upload_policy: dict[str, Action] = Field(default_factory=dict)
-    """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/package-index.md."""
+    """Actions of optional rules, such as `{"startup_file": "refuse"}`. docs/package-index.md lists the
+    rules."""
     max_run_bytes: int = Field(default=16 * 1024 * MIB, gt=0)
-    """Limit of the rollouts of one posted run, decompressed; in a single request at most 1 GiB."""
+    """Maximum decompressed size of the rollouts of one run. A run posted in a single request may have at most
+    1 GiB."""
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
 
     reads_per_minute: int = Field(default=20_000, ge=0)
-    """Requests that read, of one token, or of one address without a token; 0 is no limit. An installation
-    makes a few hundred."""
+    """Read requests per minute of one token, or of one address without a token; 0 means no limit. One
+    installation makes a few hundred requests."""
     writes_per_minute: int = Field(default=2_000, ge=0)
-    """Likewise, requests that change something."""
+    """Requests per minute that change something, counted in the same way."""
     uploads_per_minute: int = Field(default=6_000, ge=0)
-    """Likewise, parts of what is published and posted."""
+    """Uploaded parts of versions, models and runs per minute, counted in the same way."""
     failures_per_minute: int = Field(default=120, ge=0)
-    """Requests of one address with tokens that are not good; then none with a token is answered."""
+    """Requests per minute of one address with an invalid token, after which its requests with tokens are
+    rejected."""
     min_free_bytes: int = Field(default=256 * MIB, ge=0)
-    """With less room where the data folder is, `/ready?uploads=true` says that the hub is not."""
+    """Free disk space of the data folder below which `/ready?uploads=true` reports that the hub is not
+    ready."""
     drain_seconds: float = Field(default=0, ge=0, le=300)
-    """After SIGTERM the hub answers for so long, and sends clients elsewhere with their next request."""
+    """Seconds after SIGTERM during which the hub still answers and asks clients to reconnect elsewhere."""
     log_format: Literal["text", "json"] = "text"
-    """How lines of the log look on standard error."""
+    """Format of the log on standard error."""
     featured: tuple[str, ...] = ()
-    """Environments, `owner/name`, that the first page shows first; unset means those with most runs whose
-    newest version this hub has checked."""
+    """Environments, as `owner/name`, that the home page shows first; unset means the environments with the
+    most runs whose newest version passed this hub's checks."""
     traces: bool = False
-    """Send a span for every request by OpenTelemetry, to where its own `OTEL_*` variables say."""
+    """Whether to send an OpenTelemetry span for every request; the standard `OTEL_*` variables configure
+    where to."""
 
-    organisations: Literal["anybody", "administrators"] = "anybody"
-    """Who may make organisations: owners without a user of their name."""
-    max_organisations: int = Field(default=20, ge=0)
-    """How many organisations one user may own and make another one."""
+    organizations: Literal["anybody", "administrators"] = "anybody"
+    """Who may create organizations, which are owners that are not users."""
+    max_organizations: int = Field(default=20, ge=0)
+    """Number of organizations that one user may own."""
     session_hours: float = Field(default=14 * 24, gt=0)
-    """How long somebody who signed in with a browser stays so at most."""
+    """Maximum duration of a browser session."""
     session_idle_hours: float = Field(default=48, gt=0)
-    """How long a browser may do nothing and stay signed in."""
+    """Hours of inactivity after which a browser session ends."""
     sign_in_provider: ProviderSettings | None = None
-    """Where people sign in beside their passwords."""
+    """OpenID Connect provider for signing in, in addition to passwords."""
     oidc_issuers: dict[str, PublisherKind] = Field(
         default={
             "https://token.actions.githubusercontent.com": "github",
             "https://gitlab.com": "gitlab",
         }
     )
-    """Whose identity tokens trusted publishers may trade, and whose claims they are: `github`, `gitlab` or
-    `oidc` for any other, where `sub` alone tells publishers apart. Setting it replaces these two."""
+    """Issuers of identity tokens that trusted publishers may exchange, with the kind of their claims:
+    `github`, `gitlab`, or `oidc` for any other issuer, whose publishers are identified by `sub` only. A value
+    replaces both defaults."""
     oidc_audience: str | None = None
-    """Whom identity tokens must be made for; unset means the host of `public_url`, and without that no
-    trusted publishing: a token made for another hub must not be good here."""
+    """Required audience of identity tokens; unset means the host of `public_url`. If that is unset as well,
+    trusted publishing is disabled, because a token for another hub must not be valid here."""
 
     webhook_http: bool = False
-    """Whether webhooks may lead to addresses that begin with `http:`."""
+    """Whether webhook addresses may start with `http:`."""
     webhook_networks: tuple[str, ...] = ()
-    """Networks into which webhooks may lead, such as `10.0.0.0/8`; without any, to public addresses alone."""
+    """Networks that webhooks may reach, such as `10.0.0.0/8`; empty allows only public addresses."""
     backup_folder: Path | None = None
-    """Where backups lie that administrators ask for over the API; processes that do jobs write them."""
+    """Folder for backups that administrators request through the API. The processes that run jobs write
+    them."""
 
     verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
-    """How the hub plays posted runs again: in a sandbox, or not where that cannot be had; `unconfined` runs
-    environments' code as the hub's own user, for operators who trust every publisher; or never."""
+    """How the hub replays posted runs: `sandbox` requires a sandbox, `unconfined` runs the code of
+    environments as the hub's own user, for operators who trust every publisher, and `off` disables
+    replays."""
     verify_posts: bool = True
-    """Play every run again that is posted, where that can raise its level."""
+    """Whether to replay every posted run whose level a replay can raise."""
     check_versions: bool = True
-    """Check every version that is published, as `wander check` does; not where `verification` is off."""
+    """Whether to check every published version as `wander check` does; ignored if `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
-    """Longest time for one run or one check."""
+    """Maximum seconds for one replay or one check."""
     tokenizers: Path | None = None
-    """Folder of `ORG/NAME/tokenizer.json` files, named as runs name their models: the completion tokens of
-    their runs are counted."""
+    """Folder of `ORG/NAME/tokenizer.json` files, named like the models of the runs. The hub then counts the
+    completion tokens of these models' runs."""
     verification_folder: Path | None = None
-    """Where runs and environments are kept that jobs fetch; unset means `home` in the data folder."""
+    """Folder for the runs and environments that jobs download; unset means `home` in the data folder."""
     serve_jobs: bool = True
-    """Work on jobs beside the requests; not where `wander-hub work` does it."""
+    """Whether the server runs jobs as well; disable it if `wander-hub work` runs them."""
     job_concurrency: int = Field(default=1, ge=1, le=64)
-    """How many jobs one process works on at once."""
+    """Number of jobs that one process runs at the same time."""
     job_lease_seconds: float = Field(default=30, ge=1)
-    """How long a job stays with a process of the hub that says nothing of it; then another takes it up."""
+    """Seconds without a heartbeat after which another process takes over a job."""
     max_waiting_verifications: int = Field(default=20, ge=1)
-    """How many one user may have waiting."""
+    """Number of verifications that one user may have in the queue."""
 
     @field_validator("upload_policy")
     @classmethod
     def _names_optional_rules(cls, policy: dict[str, Action]) -> dict[str, Action]:
         for code in policy:
             if code not in OPTIONAL:
-                raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
+                raise ValueError(
+                    f"`{code}` is not an optional rule; the optional rules are: {', '.join(OPTIONAL)}"
+                )
         return policy
 
     @field_validator("webhook_networks")
     @classmethod
     def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        for one in networks:
-            ip_network(one, strict=False)  # says itself what is wrong
+        for network in networks:
+            ip_network(network, strict=False)  # its error names the fault
         return networks
 
     @field_validator("upstream_index")
@@ -240,16 +256,16 @@ class Settings(BaseSettings):
     def _can_be_read(cls, folder: Path | None) -> Path | None:
         if folder is not None:
             if find_spec("tokenizers") is None:
-                raise ValueError("it needs `pip install 'wander-hub[tokenizers]'`")
+                raise ValueError("it requires `pip install 'wander-hub[tokenizers]'`")
             if not folder.is_dir():
-                raise ValueError(f"`{folder}` is no folder")
+                raise ValueError(f"`{folder}` is not a folder")
         return folder
 
     @field_validator("traces")
     @classmethod
     def _can_be_sent(cls, traces: bool) -> bool:
         if traces and find_spec("opentelemetry.sdk") is None:
-            raise ValueError("it needs `pip install 'wander-hub[traces]'`")
+            raise ValueError("it requires `pip install 'wander-hub[traces]'`")
         return traces
 
     @field_validator("oidc_issuers")
@@ -263,15 +279,15 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _links_lead_to_a_folder(self) -> Self:
         if self.public_files and self.storage_url is not None:
-            raise ValueError("`public_files` needs the files in the data folder, not under `storage_url`")
+            raise ValueError("`public_files` requires files in the data folder, but `storage_url` is set")
         return self
 
     @property
     def resolved_database_url(self) -> str:
-        """The database URL with the default filled in."""
+        """Database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data.absolute() / DATABASE}"
 
     @property
     def audience(self) -> str | None:
-        """Whom identity tokens must be made for; None where the hub does not know its own name."""
+        """Required audience of identity tokens; None if neither it nor the hub's public address is set."""
         return self.oidc_audience or (urlsplit(self.public_url).netloc if self.public_url else None)

@@ -1,7 +1,7 @@
-"""Object storage: distribution files, rollouts and artifacts, each under the digest of its content.
+"""Object storage: distribution files, rollouts and artifacts, each stored under the SHA-256 of its content.
 
-An object is written before the row that points to it, so a crash leaves at worst an object that nothing
-points to. Writing the same content twice is harmless.
+An object is written before the row that refers to it, so a crash can only leave an unreferenced object.
+Writing the same content twice is harmless.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ logger = logging.getLogger("wander_hub")
 
 CHUNK = 1024 * 1024
 IN_MEMORY = 4 * 1024 * 1024
-"""Bytes above which what is put together lies on disk."""
+"""Size in bytes above which assembled files are kept on disk instead of in memory."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
-"""Somebody waits for the answer; the default would keep trying for three minutes."""
+"""A client waits for the answer, and obstore's default would retry for three minutes."""
 PRIVATE = 0o700
-"""Rights of a folder for the hub's user alone."""
+"""Mode of a folder that only the hub's user may access."""
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
 def make_data_folder(settings: Settings) -> None:
-    """Make the data folder, for the hub's user alone, and its database, which even nginx never reads.
+    """Make the data folder, accessible only to the hub's user, and an empty database file that not even nginx
+    may read.
 
-    If nginx sends files from the folder, the group of the hub's user may read it.
+    If nginx sends files from the folder, the group of the hub's user gets read access.
     """
     if not settings.data.is_dir():
         settings.data.mkdir(parents=True)
         settings.data.chmod(folder_mode(settings))
     if settings.database_url is None:
-        (settings.data / DATABASE).touch(0o600)  # SQLite gives its other files the same mode
+        (settings.data / DATABASE).touch(0o600)  # SQLite gives the same mode to its other files
 
 
 def find_open_path(settings: Settings) -> Path | None:
-    """Return the data folder or its database if other users of this machine may read it."""
+    """Return the data folder or its database if other users of this machine can read it, otherwise None."""
     for path, allowed in ((settings.data, folder_mode(settings)), (settings.data / DATABASE, 0o600)):
         with contextlib.suppress(OSError):
             if stat.S_IMODE(path.stat().st_mode) & ~allowed & 0o077:
@@ -66,26 +67,26 @@ def find_open_path(settings: Settings) -> Path | None:
 
 
 def folder_mode(settings: Settings) -> int:
-    """Return the rights of the data folder, of which its files have no more."""
+    """Return the mode of the data folder, which also limits the mode of its files."""
     return 0o750 if settings.accel_prefix is not None or settings.public_files else PRIVATE
 
 
 def close_hint(path: Path) -> str:
-    """Return the command that takes the rights of others on a path away."""
+    """Return the command that removes other users' access to a path."""
     return f"run `chmod -R go-rwx {shlex.quote(str(path))}`"
 
 
 def object_key(sha256: str) -> str:
-    """Return where content with this digest lies."""
+    """Return the storage key for content with this digest."""
     return f"sha256/{sha256[:2]}/{sha256[2:]}"
 
 
 AWAY = "away"
-"""Stands for the digests of objects while the store does not answer."""
+"""Placeholder for the digests of missing objects if the store is unavailable."""
 
 
 class ObjectMissing(FileNotFoundError):
-    """An object that something points to is not in the store; `wander-hub fsck` tells what."""
+    """A referenced object is not in the store. `wander-hub fsck` reports what refers to it."""
 
     def __init__(self, sha256: str) -> None:
         super().__init__(f"the object {sha256} is missing")
@@ -94,15 +95,15 @@ class ObjectMissing(FileNotFoundError):
 
 @lru_cache(1000)
 def log_missing(sha256: str) -> None:
-    """Log that an object is missing, once."""
-    logger.error("the object %s is missing: `wander-hub fsck` tells what needs it", sha256)
+    """Log that an object is missing, once per process."""
+    logger.error("the object %s is missing: run `wander-hub fsck` to see what needs it", sha256)
 
 
 @contextlib.contextmanager
 def spare_missing(lost: set[str]) -> Iterator[None]:
-    """Continue after a block if an object of it is missing or the store is away, which is logged.
+    """Suppress and log the error if an object is missing or the store does not work.
 
-    The digest of a missing object joins `lost`; `AWAY` stands for what could not be asked for.
+    The digest of a missing object is added to `lost`, or `AWAY` if the store does not work.
     """
     try:
         yield
@@ -116,7 +117,7 @@ def spare_missing(lost: set[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(sha256: str) -> Iterator[None]:
-    """Tell which object it is that the store does not have."""
+    """Raise `ObjectMissing` with the digest if the store does not have the object."""
     try:
         yield
     except FileNotFoundError as error:
@@ -125,17 +126,17 @@ def _named(sha256: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """Something that lies in the store."""
+    """An entry of the store."""
 
     path: str
     sha256: str | None
-    """As its key says; None when the key is not one of the hub's."""
+    """Digest according to the key; None if the key does not have the format of the hub's keys."""
     size: int
     modified_at: datetime
 
 
 def digest_of(file: IO[bytes]) -> tuple[str, int]:
-    """Return SHA-256 and size of a seekable file, and rewind it."""
+    """Return the SHA-256 and size of a seekable file, and rewind it."""
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK):
@@ -146,7 +147,7 @@ def digest_of(file: IO[bytes]) -> tuple[str, int]:
 
 
 def copy_pieces(pieces: Iterable[bytes], into: IO[bytes] | WritableFile | None = None) -> str:
-    """Write pieces one after another, where a file is given, and return the SHA-256 of them together."""
+    """Copy pieces to a file, if given, and return the SHA-256 of their concatenation."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -156,7 +157,7 @@ def copy_pieces(pieces: Iterable[bytes], into: IO[bytes] | WritableFile | None =
 
 
 class Storage:
-    """Content-addressed objects in a folder, in S3 or in memory."""
+    """Content-addressed objects in a folder, in an object store or in memory."""
 
     def __init__(self, store: ObjectStore, root: Path | None = None) -> None:
         self._store = store
@@ -164,7 +165,7 @@ class Storage:
 
     @classmethod
     def open(cls, url: str | None, folder: Path) -> Storage:
-        """Open the store that the settings name; None means the folder, which is made."""
+        """Open the store at a URL; None means the folder, which is created if necessary."""
         if url is None:
             folder.mkdir(parents=True, exist_ok=True)
             return cls(LocalStore(folder), folder)
@@ -185,56 +186,56 @@ class Storage:
         return sha256
 
     def keep(self, file: IO[bytes], sha256: str, size: int) -> None:
-        """Store a seekable file whose digest and size were just taken."""
+        """Store a seekable file whose digest and size are already known."""
         if self._size(sha256) != size:
             file.seek(0)
             obstore.put(self._store, object_key(sha256), file)
 
     def keep_pieces(self, pieces: Iterator[bytes], sha256: str, size: int) -> str:
-        """Read pieces once, store them unless they are there, and return their SHA-256.
+        """Store an object from an iterator of pieces, unless it exists, and return the SHA-256 of the pieces.
 
-        Where that is another than `sha256`, nothing is stored.
+        Nothing is stored if that differs from `sha256`.
         """
         if self._size(sha256) == size:
             return copy_pieces(pieces)
-        # `put` would take the pieces within its own runtime, where no other object can be read.
+        # `put` would consume the pieces inside its own runtime, where no other object can be read.
         writer = obstore.open_writer(self._store, object_key(sha256))
-        found = copy_pieces(pieces, writer)
-        if found == sha256:
-            writer.close()  # only this makes the object
-        return found
+        actual = copy_pieces(pieces, writer)
+        if actual == sha256:
+            writer.close()  # an unclosed writer creates no object
+        return actual
 
     def ensure(self, sha256: str | None, file: IO[bytes]) -> None:
-        """Store a file once more should its object have been deleted since `put`."""
+        """Store a file again if its object was deleted after `put`."""
         if sha256 is not None and self._size(sha256) is None:
             self.put(file)
 
     def exists(self, sha256: str) -> bool:
-        """Tell whether an object is there."""
+        """Return whether an object exists."""
         return self._size(sha256) is not None
 
     def delete(self, sha256: str) -> None:
-        """Remove an object; one that is not there is fine."""
+        """Delete an object, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, object_key(sha256))
 
     def objects(self, start: str = "") -> Iterator[StoredObject]:
-        """Yield what lies in the store, in no order; anything else than an object has no digest.
+        """Yield the entries of the store in no particular order; entries that are not objects have no digest.
 
-        `start`: the first two digits of the digests that are asked for.
+        `start` is empty or the first two digits of the wanted digests.
         """
         for batch in obstore.list(self._store, f"sha256/{start}" if start else None):
-            for one in batch:
-                key = _KEY.fullmatch(one["path"])
+            for entry in batch:
+                key = _KEY.fullmatch(entry["path"])
                 sha256 = key[1] + key[2] if key else None
-                yield StoredObject(one["path"], sha256, one["size"], one["last_modified"])
+                yield StoredObject(entry["path"], sha256, entry["size"], entry["last_modified"])
 
     def digest(self, sha256: str) -> str:
-        """Return the SHA-256 that an object's bytes really have."""
+        """Compute the SHA-256 of an object's stored bytes."""
         return copy_pieces(self.pieces(sha256))
 
     def read(self, sha256: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return the whole content or a part of it."""
+        """Return the content of an object, or `length` bytes of it from `start`."""
         key = object_key(sha256)
         with _named(sha256):
             if length is None:
@@ -242,14 +243,14 @@ class Storage:
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def pieces(self, sha256: str) -> Iterator[bytes]:
-        """Yield the content, some at a time."""
+        """Yield the content in chunks."""
         with _named(sha256):
-            found = obstore.get(self._store, object_key(sha256))
-        for piece in found.stream(min_chunk_size=CHUNK):
+            stored = obstore.get(self._store, object_key(sha256))
+        for piece in stored.stream(min_chunk_size=CHUNK):
             yield bytes(piece)
 
     def open_file(self, sha256: str) -> IO[bytes]:
-        """Open the content as a seekable file; outside a folder a copy of it."""
+        """Open the content as a seekable file; if the store is not a folder, this downloads a copy."""
         path = self.local_path(sha256)
         if path is not None:
             with _named(sha256):
@@ -258,11 +259,11 @@ class Storage:
             file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
             copy_pieces(self.pieces(sha256), file)
             file.seek(0)
-            stack.pop_all()  # whoever takes it closes it
+            stack.pop_all()  # the caller closes the file
         return file
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """Yield the bytes from `start` up to, not including, `end`."""
+        """Yield the bytes from `start` up to but not including `end`."""
         key = object_key(sha256)
         for begin in range(start, end, CHUNK):
             last = min(begin + CHUNK, end)
@@ -271,20 +272,21 @@ class Storage:
             yield piece
 
     def local_path(self, sha256: str) -> Path | None:
-        """Return the content's file when the store is a folder, which the kernel can then send itself."""
+        """Return the path of the content's file if the store is a folder, so that the kernel can send it;
+        otherwise None."""
         return self._root / object_key(sha256) if self._root else None
 
     def presign(self, sha256: str, seconds: int) -> str | None:
-        """Return an address of the object store that is good for a while; None for other stores."""
+        """Return a download address that is valid for some seconds; None if the store cannot presign."""
         if not isinstance(self._store, S3Store | GCSStore | AzureStore):
             return None
         return obstore.sign(self._store, "GET", object_key(sha256), timedelta(seconds=seconds))
 
     def healthy(self) -> bool:
-        """Tell whether the store answers."""
+        """Return whether the store answers."""
         try:
             obstore.list_with_delimiter(self._store)
-        except Exception:  # noqa: BLE001 - any failure at all means unhealthy
+        except Exception:  # noqa: BLE001 - any error means that the store does not work
             return False
         return self._root is None or self._root.is_dir()
 

@@ -1,7 +1,8 @@
-"""Who sees an environment or a model: everybody, everybody who is signed in, or those with a role alone.
+"""Visibility of environments and models: public, internal (for everyone who is signed in) or private (for
+people with a role).
 
-What is internal is marked private too: whoever knows nothing of internal ones, such as a hub of an older
-release on the same database, shows too little of them and never too much.
+Internal objects are marked as private too, so a query that only knows `private` shows too little and never
+too much.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from sqlalchemy.orm import Mapped, mapped_column
 from wander.wire.environments import Visibility, marks_of, visibility_of
 
 LEVELS: tuple[Visibility, ...] = get_args(Visibility)
-"""From what most may see to what fewest may."""
+"""Visibility levels, widest audience first."""
 
 
 class HasVisibility:
-    """The columns of something that not everybody may see."""
+    """Columns of an object with a visibility."""
 
     private: Mapped[bool] = mapped_column(default=False)
-    """Strangers do not see that it exists, and unless it is `internal` only those with a role do."""
+    """Whether the object is hidden from anonymous visitors. Unless it is `internal`, only people with a role
+    see it."""
     internal: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """With `private`: everybody who is signed in sees it."""
+    """Whether everyone who is signed in sees the object; only meaningful together with `private`."""
 
     @property
     def visibility(self) -> Visibility:
-        """Who sees it."""
+        """Who can see the object."""
         return visibility_of(self.private, internal=self.private and self.internal)
 
     @visibility.setter
@@ -35,5 +37,5 @@ class HasVisibility:
 
 
 def narrower(one: Visibility, two: Visibility) -> Visibility:
-    """Return the one that fewer may see."""
+    """Return the visibility with the smaller audience."""
     return max(one, two, key=LEVELS.index)

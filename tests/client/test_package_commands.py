@@ -74,7 +74,7 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
     built_package.upload(
         HubApi("https://testserver", hub.token, transport=hub.transport), "admin", package, warn=told.append
     )
-    hint = "do at import what has to be done"
+    hint = "run this code when the package is imported"
     assert told == [f"`{WHEEL_NAME}`: `start.pth` runs when Python starts ({hint})"]
 
 

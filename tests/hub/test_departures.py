@@ -112,7 +112,7 @@ async def test_an_administrator_and_an_owner_are_left(lab):
     assert (left.status_code, left.json()["code"]) == (409, "last_owner"), "a disabled owner does not count"
 
 
-async def test_an_organisation_is_handed_over_before_its_last_owner_goes(lab):
+async def test_an_organization_is_handed_over_before_its_last_owner_goes(lab):
     hub, role = lab, {"role": "owner"}
     assert (await ask(hub, "PUT", "/owners/lab/members/bob", "alice", json=role)).status_code == 200
     leave = await ask(hub, "DELETE", "/owners/lab/members/alice", "alice")
@@ -166,8 +166,8 @@ def test_the_command_says_what_it_leaves(lab, monkeypatch):
         return done.stdout
 
     said = run("disable", "alice")
-    assert said == "disabled `alice`, 3 tokens ended; left to administrators: alice, lab\n"
-    assert run("enable", "alice") == "enabled `alice`, 0 tokens ended\n"
+    assert said == "disabled `alice`, revoked 3 tokens; administrators now control: alice, lab\n"
+    assert run("enable", "alice") == "enabled `alice`, revoked 0 tokens\n"
     run("remove", "alice", status=2)
     assert json.loads(run("remove", "alice", "--yes", "--json"))["user"]["removed_at"]
     states = {one["name"]: one["state"] for one in json.loads(run("list", "--json"))["data"]}

@@ -222,7 +222,7 @@ def test_settings_that_do_not_fit_together_are_one_plain_error(tmp_path, monkeyp
         cli.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "error: the settings do not fit: `public_files` needs the files in the data folder" in said
+    assert "error: the settings conflict: `public_files`" in said
     assert "Value error" not in said
 
 

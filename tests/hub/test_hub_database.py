@@ -190,7 +190,7 @@ def test_a_hub_waits_for_another_one_that_migrates(postgres, caplog):
         with database.engine.connect() as other:
             other.execute(text("SELECT pg_advisory_lock(:key)"), key)
             waiting = threads.submit(database.migrate)
-            while "waiting for it" not in caplog.text:
+            while "is migrating this database" not in caplog.text:
                 assert not waiting.done()
             other.execute(text("SELECT pg_advisory_unlock(:key)"), key)
         waiting.result()

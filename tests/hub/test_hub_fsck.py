@@ -127,7 +127,7 @@ async def test_the_command_reports_and_repairs(filled, storage, monkeypatch, fol
     def run(*words: str):
         return CliRunner().invoke(cli.app, ["fsck", *words])
 
-    assert (run().exit_code, run().stdout) == (0, "all is well\n")
+    assert (run().exit_code, run().stdout) == (0, "no faults found\n")
     with hub.database.write() as session:
         session.execute(update(Environment).values(version_count=7))
     told = run()

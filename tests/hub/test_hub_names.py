@@ -22,7 +22,7 @@ _spelling = some.text(some.sampled_from("aAkK19-_." + KELVIN + "".join(ADDED)), 
 
 @given(_spelling)
 def test_a_name_becomes_a_plain_one_only_by_case_and_dashes(text: str) -> None:
-    owner, name = names.normalise_owner(text), names.normalise_environment(text)
+    owner, name = names.normalize_owner(text), names.normalize_environment(text)
     if names.owner_fault(owner) is None:
         assert text.isascii()
         assert text.lower() == owner
@@ -35,12 +35,12 @@ def test_a_name_becomes_a_plain_one_only_by_case_and_dashes(text: str) -> None:
 def test_a_version_becomes_a_plain_one_only_without_spaces(number: str, odd: str) -> None:
     for text in (number + odd, odd + number):
         try:
-            found = names.normalise_version(text)
+            found = names.normalize_version(text)
         except ValueError:
             continue
         assert text.isascii()
         assert not any(map(str.isspace, text))
-        assert names.normalise_version(found) == found
+        assert names.normalize_version(found) == found
 
 
 async def test_a_run_names_its_environment_exactly(hub: Any, run_of: Any) -> None:

@@ -104,7 +104,7 @@ def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, ma
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     sound = fsck()
-    assert (sound.returncode, sound.stdout) == (0, "all is well\n"), sound
+    assert (sound.returncode, sound.stdout) == (0, "no faults found\n"), sound
     for name, value in objects.variables.items():
         monkeypatch.setenv(name, value)
     storage = Storage.open(address, remote.data)

@@ -463,7 +463,7 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
     told = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert told
     assert len(told) == len(set(told))
-    assert all("is missing: `wander-hub fsck` tells what needs it" in one for one in told)
+    assert all("is missing: run `wander-hub fsck`" in one for one in told)
 
 
 @pytest.mark.parametrize(

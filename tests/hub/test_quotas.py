@@ -182,8 +182,8 @@ def test_the_command_says_how_much_owners_may_have(hub, monkeypatch):
         return done.stdout
 
     run("set", "alice", "--stored-bytes", "1MiB", "--runs", "unlimited")
-    assert run("show", "alice") == "stored bytes: 0, of 1,048,576, its own\n" + (
-        "versions: 0, no limit\nruns: 0, no limit, its own\n"
+    assert run("show", "alice") == "stored bytes: 0, of 1,048,576 (set for this owner)\n" + (
+        "versions: 0, no limit\nruns: 0, no limit (set for this owner)\n"
     )
     assert run("list").splitlines()[1].split("\t")[0] == "alice"
     assert json.loads(run("list", "--json"))["data"][0]["stored_bytes"]["allowed"] == 1024**2

@@ -24,7 +24,7 @@ def add_user(session: Session, name: str, *, admin: bool = False) -> User:
 
 def add_owner(session: Session, name: str) -> Owner:
     """Add an owner without members; refuse a name that is bad, or taken by anybody, removed or not."""
-    name = names.normalise_owner(name)
+    name = names.normalize_owner(name)
     if repository.user_named(session, name) or repository.owner_named(session, name):
         raise HubProblem(409, "name_taken", f"the name `{name}` is taken", hint="choose another name")
     return new_owner(session, name)
@@ -35,7 +35,7 @@ def add_member(session: Session, owner_name: str, user: User, role: Role | None 
 
     Without a role it is `owner` for a fresh owner and `maintainer` for one that others have already.
     """
-    owner_name = names.normalise_owner(owner_name)
+    owner_name = names.normalize_owner(owner_name)
     known = repository.owner_named(session, owner_name)
     owner = known or new_owner(session, owner_name)
     membership = session.get(Membership, (owner.id, user.id))

@@ -1,7 +1,7 @@
-"""The `wander-hub` command: its commands by name, and the one place that prints errors and exits.
+"""The `wander-hub` command: its subcommands by name, and the only place that prints errors and exits.
 
-Data goes to standard output, everything else to standard error. Exit status: 0 done, 1 refused or failed,
-2 wrong usage, a taken port or an unusable data folder.
+Data goes to standard output, everything else to standard error. Exit status: 0 success, 1 rejected or failed,
+2 wrong usage, port in use, or unusable data folder.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ _LEAVE_SECONDS = 10.0
 OVERVIEW = """Run and administer a Wander hub.
 
 \b
-  wander-hub serve                         start a hub, data in ./wander-hub-data
-  wander-hub user add ada                  let somebody publish
-  wander-hub token create ada              make a token for `wander login`
-  wander-hub work                          play runs again for a hub, on any machine
+    wander-hub serve                         start a hub with its data in ./wander-hub-data
+    wander-hub user add ada                  add a user, who can publish
+    wander-hub token create ada              create a token for `wander login`
+    wander-hub work                          replay posted runs for a hub, on any machine
 
 \b
-Exit status: 0 done, 1 refused or failed, 2 wrong usage, a taken port or an unusable data folder."""
+Exit status: 0 success, 1 rejected or failed, 2 wrong usage, port in use, or unusable data folder."""
 
 COMMANDS = {
     "serve": ("serving:serve", "start the hub"),
-    "work": ("serving:work", "work on jobs: replay posted runs, check published versions"),
-    "migrate": ("operation:migrate", "bring the database to the newest schema"),
-    "doctor": ("operation:doctor", "examine settings, database, storage, disk, proxy and sandbox"),
-    "fsck": ("operation:fsck", "compare database, stored files, index pages, runs and boards"),
-    "retry": ("operation:retry", "retry the jobs that wait for the hub, or that it gave up"),
-    "audit": ("operation:show_audit", "print the audit log as lines of JSON"),
+    "work": ("serving:work", "run jobs: replay posted runs, check published versions"),
+    "migrate": ("operation:migrate", "upgrade the database to the newest schema"),
+    "doctor": ("operation:doctor", "check settings, database, storage, disk, proxy and sandbox"),
+    "fsck": ("operation:fsck", "check that database, files, index pages, runs and boards agree"),
+    "retry": ("operation:retry", "retry jobs that failed or wait for the hub"),
+    "audit": ("operation:show_audit", "print the audit log as JSON lines"),
     "backup": ("operation:backup", "copy the whole hub into a folder, while it runs"),
-    "restore": ("operation:restore", "make a backup the content of an empty hub"),
-    "export": ("moving:export", "write environments, runs, boards and models into an archive"),
-    "import": ("moving:bring", "bring an archive into this hub"),
-    "user": ("people:user", "add and list users, and let them sign in"),
-    "org": ("organisations:organisation", "make organizations and look after their members"),
+    "restore": ("operation:restore", "load a backup into an empty hub"),
+    "export": ("moving:export", "write environments, runs, boards and models to an archive"),
+    "import": ("moving:bring", "import an archive into this hub"),
+    "user": ("people:user", "add and manage users, and how they sign in"),
+    "org": ("organizations:organization", "create organizations and manage their members"),
     "token": ("tokens:token", "create, list and revoke API tokens"),
-    "quota": ("quotas:quota", "set how much owners may have"),
-    "webhook": ("webhooks:webhook", "notify other programs of what happens on the hub"),
+    "quota": ("quotas:quota", "limit what owners may store"),
+    "webhook": ("webhooks:webhook", "notify other programs of events on the hub"),
     "version": ("operation:version", "print the version"),
 }
-"""What is typed -> where the command lives below this package, and its summary."""
+"""Name of each command, where it is defined (`module:attribute` below this package), and its summary."""
 
 
 class LazyGroup(click.Group):
-    """The commands of `COMMANDS`; a module is imported when one of its commands is named."""
+    """The commands of `COMMANDS`. A module is imported only if one of its commands is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the help."""
+        """Return the command names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
+        """Import and return a command."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -69,13 +69,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that a line names; click offers similar ones if there is none."""
+        """Return the command of a command line; click suggests similar names if it does not exist."""
         if not ctx.resilient_parsing and args[0] not in COMMANDS:
             raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summaries, without importing the commands."""
+        """Write the summaries without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
@@ -84,14 +84,14 @@ app = LazyGroup("wander-hub", help=OVERVIEW, context_settings={"help_option_name
 
 
 def main() -> None:
-    """Run the command and end the process."""
+    """Run the command and exit the process."""
     try:
         status = app(standalone_mode=False, prog_name="wander-hub")
         _leave_soon(status or 0)
         sys.exit(status)
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:  # the reader went away (`wander-hub token list | head`)
+    except BrokenPipeError:  # the reader exited (`wander-hub token list | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -109,22 +109,23 @@ def main() -> None:
 
 
 def _leave_soon(status: int) -> None:
-    """End the process some seconds from now, if a thread still holds it up.
+    """Exit the process after some seconds if a thread still keeps it alive.
 
-    A request may wait for a lock that a database keeps for a server which was cut off from it; all that was
-    acknowledged is kept, and what was not is undone with the connection.
+    A request may wait for a lock that the database still holds for a server it lost contact with.
+    Acknowledged changes are already stored, and the unfinished change is rolled back with the connection.
     """
 
     def leave() -> None:
         time.sleep(_LEAVE_SECONDS)
-        if not threading.main_thread().is_alive():  # Python waits for other threads by now
+        if not threading.main_thread().is_alive():  # Python now waits for the other threads
             os._exit(status)
 
     threading.Thread(target=leave, daemon=True).start()
 
 
 def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
-    """Return message, hint and exit status of an error that commands are known to raise; None for a bug."""
+    """Return the message, hint and exit status of an error that commands are expected to raise; None for a
+    bug."""
     from pydantic import ValidationError
     from sqlalchemy.exc import DatabaseError
 
@@ -140,7 +141,7 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        return f"setting `{name}`: {message}" if name else f"the settings do not fit: {message}", None, 2
+        return f"setting `{name}`: {message}" if name else f"the settings conflict: {message}", None, 2
     if isinstance(error, DatabaseError):
         hint = "check `--data` and `WANDER_HUB_DATABASE_URL`"
         return f"the database does not work: {error.orig}", hint, 2
@@ -148,15 +149,15 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
 
 
 def _explain(error: OSError) -> tuple[str, str]:
-    """Return message and hint of what the system refused: a file of the installation, or the data folder."""
+    """Return the message and hint of an operating system error, in the installation or the data folder."""
     reason = (error.strerror or str(error)).lower()
     named = f": `{error.filename}`" if error.filename else ""
     package = Path(__file__).resolve().parent.parent
     if error.filename and package in Path(str(error.filename)).resolve().parents:
-        return f"the installation of wander-hub is damaged{named} ({reason})", "install `wander-hub` again"
+        return f"the installation of wander-hub is damaged{named} ({reason})", "reinstall `wander-hub`"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{named}", "free some space, or choose another data folder with `--data`"
-    return f"{reason}{named}", "check that path, or choose another data folder with `--data`"
+    return f"{reason}{named}", "check this path, or choose another data folder with `--data`"
 
 
 def _fail(message: str, hint: str | None, status: int) -> None:

@@ -1,4 +1,4 @@
-"""Commands that carry a hub's content elsewhere: `wander-hub export` and `import`."""
+"""Commands that move content between hubs: `wander-hub export` and `import`."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ from wander_hub.storage import Storage
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--owner", help="only what this owner has")
+@click.option("--owner", help="export only what belongs to this owner")
 @data_option
 @json_option
 def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> None:
-    """Write all environments, runs, boards and models into one archive, while the hub runs.
+    """Write all environments, runs, boards and models to one archive. The hub may be running.
 
-    Tokens, passwords, roles and the audit log stay behind; what is private does not.
+    Private environments and models are included. Tokens, passwords, roles and the audit log are not.
 
     \b
     wander-hub export hub.tar
     wander-hub export --owner games games.tar
-    wander-hub import games.tar --data other   into another hub
+    wander-hub import games.tar --data other   import it into another hub
     """
     from wander_hub.operation.export import export as write
 
     settings = read_settings(data=data)
     with open_database(settings) as database:
         storage = Storage.of(settings)
-        found = write(database, storage, file, owner=owner, origin=by_command("hub.export"))
-    told = f"{found['environments']} environments, {found['rows']} rows and {found['objects']} objects"
-    print_row(found, as_json, f"`{file}` holds {told}")
+        counts = write(database, storage, file, owner=owner, origin=by_command("hub.export"))
+        content = (
+            f"{counts['environments']} environments, {counts['rows']} rows and {counts['objects']} objects"
+        )
+        print_row(counts, as_json, f"exported {content} to `{file}`")
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--as", "under", metavar="OWNER", help="the owner that gets what one owner had")
-@click.option("--merge", is_flag=True, help="owners and users whose names are here are the same ones")
+@click.option("--as", "under", metavar="OWNER", help="import an archive of one owner under this owner")
+@click.option("--merge", is_flag=True, help="treat owners and users as the same if their names match")
 @click.option(
     "--unpacked",
     type=click.IntRange(min=1),
-    help="bytes that its rows may unpack to  [default: 1 GiB and 100 times as many]",
+    help="limit in bytes of the unpacked rows  [default: 1 GiB, or 100 times the compressed size]",
 )
 @data_option
 @json_option
 def bring(
     file: Path, under: str | None, merge: bool, unpacked: int | None, data: Path | None, as_json: bool
 ) -> None:
-    """Bring an archive into this hub, which may run and have other things already.
+    """Import an archive into this hub, which may be running and may have other content.
 
-    Names that are taken are told before anything is written. Killed in the middle, it goes on when it is
-    run again. Users who are not here become names without password, token or role.
+    Name conflicts are reported before anything is written. An interrupted import continues when you run it
+    again. Users who do not exist here are added as names without a password, token or role.
 
     \b
     wander-hub import hub.tar
@@ -73,7 +75,7 @@ def bring(
         storage = Storage.of(settings)
         if settings.public_files:
             PublicFiles(database, storage, settings.data / FOLDER).attach()
-        found = imports.bring(
+        counts = imports.bring(
             database,
             storage,
             file,
@@ -81,5 +83,5 @@ def bring(
             origin=by_command("hub.import"),
             choices=imports.Choices(under, merge, unpacked),
         )
-    told = f"{found['environments']} environments and {found['models']} models are here"
-    print_row(found, as_json, f"{told}, {found['new']} of them new")
+    text = f"the archive has {counts['environments']} environments and {counts['models']} models"
+    print_row(counts, as_json, f"{text}, of which {counts['new']} are new")

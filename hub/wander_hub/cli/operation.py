@@ -1,4 +1,4 @@
-"""Commands on the hub as a whole: its schema, faults, backups, jobs and audit log."""
+"""Commands on the hub as a whole: schema, checks, backups, jobs and audit log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from wander_hub.storage import Storage, make_data_folder
 @click.command()
 @data_option
 def migrate(data: Path | None) -> None:
-    """Bring the database to the newest schema.
+    """Upgrade the database to the newest schema.
 
-    `serve` does so by itself.
+    `wander-hub serve` does this automatically.
     """
     settings = read_settings(data=data)
     with open_database(settings, make=True) as database:
@@ -29,43 +29,43 @@ def migrate(data: Path | None) -> None:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="mend what can be derived")
-@click.option("--quick", is_flag=True, help="compare sizes, read no objects, no runs")
+@click.option("--repair", is_flag=True, help="repair what can be recomputed")
+@click.option("--quick", is_flag=True, help="compare sizes only; do not read objects or runs")
 @data_option
 @json_option
 def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
-    """Compare database, stored files, index pages, runs and boards; running or not.
+    """Check that the database, stored files, index pages, runs and boards agree. The hub may be running.
 
     \b
     wander-hub fsck                          report, change nothing
-    wander-hub fsck --repair                 make pages, totals, sizes, numbers of runs and boards anew,
-                                             queue missing jobs, remove what nothing needs
+    wander-hub fsck --repair                 recompute pages, totals, sizes, run numbers and boards,
+                                             queue missing jobs, remove what nothing refers to
 
     \b
-    Exit status: 0 when all is well or was mended, 1 when something is left.
+    Exit status: 0 if there are no faults or all were repaired, 1 if faults remain.
     """
     from wander_hub.fsck import check as checks
     from wander_hub.index.public_files import FOLDER, PublicFiles
     from wander_hub.verification.worker import confine
 
     settings = read_settings(data=data)
-    found = []
+    findings = []
     with open_database(settings) as database:
         storage = Storage.of(settings)
         links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
-        # Where another machine does the jobs, this one need not be able to.
+        # If another machine runs the jobs, this machine does not need a sandbox.
         verified = confine(settings) if settings.serve_jobs else settings
-        for one in checks.find_mismatches(
+        for finding in checks.find_mismatches(
             database, storage, repair=repair, quick=quick, links=links, settings=verified
         ):
-            found.append(one)
+            findings.append(finding)
             if not as_json:
-                outcome = "  (repaired)" if one.repaired else ""
-                click.echo(f"{one.code}  {one.subject}  {one.detail}{outcome}")
-    left = sum(not one.repaired for one in found)
-    text = f"{len(found)} findings, {left} left" if found else "all is well"
-    print_row({"findings": [asdict(one) for one in found], "left": left}, as_json, text)
-    raise click.exceptions.Exit(1 if left else 0)
+                outcome = "  (repaired)" if finding.repaired else ""
+                click.echo(f"{finding.code}  {finding.subject}  {finding.detail}{outcome}")
+    remaining = sum(not finding.repaired for finding in findings)
+    text = f"{len(findings)} findings, {remaining} not repaired" if findings else "no faults found"
+    print_row({"findings": [asdict(finding) for finding in findings], "left": remaining}, as_json, text)
+    raise click.exceptions.Exit(1 if remaining else 0)
 
 
 @click.command()
@@ -73,7 +73,9 @@ def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def backup(folder: Path, data: Path | None, as_json: bool) -> None:
-    """Copy the whole hub into a folder, while it runs; again into the same one copies what is new.
+    """Copy the whole hub into a folder, while it runs.
+
+    A second backup into the same folder copies only new files.
 
     \b
     wander-hub backup /backups/hub           from SQLite and a folder, or from PostgreSQL and a bucket
@@ -83,8 +85,8 @@ def backup(folder: Path, data: Path | None, as_json: bool) -> None:
 
     settings = read_settings(data=data)
     with open_database(settings) as database:
-        found = back_up(database, Storage.of(settings), folder)
-    print_row(found, as_json, f"`{folder}` holds {found['rows']} rows and {found['objects']} objects")
+        counts = back_up(database, Storage.of(settings), folder)
+        print_row(counts, as_json, f"`{folder}` holds {counts['rows']} rows and {counts['objects']} objects")
 
 
 @click.command()
@@ -92,7 +94,7 @@ def backup(folder: Path, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def restore(folder: Path, data: Path | None, as_json: bool) -> None:
-    """Make a backup the content of an empty hub, on whatever database and storage the settings name."""
+    """Load a backup into an empty hub, with the database and storage of its settings."""
     from wander_hub.operation import backup as backups
 
     settings = read_settings(data=data)
@@ -100,42 +102,42 @@ def restore(folder: Path, data: Path | None, as_json: bool) -> None:
     database = Database(settings.resolved_database_url)
     try:
         storage = Storage.of(settings)
-        found = backups.restore(database, storage, folder)
+        counts = backups.restore(database, storage, folder)
     finally:
         database.close()
-    print_row(found, as_json, f"restored {found['rows']} rows and {found['objects']} objects")
+    print_row(counts, as_json, f"restored {counts['rows']} rows and {counts['objects']} objects")
 
 
 @click.command()
 @data_option
 @json_option
 def doctor(data: Path | None, as_json: bool) -> None:
-    """Look at settings, database, clock, storage, disk, proxy and sandbox, and say what is wrong.
+    """Check settings, database, clock, storage, disk, proxy and sandbox, and report what is wrong.
 
     \b
-    Exit status: 0 when all that the hub needs works, warnings or not; 1 when something does not.
+    Exit status: 0 if everything that the hub requires works, even with warnings; 1 otherwise.
     """
     from wander_hub.operation.doctor import examine
 
-    found = []
-    for one in examine(read_settings(data=data)):
-        found.append(one)
+    results = []
+    for result in examine(read_settings(data=data)):
+        results.append(result)
         if not as_json:
-            click.echo(f"{one.state:<8} {one.check:<9} {one.told}")
+            click.echo(f"{result.state:<8} {result.check:<9} {result.told}")
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found]))
-    raise click.exceptions.Exit(1 if any(one.state == "failed" for one in found) else 0)
+        click.echo(json.dumps([asdict(result) for result in results]))
+    raise click.exceptions.Exit(1 if any(result.state == "failed" for result in results) else 0)
 
 
 @click.command()
-@click.option("--kind", help="of jobs, such as `webhook`")
+@click.option("--kind", help="retry only jobs of this kind, such as `webhook`")
 @data_option
 @json_option
 def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
-    """Try all replays, examinations and checks again that wait for the hub, or that it gave up.
+    """Retry the replays and checks that failed or wait for the hub to work again.
 
     \b
-    wander-hub retry                         once the sandbox starts, or the disk has room again
+    wander-hub retry                         after the sandbox works or the disk has space again
     wander-hub retry --kind webhook          all deliveries that failed or wait for another attempt
     """
     from wander_hub.jobs import TableQueue
@@ -143,8 +145,8 @@ def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
 
     settings = read_settings(data=data)
     with open_database(settings) as database, database.write() as session:
-        found = job_queue.retry_all(session, TableQueue.of(settings, database), kind)
-    print_row(found.model_dump(), as_json, f"{found.retried} jobs are tried again")
+        outcome = job_queue.retry_all(session, TableQueue.of(settings, database), kind)
+    print_row(outcome.model_dump(), as_json, f"retrying {outcome.retried} jobs")
 
 
 @click.command()
@@ -155,12 +157,12 @@ def version(as_json: bool) -> None:
 
 
 @click.command("audit")
-@click.option("--owner", help="only what was done to this owner's")
-@click.option("--actor", help="only what this user did")
-@click.option("--action", help="such as `version.yank`, or `version`")
-@click.option("--target", help="such as `alice/reverse-text`")
-@click.option("--since", type=click.DateTime(), help="in UTC")
-@click.option("--until", type=click.DateTime(), help="in UTC")
+@click.option("--owner", help="only changes to what this owner has")
+@click.option("--actor", help="only changes by this user")
+@click.option("--action", help="only this action, such as `version.yank`, or this group, such as `version`")
+@click.option("--target", help="only this target, such as `alice/reverse-text`")
+@click.option("--since", type=click.DateTime(), help="only entries from this time on, in UTC")
+@click.option("--until", type=click.DateTime(), help="only entries before this time, in UTC")
 @data_option
 def show_audit(
     owner: str | None,
@@ -171,7 +173,7 @@ def show_audit(
     until: datetime | None,
     data: Path | None,
 ) -> None:
-    """Print the audit log as lines of JSON, the newest first: who did what to what, and from where."""
+    """Print the audit log as JSON lines, newest first: who did what, to which object, and from where."""
     from wander_hub.operation.audit_routes import json_lines
 
     times = {"since": since and since.replace(tzinfo=UTC), "until": until and until.replace(tzinfo=UTC)}

@@ -1,4 +1,4 @@
-"""What the administrator's commands share: options, the hub's database, and how results are printed."""
+"""Shared parts of the administrator's commands: options, database access and output."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ data_option = click.option(
     "--data",
     type=click.Path(path_type=Path),
     envvar="WANDER_HUB_DATA",
-    help="folder of database and files  [default: wander-hub-data]",
+    help="folder of the database and files  [default: wander-hub-data]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the hub's settings with the options of a command, and have files made with their rights."""
+    """Return the hub's settings with a command's options, and set the process's file mode to match."""
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     os.umask(0o777 & ~folder_mode(settings))
     return settings
@@ -39,18 +39,18 @@ def read_settings(**given: Any) -> Settings:
 
 @contextmanager
 def open_database(settings: Settings, *, make: bool = False) -> Iterator[Database]:
-    """Yield the migrated database of a hub, whether that is running or not.
+    """Yield the migrated database of a hub, which may be running.
 
-    Raises `NoHub` where there is none, unless a command is there to `make` one: a folder that was mistyped
-    becomes no hub by that.
+    Raises `NoHub` if the data folder has no hub, unless `make` is true. A mistyped folder therefore does not
+    become a new hub.
     """
     if make and settings.database_url is None:
         make_data_folder(settings)
     database = Database(settings.resolved_database_url)
     try:
-        # SQLite makes the file that it is asked about.
-        begun = settings.database_url is not None or Path(database.engine.url.database or "").is_file()
-        if not make and not (begun and database.is_begun()):
+        # SQLite creates a missing file when it connects, so check for the file first.
+        exists = settings.database_url is not None or Path(database.engine.url.database or "").is_file()
+        if not make and not (exists and database.is_begun()):
             raise NoHub(settings)
         database.migrate()
         yield database
@@ -60,18 +60,18 @@ def open_database(settings: Settings, *, make: bool = False) -> Iterator[Databas
 
 @contextmanager
 def reading(data: Path | None) -> Iterator[Session]:
-    """Give a session that sees all of the hub, and whose work is thrown away."""
+    """Open a read-only session that sees the whole hub."""
     with open_database(read_settings(data=data)) as database, database.read(HUB) as session:
         yield session
 
 
 def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
-    """Print one result: as JSON, or the text."""
+    """Print one result as JSON or as text."""
     click.echo(json.dumps(row) if as_json else text)
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print a list: as JSON, or as columns between tabs below their names."""
+    """Print rows as JSON, or as tab-separated columns with a header line."""
     if as_json:
         click.echo(json.dumps({"data": rows, "next": None}))
         return
@@ -83,14 +83,15 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def _cell(value: Any) -> str:
     if isinstance(value, list):
-        return ",".join(str(one) for one in value)
+        return ",".join(str(item) for item in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)
 
 
 def confirm(word: str, what: str, *, yes: bool) -> None:
-    """Have somebody at a terminal type a word before what cannot be undone; elsewhere they pass `--yes`."""
+    """Ask for a word at a terminal before a change that cannot be undone. Without a terminal, `--yes` is
+    required."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -100,7 +101,7 @@ def confirm(word: str, what: str, *, yes: bool) -> None:
 
 
 def commit(action: str, change: Callable[[Session, Settings], Result], data: Path | None) -> Result:
-    """Make a change of the operator's, and tell the audit log of it."""
+    """Run a change as the operator, with an entry in the audit log."""
     settings = read_settings(data=data)
     with open_database(settings) as database:
         work = recorded(lambda session: change(session, settings), by_command(action))
@@ -108,9 +109,9 @@ def commit(action: str, change: Callable[[Session, Settings], Result], data: Pat
 
 
 def by_command(action: str) -> Origin:
-    """Return what the audit log tells of what a command does."""
+    """Return the origin of a change that a command makes, for the audit log."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # in a container, a number need not have a name
+    except (KeyError, OSError):  # inside a container, the user id may have no name
         name = f"uid {os.getuid()}"
     return Origin(action, "wander-hub", address=f"the command line of {name}")

@@ -1,4 +1,4 @@
-"""Commands on people: `wander-hub user`."""
+"""Commands on users: `wander-hub user`."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from wander_hub.server.data_folder import address_of
 
 @click.group()
 def user() -> None:
-    """Add and list users, and let them sign in."""
+    """Add and manage users, and how they sign in."""
 
 
 @user.command("add")
 @click.argument("name")
-@click.option("--admin", is_flag=True, help="may do everything")
-@click.option("--owner", multiple=True, help="also publish under this owner; may repeat")
+@click.option("--admin", is_flag=True, help="make the user an administrator")
+@click.option("--owner", multiple=True, help="also let the user publish under this owner; may repeat")
 @data_option
 @json_option
 def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, as_json: bool) -> None:
-    """Add a user, who may publish under the own name and the owners given."""
+    """Add a user, who may publish under their own name and under the given owners."""
     from wander_hub.accounts import service
 
     with open_database(read_settings(data=data)) as database, database.write() as session:
         user = service.add_user(session, name, admin=admin)
-        owners = [user.name, *(service.add_member(session, one, user).name for one in owner)]
+        owners = [user.name, *(service.add_member(session, member_of, user).name for member_of in owner)]
         audit.record(session, by_command("user.add"), target=user.name, admin=admin, owners=owners)
         row = {"name": user.name, "admin": user.admin, "owners": owners}
     print_row(row, as_json, f"added `{row['name']}`, owners: {', '.join(owners)}")
@@ -54,7 +54,7 @@ def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, 
 @data_option
 @json_option
 def list_users(data: Path | None, as_json: bool) -> None:
-    """List users and what they may publish under."""
+    """List users and the owners under which they may publish."""
     from wander_hub.accounts import repository
 
     with reading(data) as session:
@@ -62,7 +62,7 @@ def list_users(data: Path | None, as_json: bool) -> None:
             {
                 "name": user.name,
                 "admin": user.admin,
-                "owners": sorted(one.owner.name for one in user.memberships),
+                "owners": sorted(membership.owner.name for membership in user.memberships),
                 "state": "removed" if user.removed_at else "disabled" if user.disabled_at else "active",
                 "created_at": user.created_at.isoformat(),
             }
@@ -73,13 +73,13 @@ def list_users(data: Path | None, as_json: bool) -> None:
 
 @user.command("password")
 @click.argument("name")
-@click.option("--link", is_flag=True, help="print a link with which the user chooses it, once, within a week")
+@click.option("--link", is_flag=True, help="print a link for choosing a password; valid once, for a week")
 @data_option
 @json_option
 def set_password(name: str, link: bool, data: Path | None, as_json: bool) -> None:
-    """Give a user a password, typed or read from standard input, or a link to choose one.
+    """Set a user's password, typed or read from standard input, or print a link for choosing one.
 
-    Whoever is signed in with the present one is signed out.
+    A new password signs the user out of all browsers.
 
     \b
     wander-hub user password ada --link
@@ -102,14 +102,14 @@ def set_password(name: str, link: bool, data: Path | None, as_json: bool) -> Non
             print_row({"name": name, "link": address}, as_json, address)
             return
         if sys.stdin.isatty():
-            word = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+            password = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
         else:
-            word = sys.stdin.readline().rstrip("\r\n")
-        kept = passwords.hash_password(word, name)
+            password = sys.stdin.readline().rstrip("\r\n")
+        hashed = passwords.hash_password(password, name)
 
         def keep(session: Session) -> None:
             audit.record(session, by_command("user.password"), target=name)
-            sign_in.set_hash(session, session.get_one(User, user_id), kept)
+            sign_in.set_hash(session, session.get_one(User, user_id), hashed)
 
         database.commit(keep)
     print_row({"name": name}, as_json, f"`{name}` has a new password")
@@ -117,11 +117,11 @@ def set_password(name: str, link: bool, data: Path | None, as_json: bool) -> Non
 
 @user.command("second-factor")
 @click.argument("name")
-@click.option("--remove", is_flag=True, help="of who lost phone and recovery codes")
+@click.option("--remove", is_flag=True, help="for a user who lost the phone and the recovery codes")
 @data_option
 @json_option
 def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> None:
-    """Tell whether a user signs in with a second factor, or have them sign in without one.
+    """Show whether a user has a second factor, or remove it.
 
     \b
     wander-hub user second-factor ada --remove
@@ -144,15 +144,15 @@ def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> 
 
 @user.command("identity")
 @click.argument("name")
-@click.option("--link", metavar="SUBJECT", help="let them sign in as this one")
-@click.option("--unlink", metavar="SUBJECT", help="and no more as this one")
-@click.option("--issuer", help="[default: that of the setting]")
+@click.option("--link", metavar="SUBJECT", help="let the user sign in with this identity")
+@click.option("--unlink", metavar="SUBJECT", help="no longer let the user sign in with this identity")
+@click.option("--issuer", help="issuer of the identity  [default: the configured provider]")
 @data_option
 @json_option
 def identities_of(
     name: str, link: str | None, unlink: str | None, issuer: str | None, data: Path | None, as_json: bool
 ) -> None:
-    """List as whom a user signs in at the provider; link somebody there, or end that.
+    """List the identities with which a user signs in at the provider, or link and unlink one of them.
 
     \b
     wander-hub user identity ada
@@ -161,22 +161,22 @@ def identities_of(
     from wander_hub.people import identities
 
     provider = read_settings(data=data).sign_in_provider
-    place = issuer or (provider.issuer if provider is not None else None)
-    if place is None and (link or unlink):
+    issuer_url = issuer or (provider.issuer if provider is not None else None)
+    if issuer_url is None and (link or unlink):
         raise click.BadParameter("set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass --issuer")
 
     def change(session: Session, _: object) -> None:
         user = find_user(session, name)
         if link is not None:
-            identities.link_identity(session, str(place), link, user.id)
+            identities.link_identity(session, str(issuer_url), link, user.id)
         if unlink is not None:
-            identities.unlink_identity(session, str(place), unlink, user)
+            identities.unlink_identity(session, str(issuer_url), unlink, user)
 
     if link is not None or unlink is not None:
         commit("user.identity.link" if link is not None else "user.identity.unlink", change, data)
     with reading(data) as session:
-        found = identities.list_identities(session, find_user(session, name).id)
-    print_rows([{"issuer": one.issuer, "subject": one.subject} for one in found], as_json)
+        linked = identities.list_identities(session, find_user(session, name).id)
+    print_rows([{"issuer": identity.issuer, "subject": identity.subject} for identity in linked], as_json)
 
 
 @user.command("disable")
@@ -184,7 +184,7 @@ def identities_of(
 @data_option
 @json_option
 def disable_user(name: str, data: Path | None, as_json: bool) -> None:
-    """Let a user in no more: tokens, sessions and codes end at once; roles wait.
+    """Disable a user and revoke all their tokens, sessions and codes. Roles are kept for `enable`.
 
     \b
     wander-hub user disable ada
@@ -197,7 +197,7 @@ def disable_user(name: str, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def enable_user(name: str, data: Path | None, as_json: bool) -> None:
-    """Let a disabled user in again, with the roles of before and new tokens.
+    """Enable a disabled user again, with their previous roles. They need new tokens.
 
     \b
     wander-hub user enable ada
@@ -211,7 +211,7 @@ def enable_user(name: str, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def remove_user(name: str, yes: bool, data: Path | None, as_json: bool) -> None:
-    """Remove a user for good. What they published stays, and nobody is given the name again.
+    """Remove a user permanently. What they published remains, and their name is never available again.
 
     \b
     wander-hub user remove ada --yes
@@ -229,16 +229,16 @@ def _change(action: str, done: str, name: str, data: Path | None, as_json: bool)
         "user.remove": departures.remove_user,
     }
     changed = commit(action, lambda session, _: changes[action](session, name), data)
-    text = f"{done} `{changed.user.name}`, {changed.ended_tokens} tokens ended"
+    text = f"{done} `{changed.user.name}`, revoked {changed.ended_tokens} tokens"
     if changed.ownerless:
-        text += f"; left to administrators: {', '.join(changed.ownerless)}"
+        text += f"; administrators now control: {', '.join(changed.ownerless)}"
     print_row(changed.model_dump(mode="json"), as_json, text)
 
 
 def find_user(session: Session, name: str) -> User:
-    """Return the user of that name, or say how to add one."""
-    found = user_named(session, name)
-    if found is None:
+    """Return the user of that name. Raises a problem with a hint if there is no such user."""
+    user = user_named(session, name)
+    if user is None:
         hint = f"run `wander-hub user add {name}`"
         raise HubProblem(404, "user_not_found", f"there is no user `{name}`", hint=hint)
-    return found
+    return user

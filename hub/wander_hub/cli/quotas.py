@@ -1,4 +1,4 @@
-"""Commands on how much owners may have: `wander-hub quota`."""
+"""Commands on quotas: `wander-hub quota`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _limit(word: str) -> str | int | None:
     try:
         return int(TypeAdapter(ByteSize).validate_python(word))
     except ValidationError:
-        raise click.BadParameter(f"`{word}` is no number, `10GiB`, `unlimited` or `default`") from None
+        raise click.BadParameter(f"`{word}` is not a number, `10GiB`, `unlimited` or `default`") from None
 
 
 def _limit_option(kind: str) -> Callable[[Function], Function]:
@@ -47,7 +47,7 @@ def _limit_option(kind: str) -> Callable[[Function], Function]:
 
 @click.group()
 def quota() -> None:
-    """Say how much owners may have: stored bytes, versions, runs."""
+    """Limit what owners may store: bytes, versions and runs."""
 
 
 @quota.command("show")
@@ -55,7 +55,7 @@ def quota() -> None:
 @data_option
 @json_option
 def show_quota(owner: str, data: Path | None, as_json: bool) -> None:
-    """Show what an owner has and may have.
+    """Show an owner's usage and limits.
 
     \b
     wander-hub quota show ada
@@ -76,7 +76,7 @@ def show_quota(owner: str, data: Path | None, as_json: bool) -> None:
 def set_quota(
     owner: str, stored_bytes: _Limit, versions: _Limit, runs: _Limit, data: Path | None, as_json: bool
 ) -> None:
-    """Give an owner limits of its own; what is not given is as the hub's settings say.
+    """Give an owner limits of its own. Limits that are not given return to the hub's defaults.
 
     \b
     wander-hub quota set ada --stored-bytes 50GiB --runs unlimited
@@ -96,24 +96,28 @@ def set_quota(
 @data_option
 @json_option
 def list_quotas(data: Path | None, as_json: bool) -> None:
-    """List the owners with limits of their own."""
+    """List the owners that have limits of their own."""
     from wander_hub.quotas import service
 
     with reading(data) as session:
-        found = service.list_own(session, read_settings(data=data))
+        quotas = service.list_own(session, read_settings(data=data))
     if as_json:
-        print_rows([one.model_dump(mode="json") for one in found], as_json)
+        print_rows([quota.model_dump(mode="json") for quota in quotas], as_json)
         return
     print_rows(
-        [{"owner": one.owner} | {kind: _told(getattr(one, kind)) for kind in _KINDS} for one in found], False
+        [
+            {"owner": quota.owner} | {kind: _format(getattr(quota, kind)) for kind in _KINDS}
+            for quota in quotas
+        ],
+        False,
     )
 
 
-def _print(found: OwnerQuota, as_json: bool) -> None:
-    lines = [f"{kind.replace('_', ' ')}: {_told(getattr(found, kind))}" for kind in _KINDS]
-    print_row(found.model_dump(mode="json"), as_json, "\n".join(lines))
+def _print(quota: OwnerQuota, as_json: bool) -> None:
+    lines = [f"{kind.replace('_', ' ')}: {_format(getattr(quota, kind))}" for kind in _KINDS]
+    print_row(quota.model_dump(mode="json"), as_json, "\n".join(lines))
 
 
-def _told(one: Allowance) -> str:
-    limit = "no limit" if one.allowed is None else f"of {one.allowed:,}"
-    return f"{one.used:,}, {limit}" + (", its own" if one.own else "")
+def _format(allowance: Allowance) -> str:
+    limit = "no limit" if allowance.allowed is None else f"of {allowance.allowed:,}"
+    return f"{allowance.used:,}, {limit}" + (" (set for this owner)" if allowance.own else "")

@@ -1,4 +1,4 @@
-"""Commands that run until they are stopped: `wander-hub serve` and `work`."""
+"""Commands that run until they are stopped: `wander-hub serve` and `wander-hub work`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.IntRange(min=0, max=65535),
     default=8600,
     show_default=True,
-    help="port to listen on; 0 takes a free one",
+    help="port to listen on; 0 chooses a free port",
 )
 @data_option
 @click.option("--public-url", envvar="WANDER_HUB_PUBLIC_URL", help="address under which users reach the hub")
@@ -26,9 +26,9 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.Path(path_type=Path),
     help="write the administrator's token here (mode 0600) instead of printing it",
 )
-@click.option("--new-token", is_flag=True, help="make another administrator's token, if there is one already")
+@click.option("--new-token", is_flag=True, help="create another administrator's token if one exists")
 @click.option(
-    "--exit-with-parent/--no-exit-with-parent", default=False, help="stop when the starting process ends"
+    "--exit-with-parent/--no-exit-with-parent", default=False, help="stop when the parent process exits"
 )
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="log every request")
 @click.option(
@@ -36,9 +36,9 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="processes that answer requests",
+    help="number of processes that answer requests",
 )
-@click.option("--jobs/--no-jobs", default=None, help="work on jobs too, or leave them to `wander-hub work`")
+@click.option("--jobs/--no-jobs", default=None, help="run jobs too, or leave them to `wander-hub work`")
 def serve(
     host: str,
     port: int,
@@ -51,11 +51,11 @@ def serve(
     workers: int,
     jobs: bool | None,
 ) -> None:
-    """Start the hub. The first start makes the database and prints an administrator's token, once."""
-    gc.disable()  # while all is imported, nothing of it can go
+    """Start the hub. The first start creates the database and prints an administrator's token once."""
+    gc.disable()  # collecting during the imports would find nothing
     from wander_hub.server import serve as serving
 
-    gc.freeze()  # nor can it ever
+    gc.freeze()  # modules stay until the process exits
     gc.enable()
     settings = read_settings(data=data, public_url=public_url, serve_jobs=jobs)
     serving.serve(
@@ -76,22 +76,23 @@ def serve(
     envvar="WANDER_HUB_PUBLIC_URL",
     help="address at which this machine reaches the hub  [default: its public URL]",
 )
-@click.option("--concurrency", type=click.IntRange(min=1, max=64), help="jobs at once  [default: 1]")
+@click.option("--concurrency", type=click.IntRange(min=1, max=64), help="jobs at the same time  [default: 1]")
 @click.option("--listen", metavar="HOST:PORT", help="answer `GET /health` here")
-@click.option("--once", is_flag=True, help="do what waits now, then end")
+@click.option("--once", is_flag=True, help="run the queued jobs, then exit")
 @data_option
 def work(hub: str | None, concurrency: int | None, listen: str | None, once: bool, data: Path | None) -> None:
-    """Work on jobs: play posted runs again, check published versions.
+    """Run jobs: replay posted runs and check published versions.
 
-    Takes the settings of the hub: the same database and storage. Any number of such processes may run, on
-    any machines; one that is stopped gives its jobs back, and those of one that dies go to another.
+    Use the same settings as the hub, with the same database and storage. Any number of these processes may
+    run, on any machines. A process that is stopped returns its jobs to the queue. Another process takes over
+    the jobs of one that crashed.
 
     \b
-    wander-hub work --hub http://127.0.0.1:8600          beside a hub that serves with `--no-jobs`
+    wander-hub work --hub http://127.0.0.1:8600          next to a hub that serves with `--no-jobs`
     wander-hub work --hub https://hub.example.org --concurrency 4
 
     \b
-    Exit status: 0 when it was told to stop or nothing is left, 2 wrong usage or an unusable database.
+    Exit status: 0 if it was stopped or the queue is empty, 2 for wrong usage or an unusable database.
     """
     from wander_hub.server import work as working
 

@@ -29,22 +29,20 @@ def token() -> None:
 
 @token.command("create")
 @click.argument("user")
-@click.option("--name", default="command line", show_default=True, help="what the token is for")
+@click.option("--name", default="command line", show_default=True, help="description of the token")
 @click.option(
     "--scope",
     multiple=True,
     type=click.Choice(TOKEN_SCOPES),
-    help="what it may do; may repeat  [default: all]",
+    help="permission of the token; may repeat  [default: all]",
 )
-@click.option(
-    "--days", type=click.IntRange(min=1, max=3650), help="days until it expires  [default: it does not]"
-)
+@click.option("--days", type=click.IntRange(min=1, max=3650), help="days until it expires  [default: never]")
 @data_option
 @json_option
 def create_token(
     user: str, name: str, scope: tuple[str, ...], days: int | None, data: Path | None, as_json: bool
 ) -> None:
-    """Create a token for a user and print it; it cannot be shown again.
+    """Create a token for a user and print it. It cannot be shown again.
 
     \b
     wander-hub token create ada --scope publish --days 30
@@ -52,21 +50,21 @@ def create_token(
     from wander_hub.rights.tokens import make_token
 
     with open_database(read_settings(data=data)) as database, database.write() as session:
-        found = find_user(session, user)
+        owner = find_user(session, user)
         lifetime = timedelta(days=days) if days is not None else None
         scopes = scope or TOKEN_SCOPES
-        secret, token = make_token(session, found.id, name, scopes=scopes, lifetime=lifetime)
-        told = {"user": user, "name": name, "scopes": sorted(scopes), "days": days}
-        audit.record(session, by_command("token.create"), target=token.prefix, **told)
+        secret, token = make_token(session, owner.id, name, scopes=scopes, lifetime=lifetime)
+        details = {"user": user, "name": name, "scopes": sorted(scopes), "days": days}
+        audit.record(session, by_command("token.create"), target=token.prefix, **details)
     print_row({"user": user, "name": name, "token": secret}, as_json, secret)
 
 
 @token.command("list")
-@click.option("--user", help="only this user's")
+@click.option("--user", help="list only the tokens of this user")
 @data_option
 @json_option
 def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
-    """List tokens by their prefix; secrets are not kept."""
+    """List tokens by their prefix. The hub does not store the secrets."""
     from wander_hub.rights import repository
 
     with reading(data) as session:
@@ -91,7 +89,7 @@ def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def revoke_token(prefix: str, data: Path | None, as_json: bool) -> None:
-    """Revoke the token with this prefix, as `token list` shows it."""
+    """Revoke the token with this prefix, which `wander-hub token list` shows."""
     from wander_hub.rights import tokens
 
     with open_database(read_settings(data=data)) as database, database.write() as session:

@@ -12,12 +12,14 @@ from wander_hub.cli.options import commit, data_option, json_option, print_row, 
 from wander_hub.identity import HUB
 from wander_hub.settings import Settings
 
-owner_option = click.option("--owner", help="whose; without it those of the hub, for all that is public")
+owner_option = click.option(
+    "--owner", help="owner of the webhooks  [default: the hub, for all public events]"
+)
 
 
 @click.group()
 def webhook() -> None:
-    """Tell other programs of what happens on the hub."""
+    """Notify other programs of events on the hub."""
 
 
 @webhook.command("list")
@@ -25,19 +27,19 @@ def webhook() -> None:
 @data_option
 @json_option
 def list_webhooks(owner: str | None, data: Path | None, as_json: bool) -> None:
-    """List webhooks, without their secrets."""
+    """List webhooks without their secrets."""
     from wander_hub.webhooks import service
 
     with reading(data) as session:
-        rows = [one.model_dump(mode="json") for one in service.list_all(session, HUB, owner)]
+        rows = [hook.model_dump(mode="json") for hook in service.list_all(session, HUB, owner)]
     print_rows(rows, as_json)
 
 
 @webhook.command("add")
 @click.argument("url")
 @owner_option
-@click.option("--environment", help="of the owner; all without it")
-@click.option("--event", multiple=True, help="such as `run.posted`; may repeat  [default: all]")
+@click.option("--environment", help="environment of the owner  [default: all]")
+@click.option("--event", multiple=True, help="event such as `run.posted`; may repeat  [default: all]")
 @data_option
 @json_option
 def add_webhook(
@@ -48,7 +50,7 @@ def add_webhook(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Add a webhook and print the secret that signs what it is told; it cannot be shown again.
+    """Add a webhook and print its signing secret. The secret cannot be shown again.
 
     \b
     wander-hub webhook add https://ci.example.org/hook --owner games --event version.published
@@ -61,8 +63,8 @@ def add_webhook(
     wanted = NewWebhook.model_validate(given)
 
     def add(session: Session, settings: Settings) -> dict[str, Any]:
-        made = service.create(session, settings, HUB, wanted)
-        return made.webhook.model_dump(mode="json") | {"secret": made.secret}
+        created = service.create(session, settings, HUB, wanted)
+        return created.webhook.model_dump(mode="json") | {"secret": created.secret}
 
     row = commit("webhook.create", add, data)
     print_row(row, as_json, f"webhook {row['id']}: {row['secret']}")
@@ -73,7 +75,7 @@ def add_webhook(
 @data_option
 @json_option
 def remove_webhook(number: int, data: Path | None, as_json: bool) -> None:
-    """Remove a webhook with its deliveries."""
+    """Remove a webhook and its deliveries."""
     from wander_hub.webhooks import service
 
     row = commit("webhook.remove", lambda session, _: service.remove(session, HUB, number), data)
@@ -85,11 +87,12 @@ def remove_webhook(number: int, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def try_webhook(number: int, data: Path | None, as_json: bool) -> None:
-    """Have `webhook.test` delivered by the running hub; `deliveries` tells how that ends."""
+    """Send `webhook.test` to a webhook through the running hub. See `wander-hub webhook deliveries` for the
+    result."""
     from wander_hub.webhooks import service
 
     row = commit("webhook.test", lambda session, _: service.try_out(session, HUB, number), data)
-    print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} waits")
+    print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} is queued")
 
 
 @webhook.command("deliveries")
@@ -98,12 +101,12 @@ def try_webhook(number: int, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def list_deliveries(number: int, limit: int, data: Path | None, as_json: bool) -> None:
-    """List what was and is to be delivered to a webhook, the newest first."""
+    """List the past and pending deliveries of a webhook, newest first."""
     from wander_hub.webhooks import service
 
     with reading(data) as session:
         page = service.list_deliveries(session, HUB, number, None, limit)
-    print_rows([one.model_dump(mode="json") for one in page.data], as_json)
+    print_rows([delivery.model_dump(mode="json") for delivery in page.data], as_json)
 
 
 @webhook.command("redeliver")
@@ -112,10 +115,10 @@ def list_deliveries(number: int, limit: int, data: Path | None, as_json: bool) -
 @data_option
 @json_option
 def redeliver(number: int, delivery: int, data: Path | None, as_json: bool) -> None:
-    """Have a delivery made again now."""
+    """Send a delivery again, immediately."""
     from wander_hub.webhooks import service
 
     row = commit(
         "webhook.redeliver", lambda session, _: service.redeliver(session, HUB, number, delivery), data
     )
-    print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} waits")
+    print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} is queued")

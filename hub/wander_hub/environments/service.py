@@ -119,14 +119,14 @@ def find(session: Session, owner: str, name: str) -> Environment:
         hint = "its name is never given again; runs that used it are kept"
         raise HubProblem(410, "environment_deleted", f"`{label}` was deleted", hint=hint)
     present = (environment.owner.name, environment.name)
-    if present != (names.normalise_owner(owner), names.normalise_environment(name)):
+    if present != (names.normalize_owner(owner), names.normalize_environment(name)):
         raise Moved(*present)
     return environment
 
 
 def resolve(session: Session, owner: str, name: str) -> Environment:
     """Return an environment by a present or former name, even a deleted one, or raise a 404."""
-    owner, name = names.normalise_owner(owner), names.normalise_environment(name)
+    owner, name = names.normalize_owner(owner), names.normalize_environment(name)
     environment = repository.environment_named(session, owner, name)
     environment = environment or repository.environment_once_named(session, owner, name)
     if environment is not None:

@@ -20,14 +20,14 @@ from starlette.routing import compile_path
 from wander_hub.names import (
     RESERVED_ENVIRONMENTS,
     RESERVED_OWNERS,
-    normalise_environment,
-    normalise_owner,
+    normalize_environment,
+    normalize_owner,
 )
 from wander_hub.security import without_secrets
 
 _SPELLINGS = {
-    **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalise_owner),
-    **dict.fromkeys(("name", "project", "namespace"), normalise_environment),
+    **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalize_owner),
+    **dict.fromkeys(("name", "project", "namespace"), normalize_environment),
 }
 """How parameters of paths are written; all others have one spelling, as has the `name` of a file."""
 _SAFE = frozenset({"GET", "HEAD"})

@@ -188,7 +188,7 @@ def find_file(session: Session, place: IndexedProject, filename: str) -> tuple[F
 
 def owner_of(session: Session, project: str) -> str:
     """Return whose a name is in the combined index; raise a 404 for one that lies in no namespace."""
-    spaces = namespaces.namespaces_of(names.normalise_environment(project))
+    spaces = namespaces.namespaces_of(names.normalize_environment(project))
     owner = repository.owner_of_namespaces(session, spaces)
     if owner is None:
         detail = f"`{project}` lies in no owner's namespace"

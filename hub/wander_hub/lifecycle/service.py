@@ -260,7 +260,7 @@ def _name_taken(owner: Owner, name: str) -> HubProblem:
 
 
 def _new_name(name: str) -> str:
-    normal = names.normalise_environment(name)
+    normal = names.normalize_environment(name)
     if not names.is_environment_name(normal):
         raise HubProblem(422, "bad_name", f"`{name[:80]}` cannot be the name of an environment")
     return normal

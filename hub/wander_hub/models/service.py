@@ -28,7 +28,7 @@ _SHORTEST = 6
 
 def find(session: Session, owner: str, name: str) -> Model:
     """Return a model; raise a 404, or a 410 for a deleted one."""
-    owner, name = names.normalise_owner(owner), names.normalise_environment(name)
+    owner, name = names.normalize_owner(owner), names.normalize_environment(name)
     found = repository.model_named(session, owner, name)
     label = f"{owner[:80]}/{name[:80]}"
     if found is None:

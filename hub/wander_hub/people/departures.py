@@ -69,7 +69,7 @@ def info_of(session: Session, user: User) -> UserInfo:
 
 def lock_user(session: Session, name: str) -> User:
     """Return a user; of two changes at once that could take the last administrator away, one waits."""
-    name = names.normalise_owner(name)
+    name = names.normalize_owner(name)
     query = select(User).where((User.name == name) | User.admin).order_by(User.id)
     found = session.scalars(query.with_for_update(key_share=True).execution_options(populate_existing=True))
     user = next((one for one in found if one.name == name), None)

@@ -37,8 +37,8 @@ from wander_hub.http import cookies
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
-from wander_hub.names import normalise_owner
-from wander_hub.people import departures, identities, organisations, second_factor, sessions, sign_in
+from wander_hub.names import normalize_owner
+from wander_hub.people import departures, identities, organizations, second_factor, sessions, sign_in
 from wander_hub.rights import rights
 from wander_hub.rights.rights import Administrator, ForAdministrator
 
@@ -107,34 +107,34 @@ def sign_out_everywhere(context: ForManager) -> None:
 @router.get("/owners", responses=refusals(401, 403))
 def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
     """List the owners on which you have a role."""
-    return OwnerList(data=organisations.list_owners_of_caller(session, caller))
+    return OwnerList(data=organizations.list_owners_of_caller(session, caller))
 
 
 @router.post("/owners", status_code=201, responses=_CHANGES | refusals(400))
 @audited("owner.create")
-def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
+def make_organization(context: ForManager, body: NewOwner) -> OwnerInfo:
     """Make an organisation, an owner without a user of its name; you are its first owner."""
     what = (context.caller, context.settings, body.name)
-    return context.commit(lambda session: organisations.make_organisation(session, *what))
+    return context.commit(lambda session: organizations.make_organization(session, *what))
 
 
 @router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES)
 @audited("owner.remove")
-def remove_organisation(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
+def remove_organization(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
     """End roles, invitations, tokens and trust of an organisation. What it published stays, and its name."""
     context.commit(
-        lambda session: organisations.remove_own_organisation(session, context.caller, organisation)
+        lambda session: organizations.remove_own_organization(session, context.caller, organisation)
     )
 
 
 @router.get("/organisations", responses=refusals(401, 403, 422))
-def list_organisations(
+def list_organizations(
     session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100
 ) -> OrganisationList:
     """List the organisations; for administrators."""
     found = [
         OrganisationInfo(name=one.name, owners=owners, created_at=one.created_at)
-        for one, owners in organisations.with_owners(session, after=cursor, limit=limit + 1).items()
+        for one, owners in organizations.with_owners(session, after=cursor, limit=limit + 1).items()
     ]
     return OrganisationList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
 
@@ -180,7 +180,7 @@ def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
 @router.get("/users/{user}/identities", responses=refusals(401, 403, 404, 422))
 def list_identities(session: ReadSession, _caller: Administrator, user: UserName) -> IdentityList:
     """List as whom a user signs in at a provider. For administrators."""
-    known = user_named(session, normalise_owner(user))
+    known = user_named(session, normalize_owner(user))
     if known is None:
         raise departures.no_user(user)
     return IdentityList(

@@ -30,7 +30,7 @@ def sign_in(
 
     `code` is that of a second factor, which nobody is told whether a user has.
     """
-    name, address = names.normalise_owner(name.strip()), origin.address or ""
+    name, address = names.normalize_owner(name.strip()), origin.address or ""
     attempts.count_attempt(database, name, address)
     with database.read() as session:
         user = accounts.user_named(session, name)

@@ -70,8 +70,8 @@ def add_publisher(
         hint = "make one with `wander auth token new NAME --scope manage --scope publish`"
         detail = "a publisher publishes, which the token that adds it has to be good for"
         raise HubProblem(403, "token_scope", detail, hint=hint)
-    name = names.normalise_environment(wanted.name) if wanted.name is not None else None
-    exists = name is not None and environments.environment_named(session, names.normalise_owner(owner), name)
+    name = names.normalize_environment(wanted.name) if wanted.name is not None else None
+    exists = name is not None and environments.environment_named(session, names.normalize_owner(owner), name)
     if name is not None and exists:
         found = rights.environment_for(session, caller, "manage", owner, name).owner
     else:
@@ -127,8 +127,8 @@ def mint_token(
     Anybody may trust any workflow, so without a target there may be publishers of several owners: then each
     gives a token of one secret, and the address of the upload says which of them is meant.
     """
-    owner = names.normalise_owner(owner) if owner is not None else None
-    name = names.normalise_environment(name) if name is not None else None
+    owner = names.normalize_owner(owner) if owner is not None else None
+    name = names.normalize_environment(name) if name is not None else None
     forget_before(session, now())
     subject = _normal_subject(kind, str(claims.get(_SUBJECT[kind], "")))
     trusted_by = select(Publisher).join(Publisher.created_by).where(User.disabled_at.is_(None))

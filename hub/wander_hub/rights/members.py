@@ -37,7 +37,7 @@ def change_owner_role(
 
     Everybody may leave, and is told no more of those who stay.
     """
-    user = names.normalise_owner(user)
+    user = names.normalize_owner(user)
     leaving = role is None and user == caller.user
     owner = rights.owner_for(session, caller, "read" if leaving else "manage", name)
     accounts.lock_owner(session, owner)
@@ -65,7 +65,7 @@ def change_environment_role(
 
     Everybody may leave, and is told no more of those who stay.
     """
-    user = names.normalise_owner(user)
+    user = names.normalize_owner(user)
     leaving = role is None and user == caller.user
     environment = rights.environment_for(session, caller, "read" if leaving else "manage", owner, name)
     if not caller.covers("manage", environment.owner_id, environment.id):

@@ -77,7 +77,7 @@ def find_uploading_owner(session: Session, identity: Identity, name: str) -> Own
 
 def find_owner(session: Session, identity: Identity, name: str) -> Owner:
     """Return the owner of that name or raise a 404."""
-    name = names.normalise_owner(name)
+    name = names.normalize_owner(name)
     owner = repository.owner_named(session, name)
     if owner is None:
         raise _no_owner(identity, name)

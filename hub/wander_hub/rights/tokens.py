@@ -22,7 +22,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity, outranks
 from wander_hub.jobs.models import Job
-from wander_hub.names import normalise_owner
+from wander_hub.names import normalize_owner
 from wander_hub.rights import repository
 from wander_hub.rights.models import Grant, Token
 
@@ -151,7 +151,7 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
     with database.read() as session:
         token = repository.token_hashed(session, sha256)
         if token is None and owner is not None:
-            sha256 = security.token_hash(f"{normalise_owner(owner)}/{secret}")
+            sha256 = security.token_hash(f"{normalize_owner(owner)}/{secret}")
             token = repository.token_hashed(session, sha256)
         if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
             raise _unknown()

@@ -147,10 +147,10 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
         inside = f"`{package.name}` {package.version}"
         raise refusal("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
-    if claimed_name and names.normalise_environment(claimed_name) != package.name:
+    if claimed_name and names.normalize_environment(claimed_name) != package.name:
         raise refusal("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
     try:
-        fits = not claimed_version or names.normalise_version(claimed_version) == package.version
+        fits = not claimed_version or names.normalize_version(claimed_version) == package.version
     except ValueError:  # no version, or a number with thousands of digits
         fits = False
     if claimed_version and not fits:

@@ -42,7 +42,7 @@ from wander_hub.transfers.models import Transfer
 
 def announce(context: Context, wanted: NewModel) -> tuple[TransferInfo, bool]:
     """Open the transfer of a revision's files; those that the model has in another revision are not sent."""
-    wanted = wanted.model_copy(update={"name": names.normalise_environment(wanted.name)})
+    wanted = wanted.model_copy(update={"name": names.normalize_environment(wanted.name)})
     _check_files(wanted, context.settings)
 
     def record(session: Session) -> tuple[TransferInfo, bool]:

@@ -108,7 +108,7 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
         if isinstance(value, str):
             fields.setdefault(key, value)
     sha256, size = digest_of(content.file)
-    owner_name = names.normalise_owner(owner_name)
+    owner_name = names.normalize_owner(owner_name)
     upload = Upload(owner_name, content.filename, content.file, size, sha256, fields)
     check = checks.parse_check(upload)
     caller, database, storage = context.caller, context.database, context.storage

@@ -53,7 +53,7 @@ class Contents:
     """`module:function` of the `wander.environments` group."""
     has_loader: bool
     """A top-level module defines `load_environment`."""
-    licence_files: frozenset[str] = frozenset()
+    license_files: frozenset[str] = frozenset()
     """Paths that `License-File` may name: relative to where this kind of archive keeps them."""
     modules: frozenset[str] = frozenset()
     """Top-level names that would become importable, of wheels."""

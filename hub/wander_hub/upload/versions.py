@@ -143,7 +143,7 @@ def _finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisib
 def _describe(session: Session, transfer: Transfer, base_url: str) -> VersionDetail:
     """Return the version that a transfer became."""
     stated = transfer.stated
-    environment = environment_service.find(session, names.normalise_owner(stated["owner"]), stated["name"])
+    environment = environment_service.find(session, names.normalize_owner(stated["owner"]), stated["name"])
     version = environment_service.find_version(session, environment, stated["version"])
     return environment_service.version_detail(environment, version, base_url)
 
@@ -162,9 +162,9 @@ def _check_lock(context: Context, lock: bytes, packages: Sequence[Package]) -> N
 
 def check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
     """Return name and version in their normal forms; refuse files that are not all of them."""
-    name = names.normalise_environment(wanted.name)
+    name = names.normalize_environment(wanted.name)
     try:
-        version = names.normalise_version(wanted.version)
+        version = names.normalize_version(wanted.version)
     except ValueError as error:
         detail = f"`{wanted.version[:50]}` is no version as PEP 440 has it"
         raise HubProblem(422, "bad_version", detail) from error

@@ -71,7 +71,7 @@ def home(
 ) -> Response:
     """Search box, filters, counts, environments."""
     given = {
-        "owner": names.normalise_owner(owner or "") or None,
+        "owner": names.normalize_owner(owner or "") or None,
         "tag": tag or None,
         "kind": kind or None,
         "license": license or None,

@@ -17,17 +17,17 @@ from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
-if TYPE_CHECKING:  # what reads metadata is imported with the first upload: it holds every licence's text
+if TYPE_CHECKING:  # what reads metadata is imported with the first upload: it holds every license_text's text
     from packaging.metadata import Metadata, RawMetadata
 
 _MAX_TAGS = 32
 _NAME_CHARS = 128
 _VERSION_CHARS = 64
-_LICENCE_FACTOR = 16
-"""`License` may hold a whole licence; the longest in use, the GPL, has 35,000 characters."""
+_LICENSE_FACTOR = 16
+"""`License` may hold a whole license_text; the longest in use, the GPL, has 35,000 characters."""
 _ALL_FACTOR = 128
 """How many of the longest values all fields together may hold: reading requirements costs time."""
-_LICENCE_FILES_SINCE = Version("2.4")
+_LICENSE_FILES_SINCE = Version("2.4")
 _SPACE = re.compile(r"\s+")
 _PRIVATE = "Private ::"
 """PyPI refuses such classifiers, so that nothing private gets there by mistake; a hub is where it belongs."""
@@ -42,7 +42,7 @@ def package_from(
     what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
     metadata = _parse(contents.metadata, what, settings)
     for path in metadata.license_files or []:
-        if path not in contents.licence_files:
+        if path not in contents.license_files:
             detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
             raise refusal("license_file_missing", detail)
     for requirement in metadata.requires_dist or []:
@@ -58,7 +58,7 @@ def package_from(
     if metadata.license_expression and metadata.license:
         detail = f"{what} has both `License-Expression` and `License`, which it replaces (PEP 639)"
         raise refusal("bad_metadata", detail)
-    licence = metadata.license_expression or metadata.license
+    license_text = metadata.license_expression or metadata.license
     readme = metadata.description or ""
     readme_type = (metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower()
     words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
@@ -72,7 +72,7 @@ def package_from(
         summary=_SPACE.sub(" ", metadata.summary or "").strip(),
         requires_python=str(metadata.requires_python) if metadata.requires_python else None,
         requires_dist=[str(one) for one in metadata.requires_dist or []],
-        license=_SPACE.sub(" ", licence).strip()[:100] if licence else None,
+        license=_SPACE.sub(" ", license_text).strip()[:100] if license_text else None,
         tags=list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS],
         readme=readme,
         readme_type=readme_type,
@@ -97,7 +97,7 @@ def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
             raise refusal("bad_metadata", f"`{label}` in {what} holds a character beyond ASCII")
     with suppress(InvalidVersion):  # which is refused below
         # Setuptools 57 to 76 wrote `License-File` into metadata 2.1, before the standard had it.
-        if Version(raw.get("metadata_version", "")) < _LICENCE_FILES_SINCE:
+        if Version(raw.get("metadata_version", "")) < _LICENSE_FILES_SINCE:
             raw.pop("license_files", None)
     try:
         return Metadata.from_raw(raw, validate=True)
@@ -122,7 +122,7 @@ def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
         "name": min(_NAME_CHARS, settings.max_field_chars),
         "version": min(_VERSION_CHARS, settings.max_field_chars),
         "summary": settings.max_summary_chars,
-        "license": settings.max_field_chars * _LICENCE_FACTOR,
+        "license": settings.max_field_chars * _LICENSE_FACTOR,
     }
     total = 0
     for field, value in raw.items():

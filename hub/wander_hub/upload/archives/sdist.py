@@ -64,7 +64,7 @@ def read(
         texts[_METADATA],
         entry_point,
         loaders.found,
-        licence_files=frozenset(one.path for one in tree),
+        license_files=frozenset(one.path for one in tree),
         code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
         tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
         generated=_generated_patterns(project),

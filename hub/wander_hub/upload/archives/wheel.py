@@ -88,13 +88,13 @@ def read(
     entry_points.check_scripts(state.scripts)
     if "entry_points.txt" in state.texts:
         target = entry_points.read(state.texts["entry_points.txt"], state.scripts)
-    licences = f"{state.folder}/licenses/"
+    licenses = f"{state.folder}/licenses/"
     return Contents(
         metadata=state.texts["METADATA"],
         entry_point=target,
         has_loader=state.loaders.found,
-        licence_files=frozenset(
-            path.removeprefix(licences) for path in state.files if path.startswith(licences)
+        license_files=frozenset(
+            path.removeprefix(licenses) for path in state.files if path.startswith(licenses)
         ),
         modules=frozenset(state.modules),
         code=tuple(state.code),
@@ -187,7 +187,7 @@ def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
     name, _, version = folder.removesuffix(".dist-info").rpartition("-")
     identity = None
     with suppress(ValueError):  # which the next lines refuse
-        identity = names.normalise_environment(name), names.normalise_version(version)
+        identity = names.normalize_environment(name), names.normalize_version(version)
     if identity != (state.filename.name, state.filename.version):
         detail = f"the folder `{clip(folder)}` is not that of `{state.filename.stem}`"
         raise refusal("bad_dist_info", detail)

@@ -30,9 +30,9 @@ from wander_hub.http.cookies import require_own_page
 from wander_hub.http.problems import HubProblem, describe
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Identity
-from wander_hub.names import normalise_owner
+from wander_hub.names import normalize_owner
 from wander_hub.operation import job_queue
-from wander_hub.people import organisations, second_factor, sign_in
+from wander_hub.people import organizations, second_factor, sign_in
 from wander_hub.publishers import service as publishers
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
@@ -69,7 +69,7 @@ def show_account(
         "": (
             "Owners and roles",
             lambda: {
-                "owners": organisations.list_owners_of_caller(session, user),
+                "owners": organizations.list_owners_of_caller(session, user),
                 "roles": rights_repository.grants_of_user(session, user.user_id),
                 "invitations": invitations.invitations_of_caller(session, user),
             },
@@ -172,7 +172,7 @@ def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Resp
 @router.get("/{owner}/settings/live")
 def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
     """What waits and runs for an owner, as server-sent events; for its owners."""
-    found = rights.owner_for(visit.session, visit.user, "manage", normalise_owner(owner))
+    found = rights.owner_for(visit.session, visit.user, "manage", normalize_owner(owner))
     return _follow_jobs(visit.request, found.id)
 
 
@@ -187,7 +187,7 @@ def show_owner_settings(
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
     session, user, settings = visit.session, visit.user, visit.settings
-    found = rights.owner_for(session, user, "manage", normalise_owner(owner))
+    found = rights.owner_for(session, user, "manage", normalize_owner(owner))
     name = found.name
 
     def list_audit() -> dict[str, Any]:

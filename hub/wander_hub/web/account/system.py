@@ -27,7 +27,7 @@ from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import OPEN
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
-from wander_hub.people import departures, organisations
+from wander_hub.people import departures, organizations
 from wander_hub.quotas import service as quotas
 from wander_hub.runs import repository as runs
 from wander_hub.runs.models import Run
@@ -138,11 +138,11 @@ def show_users(
 
 
 @router.get("/organisations")
-def show_organisations(
+def show_organizations(
     visit: AdministratorVisiting, cursor: Annotated[str, Query(max_length=80)] = ""
 ) -> Response:
     """The organisations, and the owners that have limits of their own."""
-    found = list(organisations.with_owners(visit.session, after=cursor, limit=_PEOPLE + 1).items())
+    found = list(organizations.with_owners(visit.session, after=cursor, limit=_PEOPLE + 1).items())
     following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
     return visit.page(
         "system_organisations.html",

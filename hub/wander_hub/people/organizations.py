@@ -20,22 +20,22 @@ from wander_hub.rights.models import Grant, Invitation, Token
 from wander_hub.settings import Settings
 
 
-def make_organisation(session: Session, caller: Identity, settings: Settings, name: str) -> OwnerInfo:
+def make_organization(session: Session, caller: Identity, settings: Settings, name: str) -> OwnerInfo:
     """Make an organisation, of which the caller is the first owner."""
     rights.require_whole_token(caller)
-    if settings.organisations == "administrators":
+    if settings.organizations == "administrators":
         rights.require_administrator(caller)
     # Of two requests at once one waits, so that both count.
     user = session.get_one(User, caller.user_id, with_for_update={"key_share": True})
-    owned = select(func.count()).select_from(Membership).join(Membership.owner).where(_is_organisation())
+    owned = select(func.count()).select_from(Membership).join(Membership.owner).where(_is_organization())
     count = session.scalar(owned.where(Membership.user_id == user.id, Membership.role == "owner")) or 0
-    if count >= settings.max_organisations and not caller.administers:
+    if count >= settings.max_organizations and not caller.administers:
         hint = "whoever runs the hub can make more: `wander-hub org add NAME --owner USER`"
         raise HubProblem(409, "too_many_organisations", f"you own {count} organisations", hint=hint)
-    return add_organisation(session, name, user)
+    return add_organization(session, name, user)
 
 
-def add_organisation(session: Session, name: str, user: User) -> OwnerInfo:
+def add_organization(session: Session, name: str, user: User) -> OwnerInfo:
     """Make an organisation for its first owner."""
     owner = service.add_owner(session, name)
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
@@ -46,7 +46,7 @@ def add_organisation(session: Session, name: str, user: User) -> OwnerInfo:
 def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
     """Return the owners on which the caller has a role, by name."""
     rights.require_whole_token(caller)
-    query = select(Owner, Membership.role, _is_organisation()).join(
+    query = select(Owner, Membership.role, _is_organization()).join(
         Membership, Membership.owner_id == Owner.id
     )
     found = session.execute(query.where(Membership.user_id == caller.user_id).order_by(Owner.name))
@@ -58,7 +58,7 @@ def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]
 
 def with_owners(session: Session, *, after: str = "", limit: int | None = None) -> dict[Owner, list[str]]:
     """Return organisations by name, each with the users who own it."""
-    these = select(Owner.id).where(_is_organisation(), Owner.name > after).order_by(Owner.name).limit(limit)
+    these = select(Owner.id).where(_is_organization(), Owner.name > after).order_by(Owner.name).limit(limit)
     theirs = Membership.owner_id == Owner.id, Membership.role == "owner"
     query = select(Owner, User.name).outerjoin(Membership, and_(*theirs)).outerjoin(Membership.user)
     query = query.where(Owner.id.in_(these.subquery().select())).order_by(Owner.name, User.name)
@@ -68,31 +68,31 @@ def with_owners(session: Session, *, after: str = "", limit: int | None = None) 
     return found
 
 
-def find_organisation(session: Session, name: str) -> Owner:
+def find_organization(session: Session, name: str) -> Owner:
     """Return an organisation, or say how to make one."""
-    name = names.normalise_owner(name)
-    owner = session.scalar(select(Owner).where(Owner.name == name, _is_organisation()))
+    name = names.normalize_owner(name)
+    owner = session.scalar(select(Owner).where(Owner.name == name, _is_organization()))
     if owner is None:
         hint = "`wander-hub org list` names the organisations"
         raise HubProblem(404, "owner_not_found", f"there is no organisation `{name[:80]}`", hint=hint)
     return owner
 
 
-def remove_own_organisation(session: Session, caller: Identity, name: str) -> None:
+def remove_own_organization(session: Session, caller: Identity, name: str) -> None:
     """Remove an organisation, for who owns it; a user's own name goes with the user alone."""
     owner = rights.owner_for(session, caller, "manage", name)
     if accounts.user_named(session, owner.name) is not None or owner.name == names.BUNDLED_OWNER:
         hint = "`wander auth org list` tells which owners are organisations"
         raise HubProblem(409, "not_an_organisation", f"`{owner.name}` is no organisation", hint=hint)
-    remove_organisation(session, owner.name)
+    remove_organization(session, owner.name)
 
 
-def remove_organisation(session: Session, name: str) -> Owner:
+def remove_organization(session: Session, name: str) -> Owner:
     """End all roles, invitations, tokens and trust of an organisation.
 
     What it published stays, for administrators to look after, and so does its name.
     """
-    owner = find_organisation(session, name)
+    owner = find_organization(session, name)
     accounts.lock_owner(session, owner)
     its = select(Environment.id).where(Environment.owner_id == owner.id)
     for table in (Membership, Invitation, Publisher):
@@ -105,5 +105,5 @@ def remove_organisation(session: Session, name: str) -> Owner:
     return owner
 
 
-def _is_organisation() -> ColumnElement[bool]:
+def _is_organization() -> ColumnElement[bool]:
     return (Owner.name != names.BUNDLED_OWNER) & ~exists().where(User.name == Owner.name).correlate(Owner)

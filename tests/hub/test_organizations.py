@@ -11,7 +11,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
 from wander_hub.cli.main import app as command
 from wander_hub.http.problems import HubProblem
-from wander_hub.people import organisations
+from wander_hub.people import organizations
 from wander_hub.rights.tokens import authenticate
 
 
@@ -37,14 +37,14 @@ async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
 
 
 def test_a_user_owns_so_many_and_no_more(hub):
-    few = hub.settings.model_copy(update={"max_organisations": 2})
+    few = hub.settings.model_copy(update={"max_organizations": 2})
     alice, admin = (authenticate(hub.database, hub.tokens[one]) for one in ("alice", "admin"))
     barrier, refused = threading.Barrier(4), []
 
     def make(name: str) -> None:
         barrier.wait()
         try:
-            hub.database.commit(lambda session: organisations.make_organisation(session, alice, few, name))
+            hub.database.commit(lambda session: organizations.make_organization(session, alice, few, name))
         except HubProblem as problem:
             refused.append(problem.code)
 
@@ -54,11 +54,11 @@ def test_a_user_owns_so_many_and_no_more(hub):
     for one in threads:
         one.join()
     assert refused == ["too_many_organisations"] * 2
-    closed = hub.settings.model_copy(update={"organisations": "administrators"})
+    closed = hub.settings.model_copy(update={"organizations": "administrators"})
     with hub.database.write() as session:
         with pytest.raises(HubProblem, match="administrators"):
-            organisations.make_organisation(session, alice, closed, "mine")
-        assert organisations.make_organisation(session, admin, closed, "mine").name == "mine"
+            organizations.make_organization(session, alice, closed, "mine")
+        assert organizations.make_organization(session, admin, closed, "mine").name == "mine"
 
 
 async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypatch):
@@ -70,7 +70,7 @@ async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypa
         assert done.exit_code == status, done.output
         return done.stdout
 
-    assert run("add", "lab", "--owner", "alice") == "made `lab`, owner: alice\n"
+    assert run("add", "lab", "--owner", "alice") == "created `lab`, owner: alice\n"
     added = json.loads(run("members", "lab", "--add", "bob", "--role", "reader", "--json"))["data"]
     assert [(one["user"], one["role"], one["state"]) for one in added] == [
         ("alice", "owner", "member"),
