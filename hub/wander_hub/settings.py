@@ -38,7 +38,7 @@ class ProviderSettings(BaseModel):
     name_claim: str = "preferred_username"
     """Claim that becomes the user name of an added user."""
     add_users: bool = False
-    """Whether to add a user when someone signs in whose identity is not linked to a user yet."""
+    """Whether to add a user at the first sign-in of an identity that is not linked to a user."""
     domains: tuple[str, ...] = ()
     """Email domains whose addresses may sign in, if the provider verified the address; empty allows all."""
     groups_claim: str = "groups"
@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     where to."""
 
     organizations: Literal["anybody", "administrators"] = "anybody"
-    """Who may create organizations, which are owners that are not users."""
+    """Users who may create organizations, which are owners without a user."""
     max_organizations: int = Field(default=20, ge=0)
     """Number of organizations that one user may own."""
     session_hours: float = Field(default=14 * 24, gt=0)

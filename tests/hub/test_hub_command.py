@@ -70,7 +70,7 @@ def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path
         second = run("serve", "--port", "0", "--data", str(tmp_path / "data"))
         assert second.returncode == 2
         first_line, *_, hint = second.stderr.splitlines()
-        assert first_line.startswith(f"error: a hub runs on the data folder `{tmp_path / 'data'}` already")
+        assert first_line.startswith(f"error: a hub already uses the data folder `{tmp_path / 'data'}`")
         assert f"process {process.pid} at {address} holds `hub.lock`" in first_line
         assert f"kill {process.pid}" in hint
         assert httpx.get(f"{address}/health", timeout=SECONDS).status_code == 200
@@ -115,7 +115,9 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
     token = file.read_text()
 
     first_token.hand_out_token(database, file, new=False)
-    assert capsys.readouterr().err == f"the token in `{file}` is one of this hub; none was made\n"
+    assert (
+        capsys.readouterr().err == f"the token in `{file}` is valid for this hub; no new token was created\n"
+    )
 
     first_token.hand_out_token(database, elsewhere, new=False)
     said = capsys.readouterr().err
@@ -125,10 +127,10 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
 
     elsewhere.write_text("wnd_of_another_hub")
     first_token.hand_out_token(database, elsewhere, new=False)
-    assert f"`{elsewhere}` holds none of this hub" in capsys.readouterr().err
+    assert f"`{elsewhere}` has no token of this hub" in capsys.readouterr().err
 
     first_token.hand_out_token(database, elsewhere, new=True)
-    assert "made a new token for the administrator" in capsys.readouterr().err
+    assert "created a new token for the administrator" in capsys.readouterr().err
     assert elsewhere.read_text() not in ("wnd_of_another_hub", token)
     assert file.read_text() == token
 
@@ -141,7 +143,9 @@ def test_a_new_token_works_beside_the_old_one(database: Database, tmp_path: Path
     first, second = tmp_path / "first", tmp_path / "second"
     first_token.hand_out_token(database, first, new=False)
     with serving(tmp_path, "--token-file", str(second), "--new-token") as (_, address, said):
-        assert said.index("made a new token") < said.index("listens on"), "the token is there before the hub"
+        assert said.index("created a new token") < said.index("listens on"), (
+            "the token is there before the hub"
+        )
         tokens = {file.read_text().strip() for file in (first, second)}
         assert len(tokens) == 2
         assert {whoami(address, token) for token in tokens} == {200}

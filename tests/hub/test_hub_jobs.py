@@ -419,7 +419,7 @@ def test_a_job_that_kills_its_workers_is_given_up(queue):
         expire(queue)
     assert waiting_done(queue, lambda context: nothing) == 0
     assert state(queue, number) == "failed"
-    assert job(queue, number).error == "the worker that had the job died, on every attempt"
+    assert job(queue, number).error == "the worker crashed on every attempt"
 
 
 def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(make_queue, working):

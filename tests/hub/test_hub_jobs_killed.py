@@ -148,6 +148,6 @@ def test_a_job_that_kills_every_worker_is_given_up(site):
     site.start()
     until(lambda: site.states() == {"failed": 1}, "it is given up")
     with site.database.read() as session:
-        assert session.get_one(Job, number).error == "the worker that had the job died, on every attempt"
+        assert session.get_one(Job, number).error == "the worker crashed on every attempt"
     assert site.begun(number) == killed
     assert site.results() == []

@@ -457,7 +457,7 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
         ):
             page = await posted.get(path, headers=HTML)
             assert page.status_code == 500
-            assert "a file of this is missing in the hub&#39;s storage" in page.text
+            assert "a required file is missing in the hub&#39;s storage" in page.text
     answer = await posted.get(f"/api/v1{run}/rollouts/0")
     assert (answer.status_code, answer.json()["code"]) == (500, "object_missing")
     told = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]

@@ -149,7 +149,7 @@ async def test_a_worker_that_dies_on_every_attempt_lowers_nothing(room: Room):
     assert (await room.run(run_id))[0] == "complete", "a fault of the hub lowers nothing"
     (told,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
     assert (told["state"], told["gave"]) == ("failed", "complete")
-    assert told["error"] == "the worker that had the job died, on every attempt"
+    assert told["error"] == "the worker crashed on every attempt"
 
 
 async def test_attempts_that_failed_lower_nothing_however_many(room: Room):

@@ -120,7 +120,7 @@ def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgre
             worker.says("waiting for the newest schema")
             database = Database(url)
             database.migrate()
-            worker.says("the worker takes jobs")
+            worker.says("waiting for jobs")
             answer = httpx.get(health, timeout=SECONDS)
             assert (answer.status_code, answer.json()["database"]) == (200, True)
             with database.write() as session:

@@ -220,7 +220,7 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
         assert bring(other, path, under="elsewhere") == {"environments": 2, "models": 1, "new": 3}
         with pytest.raises(HubProblem, match="as what `elsewhere` has") as another:
             bring(other, path, under="third")
-        assert another.value.hint == "go on with `--as elsewhere`"
+        assert another.value.hint == "continue with `--as elsewhere`"
         with other.database.read(HUB) as session:
             assert owner_named(session, "elsewhere").default_visibility == "internal"
         found = await other.client.get("/api/v1/environments/elsewhere/reverse-text")
@@ -367,8 +367,8 @@ async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request,
             assert refused.value.code == "bad_copy"
         monkeypatch.setattr(imports, "_UNPACKED", 1 << 20)
         for count, length, told in (
-            (1, 1 << 28, "a row of it has more"),
-            (400, 1 << 20, "its rows unpack to"),
+            (1, 1 << 28, "a row is longer than"),
+            (400, 1 << 20, "the rows unpack to"),
         ):
             with tarfile.open(bad, "w", format=tarfile.GNU_FORMAT) as tar:
                 body = b"".join(bomb(Forge(good).lines()[0], count, length))

@@ -48,7 +48,7 @@ COMMANDS = {
     "webhook": ("webhooks:webhook", "notify other programs of events on the hub"),
     "version": ("operation:version", "print the version"),
 }
-"""Name of each command, where it is defined (`module:attribute` below this package), and its summary."""
+"""Definition (`module:attribute` below this package) and summary of each command."""
 
 
 class LazyGroup(click.Group):

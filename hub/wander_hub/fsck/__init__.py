@@ -1,1 +1,1 @@
-"""Compare what a hub keeps, and repair what can be derived."""
+"""Check the consistency of a hub's data, and repair derived data."""

@@ -1,9 +1,9 @@
-"""Compares database, stored objects and stored index pages, and repairs what can be derived.
+"""`wander-hub fsck`: compare database, stored objects and stored index pages, and repair derived data.
 
-A missing or changed object cannot be made again from anything else, so it is only reported. All else is
-derived: pages and totals from rows, sizes from objects, the numbers of runs from their rollouts, boards and
-jobs from the runs; and what nothing points to is removed. Every repair is what the hub itself would have
-written: its own functions run, in a transaction kept when asked for.
+A missing or damaged object cannot be rebuilt, so it is only reported. Everything else is derived: pages and
+totals from rows, sizes from objects, the numbers of runs from their rollouts, boards and jobs from the runs.
+Objects that nothing refers to are removed. Repairs call the hub's own functions, in a transaction that is
+only committed with `--repair`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from wander_hub.verification import service as verification
 from wander_hub.verification.levels import level_of
 
 GRACE = timedelta(hours=1)
-"""An object that nothing points to may belong to a transfer that is under way, until it is this old."""
+"""Age below which an unreferenced object is kept, because it may belong to an unfinished transfer."""
 _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
 _PLACE = ("posted_by_id", "tier", "withdrawn", "counts")
 _BOARD = ("runs", "models", "last_posted_at", "lows", "highs", "tiers")
@@ -58,31 +58,31 @@ _PAGE = tuple(column.key for column in IndexPage.__table__.columns)
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Something that does not fit together."""
+    """A fault that the check found."""
 
     code: str
-    """object_missing, object_corrupt, object_extra, size_wrong, page_missing, page_extra, page_stale,
-    totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong,
-    board_wrong or job_missing."""
+    """Kind of the fault: object_missing, object_corrupt, object_extra, size_wrong, page_missing, page_extra,
+    page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong, board_wrong or
+    job_missing."""
     subject: str
-    """What it is about: an object's digest, a run's id, or `owner/name`."""
+    """Subject of the fault: an object's digest, a run's id, or `owner/name`."""
     detail: str
     repaired: bool = False
 
 
 @dataclass(frozen=True)
 class Derived:
-    """The numbers that a run's stored rollouts give."""
+    """Values that follow from a run's stored rollouts."""
 
     sha256: str
-    """The digest of the run."""
+    """Digest of the run."""
     rollouts_sha256: str
     summary: RunSummary
     order: bytes
 
     @property
     def order_sha256(self) -> str:
-        """Digest of the order of its rollouts."""
+        """Digest of the stored order of rollouts."""
         return hashlib.sha256(self.order).hexdigest()
 
 
@@ -95,47 +95,47 @@ def find_mismatches(
     links: PublicFiles | None = None,
     settings: Settings | None = None,
 ) -> Iterator[Mismatch]:
-    """Yield all findings; `quick` compares sizes of objects without reading them.
+    """Yield all faults; `quick` compares the sizes of objects without reading them.
 
-    The settings say who hands out jobs, and whether runs need one that plays them; without any they do not.
+    The settings decide whether runs need a job that verifies them. Without settings, they do not.
     """
     broken = set()
-    for found in _objects(database, storage, repair=repair, quick=quick):
-        if found.code in ("object_missing", "object_corrupt"):
-            broken.add(found.subject)
-        yield found
+    for mismatch in _objects(database, storage, repair=repair, quick=quick):
+        if mismatch.code in ("object_missing", "object_corrupt"):
+            broken.add(mismatch.subject)
+        yield mismatch
     with database.read(HUB) as session:
         ids = session.scalars(select(Environment.id).order_by(Environment.id)).all()
         owners = session.scalars(select(Owner.id).order_by(Owner.id)).all()
-    for one in ids:
+    for environment_id in ids:
         if not quick:
             with database.read(HUB) as session:
-                query = select(Run.run_id).where(Run.environment_id == one)
+                query = select(Run.run_id).where(Run.environment_id == environment_id)
                 run_ids = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
             faults = (_run(database, storage, run_id, broken, repair=repair) for run_id in run_ids)
             wrong = []
             for fault in filter(None, faults):
                 wrong.append(fault)
                 yield fault
-            # Boards are made from these numbers: what is wrong with both shows once the runs are mended.
-            if all(each.repaired or each.code != "aggregates_wrong" for each in wrong):
-                yield from _boards(database, one, repair=repair)
-        yield from _environment(database, one, repair=repair)
-    for one in owners:
-        yield from _owner(database, one, repair=repair)
+            # Boards depend on the runs' numbers, so they are only checked when the runs are right.
+            if all(fault.repaired or fault.code != "aggregates_wrong" for fault in wrong):
+                yield from _boards(database, environment_id, repair=repair)
+        yield from _environment(database, environment_id, repair=repair)
+    for owner_id in owners:
+        yield from _owner(database, owner_id, repair=repair)
     yield from _jobs(database, settings or Settings(verification="off"), repair=repair)
     if links is not None:
         wrong_links, missing = links.compare()
         if repair:
             links.repair()
         for path in sorted(wrong_links):
-            yield Mismatch("link_extra", str(path), "nginx would send what it must not", repaired=repair)
+            yield Mismatch("link_extra", str(path), "nginx would send this private file", repaired=repair)
         for path in sorted(missing):
-            yield Mismatch("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
+            yield Mismatch("link_missing", str(path), "nginx asks the hub for this file", repaired=repair)
 
 
 def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Mismatch]:
-    """Look for runs that no job reads or replays."""
+    """Yield the runs without a job that verifies them."""
     queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
         jobless = verification.list_jobless(session, settings)
@@ -143,7 +143,7 @@ def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[M
         if repair:
             with database.write(HUB) as session:
                 verification.request_after_post(session, queue, settings, run_id)
-        yield Mismatch("job_missing", run_id, "no job verifies it", repaired=repair)
+        yield Mismatch("job_missing", run_id, "no job verifies this run", repaired=repair)
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Mismatch]:
@@ -156,31 +156,33 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
 def _objects_of(
     database: Database, storage: Storage, part: tuple[str, str], *, repair: bool, quick: bool
 ) -> Iterator[Mismatch]:
-    # Rows before objects: an upload stores its object first, so what rows point to is there by then.
+    # Read rows before objects. An upload stores its object first, so every referenced object exists by then.
     with database.read(HUB) as session:
         expected: dict[str, list[tuple[int | None, str]]] = {}
-        for sha256, size, what in objects.list_expected(session, *part):
-            expected.setdefault(sha256, []).append((size, what))
-    stored = {one.sha256: one for one in storage.objects(part[0]) if one.sha256 is not None}
-    for sha256, claims in sorted(expected.items()):
-        found = stored.get(sha256)
-        whats = ", ".join(what for _, what in claims)
-        if found is None:
-            yield Mismatch("object_missing", sha256, f"needed by {whats}")
-        elif not quick and storage.digest(sha256) != sha256:
-            yield Mismatch("object_corrupt", sha256, f"its bytes are not those of {whats}")
-        elif any(size not in (None, found.size) for size, _ in claims):
-            if quick:
-                yield Mismatch("object_corrupt", sha256, f"{found.size:,} bytes are not the size of {whats}")
-            else:
-                if repair:  # the bytes are right, so the row is not
-                    with database.write(HUB) as session:
-                        for table in (File, RunArtifact, RevisionFile):
-                            session.execute(
-                                update(table).where(table.sha256 == sha256).values(size=found.size)
-                            )
-                detail = f"{found.size:,} bytes, other than told of {whats}"
-                yield Mismatch("size_wrong", sha256, detail, repaired=repair)
+        for sha256, size, user in objects.list_expected(session, *part):
+            expected.setdefault(sha256, []).append((size, user))
+        stored = {entry.sha256: entry for entry in storage.objects(part[0]) if entry.sha256 is not None}
+        for sha256, claims in sorted(expected.items()):
+            entry = stored.get(sha256)
+            users = ", ".join(user for _, user in claims)
+            if entry is None:
+                yield Mismatch("object_missing", sha256, f"needed by {users}")
+            elif not quick and storage.digest(sha256) != sha256:
+                yield Mismatch("object_corrupt", sha256, f"the content is damaged; needed by {users}")
+            elif any(size not in (None, entry.size) for size, _ in claims):
+                if quick:
+                    yield Mismatch(
+                        "object_corrupt", sha256, f"wrong size, {entry.size:,} bytes; needed by {users}"
+                    )
+                else:
+                    if repair:  # the content matches its digest, so the row is wrong
+                        with database.write(HUB) as session:
+                            for table in (File, RunArtifact, RevisionFile):
+                                session.execute(
+                                    update(table).where(table.sha256 == sha256).values(size=entry.size)
+                                )
+                    detail = f"{entry.size:,} bytes, which differs from the size in the row of {users}"
+                    yield Mismatch("size_wrong", sha256, detail, repaired=repair)
     oldest = now() - GRACE
     for sha256 in sorted(set(stored) - set(expected)):
         if stored[sha256].modified_at < oldest:
@@ -192,9 +194,9 @@ def _objects_of(
 def _run(
     database: Database, storage: Storage, run_id: str, broken: Set[str], *, repair: bool
 ) -> Mismatch | None:
-    """Derive the numbers of a run from its rollouts and tell what is otherwise.
+    """Recompute the numbers of a run from its rollouts and return the differences, if any.
 
-    A run that needs one of the `broken` objects is passed over: its rollouts cannot be read.
+    A run that needs one of the `broken` objects is skipped, because its rollouts cannot be read.
     """
     with database.read(HUB) as session:
         run = session.get(Run, run_id)
@@ -204,7 +206,7 @@ def _run(
         if derived is None:
             return None
         if derived.sha256 != run.sha256:
-            return Mismatch("run_changed", run_id, "its rollouts and manifest are not those of its digest")
+            return Mismatch("run_changed", run_id, "rollouts and manifest do not match the run's digest")
         right = derived.summary.model_dump(mode="json")
         wrong = [f"summary.{name}" for name, value in right.items() if run.summary.get(name) != value]
         wrong += [f"summary.{name}" for name in run.summary if name not in right]
@@ -220,7 +222,7 @@ def _run(
         return None
     if repair:
         if "order" in wrong:
-            storage.delete(derived.order_sha256)  # one of the same size would be left as it is
+            storage.delete(derived.order_sha256)  # `put` would keep an existing object of the same size
             storage.put(io.BytesIO(derived.order))
         with database.write(HUB) as session:
             _mend_run(session, run_id, derived)
@@ -229,7 +231,7 @@ def _run(
 
 def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> Derived | None:
     chunks = chunks_of(session, run.run_id)
-    if not broken.isdisjoint(one.object_sha256 for one in chunks):
+    if not broken.isdisjoint(chunk.object_sha256 for chunk in chunks):
         return None
     manifest = run.parsed_manifest
     digest, order = RolloutsDigest(), OrderWriter()
@@ -270,7 +272,7 @@ def _mend_run(session: Session, run_id: str, derived: Derived) -> None:
 
 
 def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
-    """Place an environment's runs on its boards anew and tell what that changes."""
+    """Rebuild an environment's boards and return the differences."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
         label = environment.label
@@ -280,54 +282,59 @@ def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Mi
         session.flush()
         session.expire_all()
         right = _describe_boards(session, environment)
-        found = [
+        mismatches = [
             Mismatch("board_wrong", label, f"board `{key[1]}`: {', '.join(differences)}", repaired=repair)
             for key in sorted(set(shown) | set(right))
             if (differences := _compare_boards(shown.get(key), right.get(key)))
         ]
-        if not (repair and found):
+        if not (repair and mismatches):
             session.rollback()
-    return found
+    return mismatches
 
 
 def _describe_boards(session: Session, environment: Environment) -> dict[tuple[int, str], dict[str, Any]]:
-    """Return what the boards of an environment show; those without a run show nothing."""
+    """Return the content of an environment's boards, except for boards without runs."""
     of_environment = Board.version.has(environment_id=environment.id)
     query = select(Board).where(of_environment).options(undefer(Board.lows), undefer(Board.highs))
     boards = session.scalars(query).all()
     shown = (getattr(BoardEntry, name) for name in ("board_id", *_ENTRY, *_PLACE))
-    entries = select(*shown).where(BoardEntry.board_id.in_(one.id for one in boards))
-    rows: dict[int, dict[str, tuple[Any, ...]]] = {one.id: {} for one in boards}
+    entries = select(*shown).where(BoardEntry.board_id.in_(board.id for board in boards))
+    rows: dict[int, dict[str, tuple[Any, ...]]] = {board.id: {} for board in boards}
     for board_id, *values in session.execute(entries):
         rows[board_id][values[0]] = tuple(values)
     return {
-        (one.version_id, one.name): {name: getattr(one, name) for name in _BOARD} | {"rows": rows[one.id]}
-        for one in boards
-        if one.runs or rows[one.id]
+        (board.version_id, board.name): {
+            **{name: getattr(board, name) for name in _BOARD},
+            "rows": rows[board.id],
+        }
+        for board in boards
+        if board.runs or rows[board.id]
     }
 
 
 def _compare_boards(shown: dict[str, Any] | None, right: dict[str, Any] | None) -> list[str]:
-    """Name what differs of a board, its runs by their ids."""
+    """Return the names of the differences between two boards; runs are named by their ids."""
     if shown == right:
         return []
     if shown is None or right is None:
-        return ["it is missing" if shown is None else "no run stands on it"]
+        return ["it is missing" if shown is None else "it has no runs"]
     runs = sorted({*shown["rows"], *right["rows"]})
-    rows = [one for one in runs if shown["rows"].get(one) != right["rows"].get(one)]
-    told = [f"`{one}`" for one in rows[:5]] + ([f"and {len(rows) - 5} more runs"] if len(rows) > 5 else [])
-    return [*(name for name in _BOARD if shown[name] != right[name]), *told]
+    rows = [run_id for run_id in runs if shown["rows"].get(run_id) != right["rows"].get(run_id)]
+    labels = [f"`{run_id}`" for run_id in rows[:5]]
+    if len(rows) > 5:
+        labels.append(f"and {len(rows) - 5} more runs")
+    return [*(name for name in _BOARD if shown[name] != right[name]), *labels]
 
 
 def _load(session: Session, environment_id: int) -> Environment:
     query = select(Environment).options(joinedload(Environment.owner))
-    found = session.scalars(query.where(Environment.id == environment_id)).one()
-    lock_environment(session, found)
-    return found
+    environment = session.scalars(query.where(Environment.id == environment_id)).one()
+    lock_environment(session, environment)
+    return environment
 
 
 def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
-    """Derive totals and pages of an environment anew and tell what that changes."""
+    """Recompute totals and index pages of an environment and return the differences."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
         label = environment.label
@@ -339,37 +346,37 @@ def _environment(database: Database, environment_id: int, *, repair: bool) -> li
             name for name, value in zip(_TOTALS, totals, strict=True) if getattr(environment, name) != value
         ]
         right = _pages(session, pages.pages_of(session, environment.id))
-        found = _page_findings(label, shown, right, repaired=repair)
+        mismatches = _page_findings(label, shown, right, repaired=repair)
         if wrong:
-            found.append(Mismatch("totals_wrong", label, ", ".join(wrong), repaired=repair))
-        if not (repair and found):
+            mismatches.append(Mismatch("totals_wrong", label, ", ".join(wrong), repaired=repair))
+        if not (repair and mismatches):
             session.rollback()
-    return found
+    return mismatches
 
 
 def _owner(database: Database, owner_id: int, *, repair: bool) -> list[Mismatch]:
-    """Derive an owner's list of projects anew and tell whether that changes it."""
+    """Render an owner's list of projects again and return the differences."""
     with database.write(HUB) as session:
         owner = session.get_one(Owner, owner_id)
         stored = select(IndexPage).where(IndexPage.owner_id == owner_id, IndexPage.environment_id.is_(None))
         shown = _pages(session, session.scalars(stored).all())
         if not shown and not pages.has_pages(session, owner_id):
-            return []  # an owner who has published nothing has no list yet
+            return []  # an owner who has not published anything has no list
         index.write_root(session, owner)
         right = _pages(session, session.scalars(stored).all())
         right = {project: page for project, page in right.items() if not project}
-        found = _page_findings(owner.name, shown, right, repaired=repair)
+        mismatches = _page_findings(owner.name, shown, right, repaired=repair)
         if repair:
             for project in set(shown) - set(right):
                 session.delete(session.get_one(IndexPage, (owner_id, project)))
-        if not (repair and found):
+        if not (repair and mismatches):
             session.rollback()
-    return found
+    return mismatches
 
 
-def _pages(session: Session, found: Sequence[IndexPage]) -> dict[str, tuple[Any, ...]]:
+def _pages(session: Session, stored: Sequence[IndexPage]) -> dict[str, tuple[Any, ...]]:
     session.flush()
-    return {one.project: _values(one, _PAGE) for one in found}
+    return {page.project: _values(page, _PAGE) for page in stored}
 
 
 def _page_findings(
@@ -379,16 +386,16 @@ def _page_findings(
     *,
     repaired: bool,
 ) -> list[Mismatch]:
-    found = []
+    mismatches = []
     for project in sorted(set(shown) | set(right)):
         page = f"the page of `{project}`" if project else "the list of projects"
         if project not in shown:
-            found.append(Mismatch("page_missing", label, f"{page} is not stored", repaired=repaired))
+            mismatches.append(Mismatch("page_missing", label, f"{page} is missing", repaired=repaired))
         elif project not in right:
-            found.append(Mismatch("page_extra", label, f"{page} shows what is not there", repaired=repaired))
+            mismatches.append(Mismatch("page_extra", label, f"{page} should not exist", repaired=repaired))
         elif shown[project] != right[project]:
-            found.append(Mismatch("page_stale", label, f"{page} is not what it should be", repaired=repaired))
-    return found
+            mismatches.append(Mismatch("page_stale", label, f"{page} is out of date", repaired=repaired))
+    return mismatches
 
 
 def _values(row: object, names: Sequence[str]) -> tuple[Any, ...]:

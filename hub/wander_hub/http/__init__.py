@@ -1,1 +1,1 @@
-"""The request boundary: what every route shares."""
+"""The request boundary: code that all routes share."""

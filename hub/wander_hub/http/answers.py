@@ -1,4 +1,4 @@
-"""Answers with entity tags and byte ranges, shared by the index, distribution files and artifacts."""
+"""Responses with entity tags and byte ranges, shared by the index, distribution files and artifacts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from wander_hub.storage import CHUNK, Storage, object_key
 IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATE = "no-cache"
 SHARED = "public, no-transform, max-age=0, s-maxage=5"
-"""The caching of a page for everybody: a browser asks again each time, a proxy after five seconds."""
+"""Caching of a public page: browsers revalidate it on every request, proxies after five seconds."""
 VARY = "Accept, Accept-Encoding, Cookie, Authorization"
-"""What a page depends on, apart from its address."""
+"""Request headers that a page depends on."""
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _PRIVATE_SECONDS = 60
-"""Whoever gets hold of the address of a private object can use it no longer than that."""
+"""Lifetime of a presigned address of a private object, because anyone who learns the address can use it."""
 _AT_ONCE = 256 * 1024
-"""A file up to this size is read in one trip to a thread."""
+"""Largest file that is read with a single switch to a thread."""
 
 
 def holds(if_none_match: str | None, etag: str) -> bool:
-    """Tell whether a client's `If-None-Match` names this very entity."""
+    """Return whether `If-None-Match` matches this entity tag."""
     if if_none_match is None:
         return False
     tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
@@ -39,7 +39,7 @@ def holds(if_none_match: str | None, etag: str) -> bool:
 
 
 def not_modified(request: Request, etag: str, headers: Mapping[str, str]) -> Response | None:
-    """Return a 304 when the client holds this very entity."""
+    """Return a 304 response if the client has this entity, otherwise None."""
     if not holds(request.headers.get("if-none-match"), etag):
         return None
     return Response(status_code=304, headers=headers)
@@ -48,9 +48,10 @@ def not_modified(request: Request, etag: str, headers: Mapping[str, str]) -> Res
 def parse_range(
     range_header: str | None, if_range: str | None, etag: str, size: int
 ) -> tuple[int, int] | None:
-    """Return start and end of the one range asked for, None for the whole; raise 416 for one outside.
+    """Return start and end of a requested range, or None for the whole file.
 
-    Several ranges, another unit, a malformed range and a changed entity all get the whole (RFC 9110, 14.2).
+    Several ranges, another unit, a malformed range and a changed entity all get the whole file (RFC 9110,
+    14.2). Raises a 416 problem if the range is outside of the file.
     """
     match = _RANGE.fullmatch((range_header or "").strip())
     if match is None or not any(match.groups()) or (if_range is not None and if_range != etag):
@@ -62,12 +63,12 @@ def parse_range(
     end = min(int(last) + 1, size) if first and last else size
     if start >= end:
         headers = {"Content-Range": f"bytes */{size}"}
-        raise HubProblem(416, "range_not_satisfiable", "the range lies outside the file", headers=headers)
+        raise HubProblem(416, "range_not_satisfiable", "the range is outside of the file", headers=headers)
     return start, end
 
 
 def from_beginning(range_header: str | None) -> bool:
-    """Tell whether what was asked for, of a file that another program sends, has the file's first byte."""
+    """Return whether a request for a file that another program sends includes the file's first byte."""
     match = _RANGE.fullmatch((range_header or "").strip())
     if match is None or not any(match.groups()):
         return True
@@ -85,7 +86,8 @@ def stored_object(
     *,
     private: bool = False,
 ) -> Response:
-    """Send an object: conditional, whole, or one range of it; or say who sends it instead."""
+    """Return the response for an object: 304, the whole object, a range, or a reference to nginx or the
+    object store."""
     settings: Settings = request.app.state.settings
     etag = f'"{sha256}"'
     headers = {**headers, "ETag": etag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
@@ -106,9 +108,10 @@ def stored_object(
 def redirect_object(
     settings: Settings, storage: Storage, sha256: str, method: str, *, private: bool = False
 ) -> tuple[int, str, str] | None:
-    """Return status and header of the answer that leaves an object to nginx or the object store, if set so.
+    """Return status, header name and value of a response that lets nginx or the object store send the object.
 
-    A presigned address is good for GET alone, so HEAD is always answered here.
+    Returns None if the hub sends the object itself. A presigned address only works for GET, so the hub always
+    answers HEAD.
     """
     if settings.accel_prefix and storage.local_path(sha256) is not None:
         return 200, "X-Accel-Redirect", f"{settings.accel_prefix.rstrip('/')}/{object_key(sha256)}"
@@ -120,7 +123,7 @@ def redirect_object(
 
 
 class ObjectResponse(Response):
-    """Sends an object, or a range of it, without holding more than a piece of it in memory."""
+    """Streams an object or a range of it, with only one chunk in memory at a time."""
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class ObjectResponse(Response):
         self._storage, self._sha256, self._range = storage, sha256, (start, end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send head and body."""
+        """Send the headers and the body."""
         head: Message = {
             "type": "http.response.start",
             "status": self.status_code,
@@ -152,9 +155,10 @@ class ObjectResponse(Response):
 
 
 async def send_object(send: Send, head: Message, storage: Storage, sha256: str, start: int, end: int) -> None:
-    """Send the head and the bytes of an object from `start` up to, not including, `end`.
+    """Send the response head and the bytes of an object from `start` up to but not including `end`.
 
-    Nothing is sent before the first bytes are read, so an object that is missing can still be said.
+    The head is sent after the first bytes are read, so that a missing object can still become an error
+    response.
     """
     path = storage.local_path(sha256)
     if start >= end:
@@ -183,7 +187,7 @@ async def _send_large(send: Send, head: Message, path: Path, start: int, end: in
         while start < end:
             piece = await run_in_threadpool(file.read, min(CHUNK, end - start))
             if not piece:
-                raise OSError(f"`{path}` is shorter than it was when it was stored")
+                raise OSError(f"`{path}` is shorter than when it was stored")
             start += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": start < end})
     finally:
@@ -195,7 +199,7 @@ def _read(path: Path, start: int, length: int) -> bytes:
         file.seek(start)
         body = file.read(length)
     if len(body) != length:
-        raise OSError(f"`{path}` is shorter than it was when it was stored")
+        raise OSError(f"`{path}` is shorter than when it was stored")
     return body
 
 

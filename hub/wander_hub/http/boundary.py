@@ -1,8 +1,7 @@
-"""The request boundary: what routes depend on. Nothing else commits.
+"""Dependencies of routes: context, sessions, callers and permissions. Only this module commits.
 
-Routes that change something do it by `Context.commit`; sessions that read end before the answer is sent
-(`scope="function"`). What only looks something up is `async`, since FastAPI sends every other
-dependency through a thread.
+Routes change data through `Context.commit`. Read sessions end before the answer is sent (`scope="function"`).
+Dependencies that only look something up are `async`, because FastAPI runs all others in a thread.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _ACTION = "audited_action"
-_BASIC = "in the index's address, netrc file or keyring, give any user name, and a live API token as password"
+_BASIC = "use any user name and a valid API token as the password, in the index URL, netrc file or keyring"
 _FOR_JOBS = "is_open_to_jobs"
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Context:
-    """Who sends something to the hub, and what the hub keeps it with."""
+    """The caller of a request, and the database, storage and settings that the request works with."""
 
     caller: Identity
     database: Database
@@ -42,16 +41,16 @@ class Context:
     settings: Settings
     base_url: str = ""
     origin: audit.Origin | None = None
-    """What the audit log tells of it; None for a part of something that is told when it is whole."""
+    """Origin for the audit log; None for a partial request, which is recorded when the whole is complete."""
 
     def read(self) -> AbstractContextManager[Session]:
-        """Give a session that sees what the caller may see, and whose work is thrown away."""
+        """Open a read-only session that sees what the caller may see."""
         return self.database.read(self.caller)
 
     def commit(self, work: Callable[[Session], Result]) -> Result:
-        """Do `work` in the caller's writing session, again when another transaction got in between.
+        """Run `work` in a writing session of the caller, and run it again if another transaction interfered.
 
-        The same transaction leaves the entry in the audit log.
+        The same transaction adds the entry in the audit log.
         """
         if self.origin is not None:
             work = audit.recorded(work, self.origin)
@@ -59,15 +58,15 @@ class Context:
 
     @property
     def part(self) -> Context:
-        """The same, for a step that leaves no entry of its own."""
+        """A copy of this context whose changes leave no audit entry."""
         return replace(self, origin=None)
 
 
 class Wakeable(Protocol):
-    """A worker that can be told to look for jobs now."""
+    """A worker that can be asked to look for jobs immediately."""
 
     def wake(self) -> None:
-        """Look for jobs now."""
+        """Look for jobs immediately."""
 
 
 def database_of(request: Request) -> Database:
@@ -77,20 +76,20 @@ def database_of(request: Request) -> Database:
 
 
 def base_url_of(request: Request) -> str:
-    """Return the address users reach the hub under, without a slash at its end."""
+    """Return the address under which users reach the hub, without a trailing slash."""
     settings: Settings = request.app.state.settings
     return (settings.public_url or str(request.base_url)).rstrip("/")
 
 
 def context_of(request: Request, caller: Identity) -> Context:
-    """Return what a request of the caller works with."""
+    """Return the context of the caller's request."""
     state = request.app.state
     origin = origin_of(request, caller) if action_of(request.scope["endpoint"]) else None
     return Context(caller, state.database, state.storage, state.settings, base_url_of(request), origin)
 
 
 def origin_of(request: Request, caller: Identity | None) -> audit.Origin:
-    """Return what the audit log tells of a request; without a caller, of one whose body says who asks."""
+    """Return the audit origin of a request; `caller` is None if the body authenticates the request."""
     return audit.Origin(
         action=action_of(request.scope["endpoint"]) or "",
         actor=caller.user if caller is not None else "",
@@ -103,7 +102,8 @@ def origin_of(request: Request, caller: Identity | None) -> audit.Origin:
 
 
 def audited(action: str) -> Callable[[Endpoint], Endpoint]:
-    """Name what a route does in the audit log: `version.yank`. Each that changes something has one."""
+    """Name the action of a route in the audit log, such as `version.yank`. Every route that changes data
+    needs a name."""
 
     def name(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)[_ACTION] = action
@@ -113,41 +113,42 @@ def audited(action: str) -> Callable[[Endpoint], Endpoint]:
 
 
 def part_of_another(endpoint: Endpoint) -> Endpoint:
-    """Mark a route that only takes in a part of what another route keeps, and tells, once it is whole."""
+    """Mark a route that receives a part of an upload; the route that completes the upload is the one that is
+    audited."""
     return audited("")(endpoint)
 
 
 def open_to_jobs(endpoint: Endpoint) -> Endpoint:
-    """Let the tokens of the hub's own jobs use a route, which shows them the version that they are about."""
+    """Let the tokens of the hub's own jobs use a route to read their version."""
     vars(endpoint)[_FOR_JOBS] = True
     return endpoint
 
 
 def action_of(endpoint: object) -> str | None:
-    """Return what a route says it does; nothing for a part of something, None where it says nothing."""
+    """Return a route's audit action: empty for a part of an upload, None if the route does not declare
+    one."""
     return getattr(endpoint, _ACTION, None)
 
 
 def read_session(request: Request) -> Iterator[Session]:
-    """Give a session that cannot change anything for good."""
+    """Yield a read-only session of the caller."""
     with database_of(request).read(optional_identity(request)) as session:
         yield session
 
 
 def caller_of(request: Request) -> Identity | None:
-    """Return the caller as far as somebody asked for one before; None for nobody."""
+    """Return the caller if the request was authenticated before, otherwise None."""
     known: Identity | None = getattr(request.state, "identity", None)
     return known
 
 
 def optional_identity(request: Request) -> Identity | None:
-    """Return the caller, None for an anonymous one; a bad Bearer token is a 401 even where none is needed.
+    """Return the caller, or None for an anonymous request. A bad Bearer token is a 401 even for public data.
 
-    Basic credentials come from netrc files and proxies too, for hosts of which the hub is only one. If they
-    are not good, whatever is public can still be read; a 401 then says what was wrong with them.
-
-    A browser says who it is by its cookie, which is good for changes from the hub's own pages alone; one
-    whose session is over is anybody's.
+    Basic credentials may come from a netrc file or a proxy that serves several hosts. If they are invalid,
+    the request continues as anonymous, and a later 401 reports what was wrong with them. The cookie of a
+    browser is only valid for changes that come from the hub's own pages, and an expired browser session
+    counts as anonymous.
     """
     known = caller_of(request)
     if known is not None:
@@ -184,60 +185,62 @@ def _authenticate(request: Request, header: str) -> Identity | None:
     except HubProblem as refusal:
         refusal.headers = challenge(request)
         if not header.strip().lower().startswith("bearer "):
-            refusal.detail += ", which was sent as the password of Basic authentication"
+            refusal.detail += " (sent as the password of Basic authentication)"
             refusal.hint = _BASIC
         raise
     if identity.only_version is not None and not getattr(request.scope["endpoint"], _FOR_JOBS, False):
-        raise HubProblem(403, "token_scope", "the token of a job reads nothing but what the job is about")
+        raise HubProblem(403, "token_scope", "the token of a job can only read what the job is about")
     request.state.identity = identity
     return identity
 
 
 def require_identity(request: Request) -> Identity:
-    """Return the caller; raise a 401 when no token was sent."""
+    """Return the caller; raise a 401 problem if the request is anonymous."""
     identity = optional_identity(request)
     if identity is None:
-        hint = "run `wander login`, or set `WANDER_TOKEN`; twine and uv take user `__token__` with the token"
+        hint = "run `wander login`, or set `WANDER_TOKEN`; in twine and uv, use the user `__token__`"
         raise HubProblem(
-            401, "token_required", "this needs an API token", hint=hint, headers=challenge(request)
+            401, "token_required", "this request needs an API token", hint=hint, headers=challenge(request)
         )
     return identity
 
 
 class Needs:
-    """What a route that changes something demands: a caller whose token is meant for it.
+    """Dependency of a route that changes data: a caller whose token has the scope for it.
 
-    Every such route has one among its dependencies, or the hub does not start (`undeclared_routes`). Whether
-    the caller's role allows it is for the service to decide, in the transaction that makes the change.
+    Every such route declares one, or the hub does not start (`find_undeclared_routes`). Whether the caller's
+    role allows the change is checked by the service, in the transaction of the change.
     """
 
     def __init__(self, permission: Permission) -> None:
         self.permission: Permission = permission
 
     def __call__(self, request: Request) -> Identity:
-        """Return the caller; raise a 401 without a token, a 403 for one of another scope."""
+        """Return the caller; raise a 401 problem without a token and a 403 problem if the scope is
+        missing."""
         identity = require_identity(request)
         scope = scope_for(self.permission)
         if scope not in identity.token.scopes:
-            scopes = ", ".join(f"`{one}`" for one in identity.token.scopes)
+            scopes = ", ".join(f"`{granted}`" for granted in identity.token.scopes)
             raise HubProblem(
                 403,
                 "token_scope",
-                f"this needs a token of scope `{scope}`; this one has {scopes}",
-                hint=f"make one with `wander auth token new NAME --scope {scope}`",
+                f"this request needs a token of scope `{scope}`; this token has {scopes}",
+                hint=f"create one with `wander auth token new NAME --scope {scope}`",
             )
         return identity
 
 
 class ByBody:
-    """Marks a route whose body is what proves who asks: a password, or a trusted publisher's token."""
+    """Marks a route whose body authenticates the request: with a password, or with a trusted publisher's
+    token."""
 
     async def __call__(self) -> None:
-        """Ask nothing here: the route verifies the body."""
+        """Do nothing, because the route verifies the body."""
 
 
 def wake_jobs(request: Request) -> None:
-    """Have this process's worker look for jobs now, if it has one."""
+    """Ask this process's worker, if there is one, to look for jobs immediately."""
     worker: Wakeable | None = request.app.state.job_worker
     if worker is not None:
         worker.wake()
@@ -246,7 +249,7 @@ def wake_jobs(request: Request) -> None:
 def find_mutating_routes(
     routes: Iterable[BaseRoute],
 ) -> Iterator[tuple[str, str, Needs | ByBody | None]]:
-    """Yield method, path and declared permission of every route that may change something."""
+    """Yield method, path and declared permission of every route that may change data."""
     for context in iter_route_contexts(list(routes)):
         route = context.original_route
         needs = None
@@ -257,21 +260,21 @@ def find_mutating_routes(
 
 
 def find_undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
-    """Return the routes that may change something and do not say who may, or what they do."""
+    """Return the routes that may change data but do not declare a permission or an action."""
     return [f"{method} {path}" for method, path, needs in find_mutating_routes(routes) if needs is None]
 
 
 def needs_of(dependant: Dependant) -> Needs | ByBody | None:
-    """Return what a route demands of its caller."""
-    for one in dependant.dependencies:
-        found = one.call if isinstance(one.call, Needs | ByBody) else needs_of(one)
-        if found is not None:
-            return found
+    """Return the permission that a route declares, or None."""
+    for dependency in dependant.dependencies:
+        declared = dependency.call if isinstance(dependency.call, Needs | ByBody) else needs_of(dependency)
+        if declared is not None:
+            return declared
     return None
 
 
 def challenge(request: Request) -> dict[str, str]:
-    """Return the header that makes pip, uv and twine send their credentials."""
+    """Return the header that makes pip, uv and twine send credentials."""
     scheme = "Bearer" if request.url.path.startswith("/api/") else "Basic"
     return {"WWW-Authenticate": f'{scheme} realm="wander"'}
 
@@ -289,8 +292,8 @@ async def _base_url(request: Request) -> str:
 
 _LARGEST = 2**31 - 1
 Number = Annotated[int, Path(ge=1, le=_LARGEST)]
-"""Of a row, in the path of a request."""
-Before = Annotated[int | None, Query(ge=1, le=_LARGEST, description="`next` of the page before")]
+"""Id of a row, in the path of a request."""
+Before = Annotated[int | None, Query(ge=1, le=_LARGEST, description="value of `next` in the previous page")]
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
 Caller = Annotated[Identity, Depends(require_identity)]
 Manager = Annotated[Identity, Depends(Needs("manage"))]
@@ -301,7 +304,7 @@ BaseUrl = Annotated[str, Depends(_base_url)]
 
 
 def context_for(permission: Permission) -> Callable[..., Awaitable[Context]]:
-    """Return the dependency that gives the context of a caller whose token is meant for this."""
+    """Return a dependency that provides the context of a caller whose token has the permission."""
 
     async def give(request: Request, caller: Identity = Depends(Needs(permission))) -> Context:  # noqa: B008
         return context_of(request, caller)

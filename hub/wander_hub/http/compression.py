@@ -1,4 +1,4 @@
-"""Pages and data are compressed for clients that can read that; files are sent as they are stored."""
+"""Middleware that compresses pages and data with gzip. Files are sent as they are stored."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _TEXT = (
     *("application/json", "application/problem+json", "application/atom+xml", "application/xml"),
 )
 _LEAST = 1024
-"""Bytes below which compressing gains nothing."""
+"""Size in bytes below which compression does not pay off."""
 _LONG = 64 * 1024
-"""Bytes from which compressing is work for a thread."""
+"""Size in bytes from which compression runs in a thread."""
 _EFFORT = 5
 _TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 
 
 class Compression:
-    """Plain ASGI middleware that compresses whole texts, not streams nor files of which parts can be had."""
+    """Plain ASGI middleware that compresses complete texts, but no streams and no files with byte ranges."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer in gzip where the client takes it."""
+        """Answer with gzip if the client accepts it."""
         if (
             scope["type"] != "http"
             or scope["method"] not in SAFE_METHODS
@@ -44,19 +44,21 @@ class Compression:
         async def send_compressed(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start" and _is_text(message):
-                started = message  # how long the text is, its first part will tell
+                started = message  # the first body message shows how long the text is
                 return
             if started is not None:
                 begin, started = started, None
                 body = message.get("body", b"")
                 if not message.get("more_body") and len(body) >= _LEAST:
-                    # A long text would hold up every other request.
+                    # Compressing a long text would block all other requests.
                     pack = partial(gzip.compress, body, _EFFORT, mtime=0)
                     packed = pack() if len(body) < _LONG else await run_in_threadpool(pack)
                     message = {**message, "body": packed}
                     headers = MutableHeaders(scope=begin)
                     if (etag := headers.get("etag", "W/")).startswith('"'):
-                        headers["ETag"] = f"W/{etag}"  # these are not the bytes that it is of
+                        headers["ETag"] = (
+                            f"W/{etag}"  # weak, because the bytes differ from the uncompressed ones
+                        )
                     headers["Content-Encoding"] = "gzip"
                     headers["Content-Length"] = str(len(message["body"]))
                 await send(begin)

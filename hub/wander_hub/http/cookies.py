@@ -1,7 +1,7 @@
-"""The cookie that says which browser asks, and from where it may change something.
+"""Cookies of browser sessions, and the check that a change comes from one of the hub's own pages.
 
-A page elsewhere can have a browser send a form here, but not choose what the browser itself says of where the
-form came from (`docs/decisions/forms.md`).
+A page of another site can make a browser send a form to the hub, but it cannot control the headers in which
+the browser names the form's origin (`docs/decisions/forms.md`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def read_cookie(request: Request, base_url: str, name: str = "session") -> str | None:
-    """Return the value of the hub's cookie, None when the browser sent none."""
+    """Return the value of the hub's cookie, or None if the browser sent none."""
     return request.cookies.get(_name(base_url, name))
 
 
 def write_cookie(response: Response, base_url: str, value: str, seconds: int, name: str = "session") -> None:
-    """Have the browser keep a value, out of reach of scripts; 0 seconds make it forget it."""
+    """Set a cookie that scripts cannot read; 0 seconds delete it."""
     secure = _is_secure(base_url)
     response.set_cookie(
         _name(base_url, name), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="lax"
@@ -30,10 +30,10 @@ def write_cookie(response: Response, base_url: str, value: str, seconds: int, na
 
 
 def require_own_page(request: Request, base_url: str) -> None:
-    """Refuse a change that a browser does not say to come from a page of this very hub.
+    """Reject a browser's change unless the browser confirms that it comes from a page of this hub.
 
-    Browsers tell with every request over https, and from localhost, how its page is related to the hub;
-    over plain http they tell the page's origin. Who tells neither is no browser, and has no cookie to send.
+    Over https and from localhost, browsers send `Sec-Fetch-Site` with every request. Over plain http they
+    send the page's `Origin`. A client that sends neither is not a browser and has no cookie.
     """
     if request.method in SAFE_METHODS:
         return
@@ -50,7 +50,7 @@ def _is_secure(base_url: str) -> bool:
 
 
 def _name(base_url: str, name: str) -> str:
-    # A neighbour under the same domain cannot set a cookie of this prefix.
+    # Another host under the same domain cannot set a cookie with this prefix.
     return f"__Host-wander-{name}" if _is_secure(base_url) else f"wander-{name}"
 
 

@@ -21,13 +21,16 @@ router = HubRouter(tags=["health"])
 
 _NO_STORE = {"Cache-Control": "no-store"}
 _NOT_WELL: dict[int | str, dict[str, object]] = {
-    503: {"model": HealthStatus, "description": "Database or storage does not answer, or the hub is ending"}
+    503: {
+        "model": HealthStatus,
+        "description": "Database or storage does not answer, or the hub is shutting down",
+    }
 }
 
 
 @router.get("/live")
 def live(request: Request) -> JSONResponse:
-    """Tell that the process answers, and how the request looks from here, behind whatever proxy."""
+    """Report that the process answers, and how it sees the request behind any proxies."""
     address = request.client.host if request.client is not None else None
     seen = {"status": "ok", "scheme": request.url.scheme, "address": address}
     seen["forwarded_for"] = forwarded_for(request.scope)
@@ -36,7 +39,7 @@ def live(request: Request) -> JSONResponse:
 
 @router.get("/health", response_model=HealthStatus, responses=_NOT_WELL)
 def health(database: HubDatabase, storage: HubStorage, settings: HubSettings) -> Response:
-    """Tell whether the hub can serve: 200 when all is well, otherwise 503."""
+    """Report whether the hub works: 200 if database and storage answer, otherwise 503."""
     return _answer(_state(database, storage, settings))
 
 
@@ -48,17 +51,18 @@ def ready(
     settings: HubSettings,
     uploads: bool = False,
 ) -> Response:
-    """Tell whether to send requests here: not while the hub ends, and no `uploads` while the disk is full."""
-    found = _state(database, storage, settings)
-    if getattr(request.app.state, "draining", False) or (uploads and not found.room):
-        found = found.model_copy(update={"status": "degraded"})
-    return _answer(found)
+    """Report whether to send requests to this process: 503 while it shuts down, or with `uploads` if disk
+    space is low."""
+    state = _state(database, storage, settings)
+    if getattr(request.app.state, "draining", False) or (uploads and not state.room):
+        state = state.model_copy(update={"status": "degraded"})
+    return _answer(state)
 
 
 def free_bytes(settings: Settings) -> int:
-    """Return how much room is left for the data folder, where the hub also writes what is being uploaded."""
+    """Return the free space of the data folder in bytes. Uploads in progress are stored there as well."""
     path = settings.data.absolute()
-    return shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
 
 
 def _state(database: Database, storage: Storage, settings: Settings) -> HealthStatus:
@@ -72,5 +76,5 @@ def _state(database: Database, storage: Storage, settings: Settings) -> HealthSt
     )
 
 
-def _answer(found: HealthStatus) -> Response:
-    return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503, headers=_NO_STORE)
+def _answer(state: HealthStatus) -> Response:
+    return JSONResponse(state.model_dump(), 200 if state.status == "ok" else 503, headers=_NO_STORE)

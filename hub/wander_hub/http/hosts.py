@@ -1,7 +1,7 @@
-"""The names that requests may call the hub by.
+"""The check of host names in requests, against DNS rebinding.
 
-A page of somebody else's that gives its own name the hub's address (DNS rebinding) would otherwise have a
-visitor's browser talk to a hub on their machine or in their network as if it were the page's own server.
+A foreign page whose own name resolves to the hub's address could otherwise make a visitor's browser talk to a
+hub on their machine or in their network as if it were the page's own server.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _KEPT = 256
 
 
 class Hosts:
-    """Tells the hub's own names from others: those of `public_url`, of the bind address and of `hosts`."""
+    """The hub's own host names: those of `public_url`, of the bind address and of the setting `hosts`."""
 
     def __init__(self, settings: Settings, address: str | None) -> None:
         bound = urlsplit(address).hostname if address is not None else None
         public = urlsplit(settings.public_url).hostname if settings.public_url else None
         self._checked = bound is not None
         self._open = bound in _EVERY_ADDRESS
-        self._names = {one.lower() for one in (bound, public, *settings.hosts) if one}
+        self._names = {name.lower() for name in (bound, public, *settings.hosts) if name}
         if self._open or bound in _LOOPBACK:
             self._names |= _LOOPBACK
         self._known: set[bytes] = set()
 
     def accepts(self, scope: Scope) -> bool:
-        """Tell whether a request names this hub; one that names none, as old programs', does no harm."""
+        """Return whether a request names this hub, or no host at all, as old programs do, which is
+        harmless."""
         for name, value in scope["headers"]:
             if name == b"host" and self._checked and value not in self._known:
                 if not self._is_own(value.decode("latin-1").lower()):
@@ -52,7 +53,7 @@ class Hosts:
         if match is None:
             return False
         name = match[1].strip("[]").removesuffix(".")
-        # Nobody else can have a page under a number, nor, for the public, under a name without a dot.
+        # An attacker cannot have a page under an IP address or, publicly, under a name without a dot.
         return name in self._names or (self._open and ("." not in name or _is_address(name)))
 
 
@@ -65,19 +66,20 @@ def _is_address(name: str) -> bool:
 
 
 def misdirected() -> JSONResponse:
-    """Return the answer to a request that names another host."""
+    """Return the response to a request for another host name."""
     hint = (
-        "its operator sets `WANDER_HUB_PUBLIC_URL` to the address that users know, or names it in "
+        "the hub's operator can set `WANDER_HUB_PUBLIC_URL` to the address that users know, or add the "
+        "name to "
         "`WANDER_HUB_HOSTS`"
     )
-    detail = "this hub does not answer to that host name"
+    detail = "this hub does not serve that host name"
     return answer_early(421, "Misdirected Request", "unknown_host", detail, hint)
 
 
 def answer_early(
     status: int, title: str, code: str, detail: str, hint: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Return a problem to a request that gets no further than this."""
+    """Return a problem response for a request that is rejected before routing."""
     request_id = name_request()
     problem = Problem(title=title, status=status, detail=detail, code=code, hint=hint, request_id=request_id)
     return JSONResponse(

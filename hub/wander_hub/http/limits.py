@@ -1,8 +1,9 @@
-"""How many requests a minute a token may make, or an address without one.
+"""Limits on requests per minute, for each token and for each address without a token.
 
-A process counts in memory: a request costs a look into a dictionary. Who has spent a good part of a budget is
-told to the other processes of the hub, by the database, within seconds; so all together let pass what one
-alone would, and a twentieth each. What must hold exactly is a quota, which the database counts.
+Each process counts in memory, which costs one dictionary lookup per request. Counts above a twentieth of a
+budget are shared with the other processes through the database every two seconds. All processes together
+therefore allow about as much as one process would, plus a twentieth each. Limits that must be exact are
+quotas, which are counted in the database.
 """
 
 from __future__ import annotations
@@ -25,64 +26,64 @@ from wander_hub.http.hosts import answer_early
 from wander_hub.settings import Settings
 
 AGREE_SECONDS = 2.0
-"""How often processes tell each other."""
+"""Seconds between two exchanges with other processes."""
 _WINDOW = 60
 _PARTS = 20
-"""Into so many a budget is cut: who spent none of them since is not worth telling."""
+"""A sender's count is shared once it reaches this fraction (1/20) of the budget."""
 _KEPT = 5
-"""Minutes after which what was spent is forgotten."""
+"""Minutes after which counts are deleted."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRANSFERS = "/api/v1/transfers/"
-"""The paths that take in parts of something large, of which there are many, begin with this."""
+"""Prefix of the paths for parts of uploads, which have a budget of their own because there are many parts."""
 _LONGEST_ADDRESS = 45
 _UNPROVEN = "wander.unproven"
-"""Goes before an address in its spending with credentials that nobody verified, and marks such a request."""
+"""Key of the scope that marks unverified credentials, and prefix of the address to which they are counted."""
 _MOST_PROVEN = 50_000
-"""Credentials that are remembered as good; the longest unused are forgotten."""
+"""Number of verified credentials that are remembered; the least recently used are forgotten first."""
 
 
 class Spending(Base):
-    """What one token or address has spent of a budget within a minute, in all processes of a hub."""
+    """Number of requests of one token or address within one minute, summed over all processes of a hub."""
 
     __tablename__ = "spending"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Of the budget's name and whoever spends."""
+    """Hash of the budget's name and the sender."""
     minute: Mapped[int] = mapped_column(BigInteger)
-    """Since 1970."""
+    """Minutes since 1970."""
     spent: Mapped[int] = mapped_column(BigInteger)
 
 
 class RequestBudget:
-    """So many requests a minute for each who makes some; 0 is no limit."""
+    """A limit on requests per minute for each sender; 0 means no limit."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most, self._telling = name, most, 0
         self._begin(0)
 
     def spend(self, who: str, cost: int = 1) -> bool:
-        """Take from the budget; False when there is nothing left."""
+        """Count a request; return False if the budget is exhausted."""
         self._look_at_the_clock()
         self._spent[who] += cost
         return not self.most or self._left(who) >= 0
 
     def untold(self) -> dict[str, int]:
-        """Return what was spent here and no other process knows, of those who spent a good part."""
+        """Return the counts that other processes do not know yet, of senders above the sharing threshold."""
         self._look_at_the_clock()
         self._telling = self._window
         more = {who: spent - self._told[who] for who, spent in self._spent.items() if self.most}
         return {who: count for who, count in more.items() if count * _PARTS >= self.most}
 
     def hear(self, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Take in what all processes together have spent, once they know what was spent here."""
-        if self._telling != self._window:  # what was told is of a minute that is over
+        """Update the counts of other processes, after this process's counts were shared."""
+        if self._telling != self._window:  # the shared counts belong to a minute that has passed
             return
         for who, count in told.items():
             self._told[who] += count
             self._elsewhere[who] = totals[self.key(who)] - self._told[who]
 
     def key(self, who: str) -> str:
-        """Return what stands for somebody's spending."""
+        """Return the hash that identifies a sender's count in the database."""
         return hashlib.sha256(f"{self.name} {who}".encode()).hexdigest()
 
     def _look_at_the_clock(self) -> None:
@@ -97,7 +98,8 @@ class RequestBudget:
         return self.most - self._spent[who] - self._elsewhere[who]
 
     def headers(self, who: str) -> dict[str, str]:
-        """Return what is left and until when (draft-ietf-httpapi-ratelimit-headers)."""
+        """Return the headers with the remaining requests and the reset time
+        (draft-ietf-httpapi-ratelimit-headers)."""
         ends = math.ceil(_WINDOW - time.time() % _WINDOW)
         left = max(0, self._left(who))
         return {
@@ -118,20 +120,20 @@ class RequestLimits:
         self._proven: OrderedDict[str, None] = OrderedDict()
 
     def untold(self) -> list[tuple[RequestBudget, dict[str, int]]]:
-        """Return what other processes are to be told, by budget."""
+        """Return the counts to share with other processes, by budget."""
         budgets = (self._reads, self._writes, self._uploads, self._failures)
-        return [(one, told) for one in budgets if (told := one.untold())]
+        return [(budget, counts) for budget in budgets if (counts := budget.untold())]
 
     def refuse(self, scope: Scope) -> JSONResponse | None:
-        """Return the answer to a request that is one too many; None for all others."""
+        """Return the response if the request exceeds a limit, otherwise None."""
         address, secret = _sender(scope)
         if secret is not None and not self._failures.spend(address, 0):
-            return _refusal(self._failures, address, "many requests from here had tokens that are not good")
+            return _refusal(self._failures, address, "too many requests from this address had invalid tokens")
         budget = self._budget_for(scope)
-        # Made-up credentials each look like somebody new where nobody verifies them.
+        # Made-up credentials would each get a budget of their own on routes that do not verify them.
         unproven = scope[_UNPROVEN] = secret is not None and secret not in self._proven
         if unproven and not budget.spend(_UNPROVEN + address):
-            detail = "many requests from here had credentials that nobody verified"
+            detail = "too many requests from this address had unverified credentials"
             return _refusal(budget, _UNPROVEN + address, detail)
         who = secret or address
         if budget.spend(who):
@@ -140,7 +142,7 @@ class RequestLimits:
         return _refusal(budget, who, f"{sender} made more than {budget.most:,} requests in a minute")
 
     def note(self, scope: Scope, status: int) -> None:
-        """Take an answer into account: a token that was not good costs its sender's address."""
+        """Update the counts after an answer: an invalid token counts against the sender's address."""
         address, secret = _sender(scope)
         if secret is None:
             return
@@ -166,11 +168,11 @@ class RequestLimits:
 
 
 def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[str, int]]]) -> None:
-    """Tell other processes what was spent here, and hear what was spent there."""
+    """Share this process's counts with other processes, and read theirs."""
     counts = {budget.key(who): count for budget, told in untold for who, count in told.items()}
     on_postgresql = database.engine.dialect.name == "postgresql"
     minute: ColumnElement[int] = literal(int(time.time() // _WINDOW))
-    if on_postgresql:  # whose clock is everybody's
+    if on_postgresql:  # use the database's clock, which all processes share
         minute = cast(func.floor(func.extract("epoch", func.clock_timestamp()) / _WINDOW), BigInteger)
 
     def add(session: Session) -> dict[str, int]:
@@ -189,16 +191,16 @@ def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[st
 
 
 def forwarded_for(scope: Scope) -> str | None:
-    """Return the address for which a proxy sends a request; None without a proxy."""
+    """Return the address for which a proxy forwards a request, or None without a proxy."""
     given = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     return given[-1].decode("latin-1").rpartition(",")[2].strip()[:_LONGEST_ADDRESS] if given else None
 
 
 def sender_of(scope: Scope) -> str:
-    """Return the address that a request comes from; of IPv6 the network.
+    """Return the sender's address; for IPv6, its /64 network.
 
-    Behind a proxy of a private network that `FORWARDED_ALLOW_IPS` does not name, it includes what the proxy
-    says, so that one visitor does not use up the limits of all others.
+    Behind a private proxy that `FORWARDED_ALLOW_IPS` does not list, the result includes the forwarded
+    address, so that one visitor cannot use up the limits of all others.
     """
     host = scope["client"][0] if scope.get("client") else ""
     sender = network_of(host) if ":" in host else host
@@ -216,26 +218,26 @@ def _is_private(host: str) -> bool:
 
 
 def _sender(scope: Scope) -> tuple[str, str | None]:
-    """Return the address that a request comes from, and what stands for its credentials."""
+    """Return the sender's address, and a hash of the credentials if there are any."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     secret = hashlib.blake2b(given, digest_size=16).hexdigest() if given is not None else None
     return sender_of(scope), secret
 
 
 def network_of(host: str) -> str:
-    """Return what one sender has: an address of IPv4, a network of 64 bits of IPv6."""
+    """Return the unit that counts as one sender: an IPv4 address, or a /64 network of IPv6."""
     try:
         address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
     except ValueError:
         return host
     if isinstance(address, IPv4Address):
         return str(address)
-    mapped = address.ipv4_mapped  # so a hub that listens on `::` sees senders of IPv4
+    mapped = address.ipv4_mapped  # a hub that listens on `::` sees IPv4 senders in this form
     return str(mapped or IPv6Address(int(address) >> 64 << 64))
 
 
 def _refusal(budget: RequestBudget, who: str, detail: str) -> JSONResponse:
     headers = budget.headers(who)
     setting = f"WANDER_HUB_{budget.name.upper()}_PER_MINUTE"
-    hint = f"wait {headers['Retry-After']} seconds; the hub's operator sets `{setting}`"
+    hint = f"wait {headers['Retry-After']} seconds; the hub's operator can change `{setting}`"
     return answer_early(429, "Too Many Requests", "too_many_requests", detail, hint, headers)

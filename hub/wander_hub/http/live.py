@@ -1,7 +1,7 @@
-"""Pages that stay open are sent what changes on them: server-sent events, each with the HTML of the part.
+"""Live updates of open pages: server-sent events with the HTML of the part that changed.
 
-A browser is sent the same HTML that the page has, whenever the rows in the database say something else: so it
-does not matter which process works on them. Each process counts its own streams.
+A process reads the rows from the database and sends the same HTML that the page contains, so it does not
+matter which process changes the rows. Each process counts its own streams.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from wander_hub.http.limits import sender_of
 from wander_hub.http.problems import HubProblem
 
 MOST, MOST_OF_ONE = 200, 12
-"""Streams of one process at a time, and those of one address or user among them."""
+"""Maximum number of streams of one process, and of one address or user among them."""
 LONGEST_SECONDS = 300.0
-"""After which a stream ends; a browser asks again, with what its user may do then."""
+"""Maximum duration of a stream. The browser then reconnects, with the permissions that its user has by
+then."""
 LOOK_SECONDS = 1.0
 ALIVE_SECONDS = 15.0
-"""Between two signs of life: a proxy in front lets a silent connection go."""
+"""Seconds between keep-alive comments, because proxies close silent connections."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 States = list[tuple[Any, ...]] | None
-"""What differs once a page says something else, as far as it was read."""
+"""Values that differ when the part must be drawn again, or None if nothing was read yet."""
 _END = b"event: end\ndata: nothing is under way\n\n"
 
 
 class Part(NamedTuple):
-    """A part of a page that changes."""
+    """The part of a page that changes."""
 
     html: bytes
     under_way: bool
-    """Whether it may change again by itself."""
+    """Whether the part may change again."""
 
 
 _Look = Callable[[States], tuple[States, Part | None]]
-"""Return the states, and the part where those are others than were known."""
+"""Function that returns the current states, and the part if the states differ from the known ones."""
 
 
 class _Shared(NamedTuple):
@@ -57,17 +58,17 @@ class _Shared(NamedTuple):
 
 @dataclass
 class Streams:
-    """The streams that one process sends."""
+    """Open streams of one process, and the results that they share."""
 
     open: Counter[str] = field(default_factory=Counter)
     _shared: dict[Hashable, asyncio.Task[_Shared]] = field(default_factory=dict)
 
     @contextmanager
     def count(self, who: str) -> Iterator[None]:
-        """Count one more as long as the block lasts; raise a 429 where there are too many."""
+        """Count a stream while the block is active; raise a 429 problem if there are too many."""
         if self.open.total() >= MOST or self.open[who] >= MOST_OF_ONE:
-            hint = "load the page again to see how far it is"
-            detail = "too many pages follow jobs at this moment"
+            hint = "reload the page to see the current state"
+            detail = "too many pages are open that follow jobs"
             raise HubProblem(429, "too_many_streams", detail, hint=hint, headers={"Retry-After": "60"})
         self.open[who] += 1
         try:
@@ -80,14 +81,14 @@ class Streams:
                 self._shared.clear()
 
     async def look(self, look: _Look, known: States, shared: Hashable | None) -> tuple[States, Part | None]:
-        """Look by a thread: of all who share a look, once in `LOOK_SECONDS` for them together."""
+        """Look in a thread; streams with the same `shared` key look only once per `LOOK_SECONDS` together."""
         if shared is None:
             return await run_in_threadpool(look, known)
         task = self._shared.get(shared)
         if task is None or (task.done() and _is_old(task)):
             task = self._shared[shared] = asyncio.create_task(_look_again(look, task))
-        found = await asyncio.shield(task)
-        return found.states, None if found.states == known else found.part
+        shared_result = await asyncio.shield(task)
+        return shared_result.states, None if shared_result.states == known else shared_result.part
 
 
 def _is_old(task: asyncio.Task[_Shared]) -> bool:
@@ -95,21 +96,21 @@ def _is_old(task: asyncio.Task[_Shared]) -> bool:
 
 
 async def _look_again(look: _Look, last: asyncio.Task[_Shared] | None) -> _Shared:
-    last_found = last.result() if last is not None and last.exception() is None else None
-    states, part = await run_in_threadpool(look, last_found and last_found.states)
-    part = part if part is not None or last_found is None else last_found.part
+    previous = last.result() if last is not None and last.exception() is None else None
+    states, part = await run_in_threadpool(look, previous and previous.states)
+    part = part if part is not None or previous is None else previous.part
     return _Shared(time.monotonic(), states, part)
 
 
 class _CountedStream(StreamingResponse):
-    """Events that are counted while they are sent, also to somebody who left before the first of them."""
+    """A stream that is counted while it is sent, even if the client disconnects before the first event."""
 
     def __init__(self, events: AsyncIterator[bytes], streams: Streams, who: str) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
         self._streams, self._who = streams, who
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them, or a refusal where there are too many."""
+        """Send the events, or raise a 429 problem if there are too many streams."""
         with self._streams.count(self._who):
             await super().__call__(scope, receive, send)
 
@@ -120,10 +121,11 @@ def stream(
     draw: Callable[[Session], Part],
     shared: Hashable | None = None,
 ) -> Response:
-    """Answer with events: `changed` with HTML whenever it changed, then `end` when nothing is under way.
+    """Respond with events: `changed` with new HTML after each change, then `end` when nothing more will
+    change.
 
-    The part is drawn whenever the states that are read are others than before. Readers to whom the same
-    part is shown may share the looks, by a key.
+    `read` returns the states, and `draw` is called when they differ from the last ones. Readers who see the
+    same part can share the database queries with a key.
     """
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=_HEADERS)
@@ -150,15 +152,15 @@ async def _send(
     heard = began = time.monotonic()
     while not draining() and time.monotonic() - began < LONGEST_SECONDS:
         try:
-            known, found = await look(known)
-        except HubProblem:  # its reader may see it no longer, or it is gone
+            known, part = await look(known)
+        except HubProblem:  # the reader lost access, or the object was deleted
             yield _END
             return
-        if found is not None:
+        if part is not None:
             heard = time.monotonic()
-            lines = b"".join(b"data: " + line + b"\n" for line in found.html.splitlines())
+            lines = b"".join(b"data: " + line + b"\n" for line in part.html.splitlines())
             yield b"event: changed\n" + lines + b"\n"
-            if not found.under_way:
+            if not part.under_way:
                 yield _END
                 return
         elif time.monotonic() - heard >= ALIVE_SECONDS:

@@ -1,4 +1,4 @@
-"""What every answer carries: a request id, and headers that keep browsers strict."""
+"""Middleware for every response: a request id, and security headers for browsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wander_hub.security import without_secrets
 
 REQUEST_ID_HEADER = "X-Request-ID"
 CURRENT_REQUEST = ContextVar("current_request", default="-")
-"""The id of the request that is being answered, for the log."""
+"""Id of the current request, for the log."""
 PAGE_CSP = (
     "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -26,7 +26,7 @@ BROWSER_HEADERS = {
     "Content-Security-Policy": PAGE_CSP,
 }
 PRIVATE = "private, no-store"
-"""The caching of what is answered to somebody who says who they are: nobody keeps it."""
+"""Caching of responses to authenticated requests: they must not be stored."""
 
 _PROCESS, _NUMBERS = [secrets.token_hex(4)], itertools.count(1)
 os.register_at_fork(after_in_child=lambda: _PROCESS.__setitem__(0, secrets.token_hex(4)))
@@ -34,13 +34,13 @@ _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class AnswerHeaders:
-    """Plain ASGI middleware, so that streamed answers stay streams."""
+    """Plain ASGI middleware that adds headers and leaves streamed responses unbuffered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Name the request and complete the headers of its answer."""
+        """Assign an id to the request and add headers to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class AnswerHeaders:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
                 if authenticated and not headers.get("Cache-Control", "").startswith("public"):
-                    headers["Cache-Control"] = PRIVATE  # a file that anybody may have is no secret
+                    headers["Cache-Control"] = PRIVATE  # except for public files, which are not confidential
                 for name, value in BROWSER_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -63,13 +63,13 @@ class AnswerHeaders:
 
 
 def name_request(given: str | None = None) -> str:
-    """Return, and have the log tell, the name of the request that is answered now.
+    """Return the id of the current request and set it for the log.
 
-    It is what a proxy in front gave it, or where that is none, or odd, one that no other request has: random
-    per process, counted within.
+    It is the id from a proxy's header if that is valid. Otherwise it is a unique id: a random value of the
+    process and a counter.
     """
-    # A token that was sent as a name would stand in the log.
+    # A token sent as the id would end up in the log.
     usable = given is not None and _USABLE_ID.fullmatch(given) and without_secrets(given) == given
     name = given if given is not None and usable else f"{_PROCESS[0]}{next(_NUMBERS):08x}"
-    CURRENT_REQUEST.set(name)  # every request is answered in a context of its own
+    CURRENT_REQUEST.set(name)  # every request runs in a context of its own
     return name

@@ -1,7 +1,7 @@
-"""Questions that the hub asks other servers while somebody waits: one at a time, within a total deadline.
+"""Requests that the hub sends to other servers while a client waits, within a total deadline.
 
-They are asked on the event loop, so a server that drips bytes holds no thread. Everybody who wants the same
-answer waits for one question.
+They run on the event loop, so a slow server does not occupy a thread. Clients that need the same answer share
+one request.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from wander_hub.names import acceptable_address
 
 Answer = TypeVar("Answer")
 ANSWER_SECONDS = 5.0
-"""From the connection to the last byte of an answer."""
+"""Maximum seconds from the connection to the last byte of the answer."""
 
 
 class SharedQuestions(Generic[Answer]):
-    """Questions under way, each of which is asked once for all who want its answer."""
+    """Pending requests, each of which is sent once for all clients that need its answer."""
 
     def __init__(self) -> None:
         self._asked: dict[Hashable, asyncio.Task[Answer]] = {}
 
     async def ask(self, key: Hashable, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the answer to a question, which is asked if it is not under way."""
+        """Return the answer to a question; the question is only sent if it is not pending already."""
         task = self._asked.get(key)
         if task is None:
             task = self._asked[key] = asyncio.ensure_future(question())
@@ -34,24 +34,25 @@ class SharedQuestions(Generic[Answer]):
         return await asyncio.shield(task)
 
     def is_asked(self, key: Hashable) -> bool:
-        """Return whether a question is under way."""
+        """Return whether a question is pending."""
         return key in self._asked
 
     def _forget(self, key: Hashable, done: asyncio.Task[Answer]) -> None:
         self._asked.pop(key, None)
         if not done.cancelled():
-            done.exception()  # everybody who waited may have left
+            done.exception()  # mark the exception as retrieved, because all clients may have left
 
 
 async def ask_json(
     url: str, form: Mapping[str, str] | None = None, credentials: tuple[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Return the status and the object that an address answers with; the refusal of a form is an answer too.
+    """Return the status and the JSON object of an answer; for a form, also of an answer with a 4xx status.
 
-    Raises `ValueError`, `TypeError` or `httpx.HTTPError` for any other answer, and for none in time.
+    Raises `ValueError`, `TypeError` or `httpx.HTTPError` for any other answer, and if there is no answer in
+    time.
     """
     if not acceptable_address(url):
-        raise ValueError(f"`{url[:200]}` is not https")
+        raise ValueError(f"`{url[:200]}` is not an https address")
     import httpx
 
     method, body = "GET" if form is None else "POST", bytearray()
@@ -67,11 +68,11 @@ async def ask_json(
                 body += piece
                 PROVIDER_ANSWER.check_size(len(body))
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"no whole answer within {ANSWER_SECONDS:g} s") from error
+        raise httpx.ReadTimeout(f"no complete answer within {ANSWER_SECONDS:g} s") from error
     try:
-        found = read_json(bytes(body), PROVIDER_ANSWER)
+        content = read_json(bytes(body), PROVIDER_ANSWER)
     except Refused as error:
         raise ValueError(f"`{url[:200]}`: {error}") from error
-    if not isinstance(found, dict):
-        raise TypeError(f"`{url[:200]}` does not answer with an object")
-    return answer.status_code, found
+    if not isinstance(content, dict):
+        raise TypeError(f"`{url[:200]}` does not answer with a JSON object")
+    return answer.status_code, content

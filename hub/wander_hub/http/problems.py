@@ -1,7 +1,7 @@
-"""Every error answer of the hub: RFC 9457 problem details with a stable code and a hint.
+"""Error responses: RFC 9457 problem details with a stable code and a hint.
 
-Services raise `HubProblem`; the handlers here turn it, and whatever else goes wrong, into
-`application/problem+json`, or into a page where a person asked for one.
+Services raise `HubProblem`. The handlers in this module turn it and all other exceptions into
+`application/problem+json`, or into a page if a browser asked for one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PageRenderer = Callable[[Request, Problem, dict[str, str]], Response]
 
 
 class HubProblem(Exception):
-    """A refusal with a status, a stable code and what to do next."""
+    """An error response with a status, a stable code, a message and a hint."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class HubProblem(Exception):
 
 
 class Moved(Exception):
-    """What was asked for has another address now; answered with a redirect that keeps the method."""
+    """The requested object has a new address; the response is a redirect that keeps the method."""
 
     def __init__(self, owner: str, name: str) -> None:
         super().__init__(f"{owner}/{name}")
@@ -68,25 +68,27 @@ _HANDLED = (
     *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
     *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError, Refused),
 )
-"""The exceptions answered inside the middleware; the server logs any other with its traceback."""
+"""Exceptions that are answered inside the middleware. The server logs any other exception with its
+traceback."""
 
 
 _MOST_FAULTS, _LONGEST_PART, _DEEPEST = 10, 200, 10
-"""Faults of a request that an answer names, characters of each part of one, and parts of its path."""
+"""Maximum number of faults in a response, of characters in each value, and of elements in the path of a
+fault."""
 _LONGEST_DETAIL = 2000
 _OF_MACHINES = frozenset("_ api files health live metrics openapi.json ready simple".split())  # noqa: SIM905
 _OF_FORMS = frozenset({"account", "login", "logout"})
-"""Where the addresses begin to which browsers send forms."""
+"""First path segments of addresses to which browsers send forms."""
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI responses that say these statuses carry a problem."""
+    """Return OpenAPI responses that document these statuses as problems."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
-    """Register the handlers; `render_page` draws a problem for a person."""
+    """Register the exception handlers; `render_page` renders a problem as an HTML page."""
 
     def answer(request: Request, error: Exception) -> Response:
         unrouted = isinstance(error, HTTPException) and error.status_code in (404, 405)
@@ -97,7 +99,7 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
             failure = refused_credentials(request) or failure
         request.app.state.metrics.count_problem(failure.code)
         problem = describe(request, failure)
-        # An unexpected failure is answered outside of all middleware, so the headers are completed here too.
+        # Unexpected errors are answered outside of all middleware, so add the middleware's headers here.
         headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: problem.request_id or "", **failure.headers}
         if wants_page(request):
             return render_page(request, problem, headers)
@@ -114,13 +116,13 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
 
 
 def refused_credentials(request: Request) -> HubProblem | None:
-    """Return what was wrong with credentials that a reader sent and that what is public does not need."""
+    """Return the problem of invalid credentials that were ignored because public data does not need any."""
     refusal: HubProblem | None = getattr(request.state, "refused_credentials", None)
     return refusal
 
 
 def describe(request: Request, failure: HubProblem) -> Problem:
-    """Return what the answer to a request says of a refusal."""
+    """Return the problem details for a request."""
     return Problem(
         title=HTTPStatus(failure.status).phrase,
         status=failure.status,
@@ -133,12 +135,12 @@ def describe(request: Request, failure: HubProblem) -> Problem:
 
 
 def _shown(text: str) -> str:
-    """Return what an answer shows of a text, in which a token may stand that was sent as a name."""
+    """Return a text as responses show it: shortened, and without tokens that were sent as names."""
     return without_secrets(text[: 2 * _LONGEST_DETAIL])[:_LONGEST_DETAIL]
 
 
 def _redirect(request: Request, error: Exception) -> Response:
-    """Answer with the same path under the new owner and name; the route's parameters tell the old ones."""
+    """Redirect to the same path under the new owner and name; the path parameters are the old ones."""
     assert isinstance(error, Moved)
     params = request.path_params
     old = [params["owner"], params.get("name") or params.get("project")]
@@ -151,13 +153,13 @@ def _redirect(request: Request, error: Exception) -> Response:
         start += 1
     query = f"?{request.url.query}" if request.url.query else ""
     status = 301 if request.method in {"GET", "HEAD"} else 308
-    address = "/".join(quote(one) for one in segments) + query
-    # Names may move back, so nobody may remember this for good.
+    address = "/".join(quote(segment) for segment in segments) + query
+    # A name may move back, so the redirect must not be cached permanently.
     return RedirectResponse(address, status, headers={"Cache-Control": "no-cache"})
 
 
 def problem_of(error: Exception) -> HubProblem:
-    """Return the refusal that an exception of a library amounts to."""
+    """Return the problem for an exception of a library."""
     if isinstance(error, HTTPException):
         too_large = error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         code = "too_large" if too_large else HTTPStatus(error.status_code).name.lower()
@@ -165,35 +167,35 @@ def problem_of(error: Exception) -> HubProblem:
     if isinstance(error, RequestValidationError):
         errors = [
             {
-                "loc": [str(part)[:_LONGEST_PART] for part in one["loc"][:_DEEPEST]],
-                "msg": one["msg"][:_LONGEST_PART],
-                "type": one["type"],
-                "ctx": {name: str(value)[:_LONGEST_PART] for name, value in one.get("ctx", {}).items()},
+                "loc": [str(part)[:_LONGEST_PART] for part in fault["loc"][:_DEEPEST]],
+                "msg": fault["msg"][:_LONGEST_PART],
+                "type": fault["type"],
+                "ctx": {name: str(value)[:_LONGEST_PART] for name, value in fault.get("ctx", {}).items()},
             }
-            for one in error.errors()[:_MOST_FAULTS]
+            for fault in error.errors()[:_MOST_FAULTS]
         ]
-        return HubProblem(422, "invalid_request", "the request does not fit the API", errors=errors)
+        return HubProblem(422, "invalid_request", "the request does not match the API", errors=errors)
     if isinstance(error, Refused):
         status, code = (413, "too_large") if error.too_large else (422, "invalid_request")
         return HubProblem(status, code, str(error))
     if isinstance(error, DataError | OverflowError):
-        return HubProblem(422, "invalid_request", "a value is outside what the hub can look up")
+        return HubProblem(422, "invalid_request", "a value is outside of the range that the hub can store")
     if isinstance(error, IntegrityError):
         hint = "send the same request again"
-        return HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
+        return HubProblem(409, "concurrent_change", "another request changed the same object", hint=hint)
     if (outage := _outage_of(error)) is not None:
         logger.error("%s: %s", outage.detail, _first_line(error))
         return outage
     if isinstance(error, ObjectMissing):
         log_missing(error.sha256)
-        hint = "tell the hub's operator: `wander-hub fsck` names what the storage has lost"
-        return HubProblem(500, "object_missing", "a file of this is missing in the hub's storage", hint=hint)
+        hint = "tell the hub's operator to run `wander-hub fsck`, which lists missing objects"
+        return HubProblem(500, "object_missing", "a required file is missing in the hub's storage", hint=hint)
     logger.error("unexpected failure", exc_info=error)
-    return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
+    return HubProblem(500, "internal_error", "the hub failed; look up the request id in the operator's log")
 
 
 def log_failure(what: str, error: Exception) -> None:
-    """Log a failure of work that no request waits for, in one line if a part of the hub is away."""
+    """Log a failure of background work, in one line if the disk, the database or the storage caused it."""
     outage = _outage_of(error)
     if outage is None:
         logger.error("%s", what, exc_info=error)
@@ -202,7 +204,8 @@ def log_failure(what: str, error: Exception) -> None:
 
 
 def _outage_of(error: Exception) -> HubProblem | None:
-    """Return the problem of a full disk, and of a database or an object store that is away."""
+    """Return the problem for a full disk or an unavailable database or object store; None for other
+    errors."""
     full = ("No space left on device", "database or disk is full")
     no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
     if no_space or any(words in str(error) for words in full):
@@ -220,7 +223,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_away(error: Exception) -> bool:
-    """Tell whether PostgreSQL cannot be reached, ends, or has no connection left."""
+    """Return whether PostgreSQL is unreachable, shuts down, or has no free connection."""
     if isinstance(error, OperationalError):
         return hasattr(error.orig, "sqlstate")
     return isinstance(error, NoConnectionFree) or (
@@ -229,7 +232,8 @@ def _is_away(error: Exception) -> bool:
 
 
 def wants_page(request: Request) -> bool:
-    """Tell whether a person in a browser asked: HTML accepted, and not one of the machines' paths."""
+    """Return whether a person in a browser sent the request: HTML is accepted, and the path is not for
+    programs."""
     parts = request.url.path.strip("/").split("/")
     if parts[0] in _OF_MACHINES or (
         len(parts) > 1 and parts[1] in {"simple", "legacy", "files", "integrity"}

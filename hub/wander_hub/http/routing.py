@@ -1,8 +1,9 @@
-"""Routes of the hub: who may, then how much, then the body.
+"""The hub's route class, which checks the caller first, then the size of the body, then its content.
 
-FastAPI reads and parses a body before it asks who sends it. A `HubRoute` asks first, and reads a JSON body by
-the limits of its kind (`wander.wire.gate`). Other routes read their body by `bodies.read_pieces`, after their
-dependencies were asked. A route that does neither gets an empty body (`bodies.arriving`).
+FastAPI reads and parses a body before it authenticates the caller. A `HubRoute` authenticates first, and
+reads a JSON body within the limits of its kind (`wander.wire.gate`). Other routes read their body with
+`bodies.read_pieces` after their dependencies ran. A route that does neither gets an empty body
+(`bodies.arriving`).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _KIND = "body_kind"
 _QUERY_NAMES = set[str]()
-"""The names that some route of the hub takes in its query."""
+"""Names of the query parameters of all routes."""
 _ON_THE_LOOP = 16 * 1024
-"""Bytes of JSON up to which a thread costs more than parsing."""
+"""Size of JSON below which a thread would cost more than parsing."""
 
 
 def takes(kind: TextKind) -> Callable[[Endpoint], Endpoint]:
-    """Set the kind of a route's JSON body, for one that needs more than `CONTROL` allows."""
+    """Set the kind of a route's JSON body, if it needs larger limits than `CONTROL`."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)[_KIND] = kind
@@ -44,7 +45,7 @@ def takes(kind: TextKind) -> Callable[[Endpoint], Endpoint]:
 
 
 class _ReadRequest(Request):
-    """A request whose JSON body was read and parsed."""
+    """A request whose JSON body is already read and parsed."""
 
     content: bytes = b""
     value: Any = None
@@ -54,24 +55,27 @@ class _ReadRequest(Request):
         return self.content
 
     async def json(self) -> Any:
-        """Return the value of the body."""
+        """Return the parsed value of the body."""
         return self.value
 
 
 class HubRoute(APIRoute):
-    """A route that checks its caller before the body, and the size of the body before it is parsed."""
+    """A route that authenticates the caller before it reads the body, and limits the body before it is
+    parsed."""
 
     @property
     def body_kind(self) -> TextKind | None:
-        """The kind of the JSON body; None for a route without one."""
+        """Kind of the JSON body; None for a route without one."""
         return getattr(self.endpoint, _KIND, CONTROL) if self.body_field is not None else None
 
     def get_route_handler(self) -> Handler:
-        """Return what answers a request."""
+        """Return the handler of requests."""
         handle, needs, kind = super().get_route_handler(), needs_of(self.dependant), self.body_kind
         names = set(_names_of_query(self.dependant))
         _QUERY_NAMES.update(names)
-        is_upload = self.path.rstrip("/").endswith("/legacy")  # twine and uv follow no redirect of one
+        is_upload = self.path.rstrip("/").endswith(
+            "/legacy"
+        )  # twine and uv do not follow redirects of uploads
 
         async def admit(request: Request) -> Response:
             if not is_upload and may_be_misspelt(request) and (redirect := redirect_misspelt(request)):
@@ -86,36 +90,40 @@ class HubRoute(APIRoute):
 
 
 class HubRouter(APIRouter):
-    """A router of such routes."""
+    """A router whose routes are `HubRoute` objects."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=HubRoute, **options)
 
 
 def find_foreign_routes(routes: Iterable[BaseRoute]) -> list[str]:
-    """Return the paths of routes that would read a body without its limits."""
-    found = (context.original_route for context in iter_route_contexts(list(routes)))
-    return [str(getattr(route, "path", route)) for route in found if not isinstance(route, HubRoute)]
+    """Return the paths of routes that are not a `HubRoute`, and so would read a body without limits."""
+    originals = (context.original_route for context in iter_route_contexts(list(routes)))
+    return [str(getattr(route, "path", route)) for route in originals if not isinstance(route, HubRoute)]
 
 
 def _names_of_query(dependant: Dependant) -> Iterator[str]:
-    """Yield the names that a route takes in its query, itself or by what it depends on."""
+    """Yield the names of the query parameters of a route and its dependencies."""
     for field in dependant.query_params:
         yield from getattr(field.field_info.annotation, "model_fields", [field.alias])
-    for one in dependant.dependencies:
-        yield from _names_of_query(one)
+    for dependency in dependant.dependencies:
+        yield from _names_of_query(dependency)
 
 
 def _refuse_query(misplaced: list[str], names: set[str]) -> HubProblem:
-    """Refuse a query for something that only other routes do; names that no route takes are ignored."""
-    hint = "it takes " + ", ".join(f"`{one}`" for one in sorted(names)) if names else "it takes no query"
-    detail = f"this address takes no {', '.join(f'`{one}`' for one in misplaced)}"
+    """Return the problem of query parameters that only other routes have. Unknown names are ignored."""
+    hint = (
+        "it accepts " + ", ".join(f"`{name}`" for name in sorted(names))
+        if names
+        else "it accepts no parameters"
+    )
+    detail = f"this address does not accept the parameter {', '.join(f'`{name}`' for name in misplaced)}"
     return HubProblem(422, "invalid_request", detail, hint=hint)
 
 
 async def _read(request: Request, kind: TextKind) -> Request:
-    """Return a request with its body, read within the limits of its kind."""
-    refusal = HubProblem(413, "too_large", f"{kind.name} has over {kind.most_bytes:,} bytes")
+    """Return the request with its JSON body, read within the limits of its kind."""
+    refusal = HubProblem(413, "too_large", f"{kind.name} is larger than {kind.most_bytes:,} bytes")
     read = _ReadRequest(request.scope, request.receive)
     read.content = await read_body(request, kind.most_bytes, refusal)
     if read.content and _is_json(request.headers.get("content-type", "")):
@@ -126,7 +134,7 @@ async def _read(request: Request, kind: TextKind) -> Request:
                 read.value = await run_in_threadpool(read_json, read.content, kind)
         except Refused as error:
             status, code = (413, "too_large") if error.too_large else (422, "invalid_request")
-            raise HubProblem(status, code, f"the request does not fit the API: {error}") from error
+            raise HubProblem(status, code, f"the request does not match the API: {error}") from error
     return read
 
 

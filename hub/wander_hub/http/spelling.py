@@ -1,8 +1,8 @@
-"""One address for everything: other spellings of it redirect to the one that the hub writes itself.
+"""Canonical addresses: other spellings of a path redirect to the one that the hub uses itself.
 
-Capital letters, and slashes that are missing, doubled or at the end, make no other address; neither do the
-spellings of a project that PEP 503 takes for one. Paths of this module have no `//` at their beginning, so a
-redirect never leads to another host.
+Capital letters, missing, doubled or trailing slashes, and spellings of a project that are equal by PEP 503
+all lead to the same address. Paths of this module never start with `//`, so a redirect cannot lead to another
+host.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SPELLINGS = {
     **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalize_owner),
     **dict.fromkeys(("name", "project", "namespace"), normalize_environment),
 }
-"""How parameters of paths are written; all others have one spelling, as has the `name` of a file."""
+"""Normalizers of path parameters. All other parameters are kept, and so is the `name` of a file."""
 _SAFE = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True)
 class _Pattern:
     matches: re.Pattern[str]
-    """The path of a route in any letters, without a slash at its end."""
+    """Case-insensitive pattern of a route's path without a trailing slash."""
     format: str
     methods: frozenset[str]
 
@@ -56,7 +56,7 @@ def _patterns_of(app: FastAPI) -> list[_Pattern]:
 
 
 def may_be_misspelt(request: Request) -> bool:
-    """Return whether the path that a route matches may be another spelling of a path of the hub."""
+    """Return whether the matched path may be a non-canonical spelling of another path."""
     path, params = request.scope["path"], request.path_params
     return (
         (params.get("owner") or params.get("project")) in RESERVED_OWNERS
@@ -68,19 +68,19 @@ def may_be_misspelt(request: Request) -> bool:
 
 
 def redirect_misspelt(request: Request) -> RedirectResponse | None:
-    """Return the redirect to the hub's spelling of a path; None for that spelling and for an unknown path."""
+    """Return the redirect to the canonical spelling of a path; None if the path is canonical or unknown."""
     given = request.scope["path"]
     path = re.sub("/+", "/", given).rstrip("/")
     for pattern in _patterns_of(request.app):
-        found = pattern.matches.fullmatch(path)
-        if found is None or request.method not in pattern.methods:
+        match = pattern.matches.fullmatch(path)
+        if match is None or request.method not in pattern.methods:
             continue
-        right = pattern.format.format(**_write(found.groupdict()))
+        right = pattern.format.format(**_write(match.groupdict()))
         if right == given:
             return None
         asked = f"{given} {request.url.query}"
         if without_secrets(asked) != asked:
-            return None  # a response does not repeat a token that somebody wrote in place of a name
+            return None  # a response must not repeat a token that was sent in place of a name
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(quote(right, safe="/@+!:,~") + query, 301 if request.method in _SAFE else 308)
     return None

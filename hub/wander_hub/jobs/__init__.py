@@ -1,12 +1,12 @@
-"""Background work that survives a crash: jobs, taken under a lease and finished under a fence.
+"""Background jobs that survive crashes, with leases and fencing.
 
-A worker takes a job for `LEASE_SECONDS` and renews that while it works. When it dies, the lease runs out and
-another worker takes the job with the next attempt number. Everything a worker writes carries owner and
-attempt, so one that was only slow, and lost its lease, can change nothing any more: `LeaseLost`. A job that
-kills its worker again and again is failed after `max_attempts`.
+A worker takes a job for `LEASE_SECONDS` and renews this lease while it works. If the worker dies, the lease
+expires and another worker takes the job with the next attempt number. Every write of a worker carries its
+name and the attempt number, so a slow worker that lost its lease cannot change anything (`LeaseLost`). A job
+that repeatedly kills its worker fails after `max_attempts`.
 
-The jobs are rows of the hub's own database, SQLite or PostgreSQL, and workers look there for the next one.
-Leases and pauses go by the database's clock, which all workers share.
+Jobs are rows of the hub's own database, SQLite or PostgreSQL, which the workers poll. Leases and pauses use
+the database's clock, which all workers share.
 """
 
 from wander_hub.jobs.models import OPEN, Job

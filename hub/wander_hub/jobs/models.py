@@ -1,4 +1,4 @@
-"""The table of jobs: what is to be done, who has it, and what pages and API show of it."""
+"""The table of jobs, which also holds what pages and the API show of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPEN: tuple[JobState, ...] = ("queued", "running")
 
 
 class Job(Base):
-    """One piece of work."""
+    """A unit of background work."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -29,11 +29,11 @@ class Job(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(40))
     key: Mapped[str] = mapped_column(String(200), unique=True)
-    """The key under which a job is done once: a second job of one key is the first one."""
+    """Unique key: submitting a second job with the same key returns the first one."""
     payload: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[JobState] = mapped_column(String(12), default="queued")
     priority: Mapped[int] = mapped_column(default=0)
-    """Higher comes first."""
+    """Priority; higher values run first."""
     run_after: Mapped[datetime]
     attempt: Mapped[int] = mapped_column(default=0)
     max_attempts: Mapped[int]
@@ -43,10 +43,10 @@ class Job(Base):
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str | None] = mapped_column(Text)
     created_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """The user on whose account it is done; None for the hub's own."""
+    """User for whom the job runs; None for the hub's own jobs."""
     turn: Mapped[float] = mapped_column(default=0.0)
-    """Its place among the jobs of its priority: the lowest is next."""
+    """Position among the jobs of the same priority; the lowest value runs next."""
     cost: Mapped[float] = mapped_column(default=1.0)
-    """How far it moves its user's next turn back; 1 is a usual job, of up to a minute."""
+    """Amount by which the job delays its user's next job; 1 is a typical job of up to a minute."""
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

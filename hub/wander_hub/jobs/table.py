@@ -1,4 +1,4 @@
-"""Jobs in the hub's database: the rows are the queue."""
+"""The job queue: rows of the hub's database."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from wander_hub.settings import Settings
 LEASE_SECONDS = 30.0
 MAX_ATTEMPTS = 5
 _LONGEST_PAUSE, _LONGEST_WAIT = 4, 11
-"""Doublings of the pause after an attempt that failed, and after one that met a fault of the hub: from 10 s
-to 160 s, and to 6 hours."""
+"""Maximum doublings of the 10-second pause: up to 160 s after a failed attempt, and up to 6 hours after an
+attempt that failed because of a fault of the hub."""
 _LONGEST_ERROR = 2000
 _PATHS = (
     (re.compile(r"""(["'`])(?:file://)?~?/[^"'`\n]*?([^"'`/\n]+)/?\1"""), r"\1\2\1"),
     (re.compile(r"""(?<![\w/.~])(?:file://)?~?(?:/[^\s/'"`,;:()]+)*/([^\s/'"`,;:()]+)/?"""), r"\1"),
 )
-"""Paths between quotes, which may hold spaces, and others."""
+"""Patterns of paths: in quotes (with spaces) and without quotes."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on one job for a while."""
+    """The right to work on a job for a limited time."""
 
     job_id: int
     kind: str
@@ -40,15 +40,15 @@ class Lease:
     owner: str
     attempt: int
     tries: int
-    """How many attempts counted, this one included: those that met a fault of the hub do not."""
+    """Number of attempts, including this one, without the ones that failed because of the hub."""
 
 
 class LeaseLost(Exception):
-    """Somebody else has the job now: nothing of this attempt may be kept."""
+    """Another worker has taken the job, so no result of this attempt may be stored."""
 
 
 class TableQueue:
-    """The jobs of a hub. Submitting and cancelling happen in the caller's transaction."""
+    """The jobs of a hub. Submissions and cancellations happen in the caller's transaction."""
 
     def __init__(
         self, database: Database, *, lease_seconds: float = LEASE_SECONDS, retry_seconds: float = 10.0
@@ -57,7 +57,7 @@ class TableQueue:
         self.lease_seconds = lease_seconds
         self._retry_seconds = retry_seconds
         self.on_failure: dict[str, Callable[[Session, Sequence[int]], None]] = {}
-        """What is done about jobs of a kind that end without a result, in the transaction that ends them."""
+        """Functions by kind that handle jobs that ended without a result, in the same transaction."""
 
     @classmethod
     def of(cls, settings: Settings, database: Database) -> TableQueue:
@@ -76,11 +76,11 @@ class TableQueue:
         cost: float = 1.0,
         pause: timedelta = timedelta(),
     ) -> int:
-        """Add a job that is done after a pause, or return the one that has this key.
+        """Add a job that runs after a pause, or return the existing job with this key.
 
-        Of one priority, the jobs of all users (`created_by`) are done in turns, as start-time fair queueing
-        has it: a user's next job starts behind what their jobs before it cost, and never before the one that
-        is done now. So whoever submits a thousand jobs delays the single job of another user by one of them.
+        Among jobs of the same priority, users (`created_by`) take turns, by start-time fair queueing: a
+        user's next job comes after the cost of their previous jobs, and never before the job that runs now. A
+        user with a thousand jobs therefore delays another user's single job by only one job.
         """
         known = session.scalar(select(Job.id).where(Job.key == key))
         if known is not None:
@@ -112,7 +112,8 @@ class TableQueue:
         priority: int = 0,
         pause: timedelta = timedelta(),
     ) -> bool:
-        """Have the job of this key done once more after a pause, or give it up; False if there is none."""
+        """Queue the job with this key again after a pause, or mark it as failed; return False if it does not
+        exist."""
         state: JobState = "failed" if failed else "queued"
         ended: dict[str, Any] = {"finished_at": now() if failed else None, "lease_until": None}
         ended |= {"cancel_requested": False, "error": storable(error)[:_LONGEST_ERROR] if error else None}
@@ -121,7 +122,7 @@ class TableQueue:
         return bool(_update(session, Job.key == key, **values))
 
     def _next_turn(self, session: Session, user_id: int | None) -> float:
-        """Return the turn of a user's next job: after their own last one, and after what is done now."""
+        """Return the turn of a user's next job: after their own last job, and not before the current one."""
         waiting = session.scalar(select(func.min(Job.turn)).where(Job.state == "queued"))
         if waiting is None:
             waiting = session.scalar(select(func.max(Job.turn))) or 0.0
@@ -130,7 +131,7 @@ class TableQueue:
         return max(waiting, own or 0.0)
 
     def cancel(self, session: Session, job_id: int) -> None:
-        """Call a job off: at once where it waits, soon where it runs."""
+        """Cancel a job: immediately if it is queued, soon if it is running."""
         waiting = and_(Job.id == job_id, Job.state == "queued")
         ended = {"state": "cancelled", "finished_at": now()}
         if _update(session, waiting, **ended):
@@ -139,9 +140,10 @@ class TableQueue:
             _update(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
 
     def put_off(self, session: Session, job_id: int) -> bool:
-        """End the attempt at a job that runs, and have it wait for its next turn; False the second time.
+        """Stop the attempt of a running job and move the job back in the queue; return False if that already
+        happened once.
 
-        Its worker loses the lease, and can keep nothing.
+        The job's worker loses its lease and cannot store anything.
         """
         job = session.get_one(Job, job_id, with_for_update=True)
         if job.state != "running" or job.payload.get("put_off"):
@@ -153,7 +155,8 @@ class TableQueue:
         return True
 
     def retry(self, session: Session, job_id: int) -> bool:
-        """Have a job that failed, or was called off, tried as often as a new one; False for any other."""
+        """Queue a failed or canceled job again with the attempts of a new job; return False for any other
+        job."""
         ended = and_(Job.id == job_id, Job.state.in_(("failed", "cancelled")))
         again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
         return bool(
@@ -161,7 +164,7 @@ class TableQueue:
         )
 
     def retry_all(self, session: Session, kinds: Iterable[str]) -> int:
-        """Have all jobs of these kinds tried now that wait after an attempt, or failed; return how many."""
+        """Queue all jobs of these kinds that failed or wait after an attempt, and return their number."""
         again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
         waits = (Job.state == "queued") & Job.error.is_not(None)
         wanted = Job.kind.in_(list(kinds)) & (waits | (Job.state == "failed"))
@@ -174,7 +177,7 @@ class TableQueue:
         def wanted() -> ColumnElement[bool]:
             return and_(Job.state == "queued", of_kinds, Job.run_after <= self.database.moment())
 
-        with self.database.read() as session:  # look without taking the write lock, which uploads want too
+        with self.database.read() as session:  # check without the write lock, which uploads need as well
             if session.scalar(select(Job.id).where(or_(wanted(), self._dead())).limit(1)) is None:
                 return None
 
@@ -198,25 +201,25 @@ class TableQueue:
         return self.database.commit(take, HUB)
 
     def beat(self, lease: Lease, progress: Mapping[str, Any]) -> bool:
-        """Renew a lease, tell how far the work is; True when the job was called off. Raises `LeaseLost`."""
+        """Renew a lease and store the progress; return True if the job was canceled. Raises `LeaseLost`."""
         with self.database.write() as session:
             _write(session, lease, QUIET, lease_until=self._until(), progress=dict(progress))
             return bool(session.scalar(select(Job.cancel_requested).where(Job.id == lease.job_id)))
 
     def finish(self, lease: Lease, keep: Callable[[Session], None]) -> None:
-        """End a job and keep its result, in one transaction; raises `LeaseLost` and keeps nothing."""
+        """Finish a job and store its result, in one transaction. Raises `LeaseLost` and stores nothing."""
 
         def end(session: Session) -> None:
             _write(session, lease, state="done", lease_until=None, finished_at=now())
             keep(session)
 
-        self.database.commit(end, HUB)  # who may see what is private
+        self.database.commit(end, HUB)  # the hub's identity may see private objects
 
     def fail(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> JobState:
-        """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`.
+        """Record a failed attempt and return the job's new state. Raises `LeaseLost`.
 
-        An attempt that is `postponed` does not count: the job waits, each time longer, until the hub can do
-        it. Another user's job comes first when it is tried again.
+        A `postponed` attempt does not count. The job waits, longer each time, until the hub can run it. After
+        a failed attempt, jobs of other users run first.
         """
         more = 1 if postponed else 0
 
@@ -243,13 +246,14 @@ class TableQueue:
         return self.database.commit(end, HUB)
 
     def give_back(self, lease: Lease) -> None:
-        """Put a job back that its worker cannot end for reasons of its own; the attempt does not count."""
+        """Return a job to the queue if its worker cannot finish it for reasons of its own; the attempt does
+        not count."""
         with self.database.write() as session:
             _write(session, lease, state="queued", lease_until=None, max_attempts=Job.max_attempts + 1)
 
     def _requeue_dead(self, session: Session) -> None:
-        """Requeue jobs whose lease ran out after a pause, fail those that were tried often enough."""
-        # Rows that another worker is looking at are its own to requeue; waiting for each other is a deadlock.
+        """Queue jobs with an expired lease again after a pause; fail those without attempts left."""
+        # Skip rows that another worker has locked, because waiting for each other would be a deadlock.
         dead = session.scalars(select(Job).where(self._dead()).with_for_update(skip_locked=True)).all()
         for job in dead:
             job.lease_until = None
@@ -260,7 +264,7 @@ class TableQueue:
                 job.run_after = self.database.moment(self._pause(job.attempt, _LONGEST_PAUSE))
             else:
                 job.state, job.finished_at = "failed", now()
-                job.error = "the worker that had the job died, on every attempt"
+                job.error = "the worker crashed on every attempt"
         session.flush()
         self._settle(session, [job.id for job in dead])
 
@@ -268,11 +272,11 @@ class TableQueue:
         return timedelta(seconds=self._retry_seconds * 2 ** min(attempt - 1, most_doublings))
 
     def _settle(self, session: Session, job_ids: Sequence[int]) -> None:
-        """See to what those of some jobs leave that ended without a result."""
+        """Handle jobs that ended without a result."""
         for kind, settle in sorted(self.on_failure.items()):
             ended = Job.id.in_(job_ids), Job.kind == kind, Job.state.in_(("failed", "cancelled"))
-            if found := session.scalars(select(Job.id).where(*ended)).all():
-                settle(session, found)
+            if unsuccessful := session.scalars(select(Job.id).where(*ended)).all():
+                settle(session, unsuccessful)
 
     def _until(self) -> ColumnElement[datetime]:
         return self.database.moment(timedelta(seconds=self.lease_seconds))
@@ -282,14 +286,14 @@ class TableQueue:
 
 
 def hide_paths(text: str) -> str:
-    """Return a text that all may read, which tells of a file of this machine no more than its name."""
+    """Return a public version of a text, in which paths of this machine are reduced to the file name."""
     for path, name in _PATHS:
         text = path.sub(name, text)
     return text
 
 
 def storable(text: str) -> str:
-    """Return a text without what no database keeps: zero characters, and halves of characters."""
+    """Return a text without characters that databases reject: null characters and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
@@ -301,7 +305,7 @@ def _write(session: Session, lease: Lease, options: Mapping[str, Any] = {}, /, *
         Job.attempt == lease.attempt,
     )
     if not _update(session, held, options, **values):
-        raise LeaseLost(f"job {lease.job_id} is no longer that of `{lease.owner}`")
+        raise LeaseLost(f"`{lease.owner}` lost job {lease.job_id}")
 
 
 def _update(session: Session, where: Any, options: Mapping[str, Any] = {}, /, **values: Any) -> int:

@@ -1,4 +1,4 @@
-"""Work on jobs: one attempt with its heartbeat, and the worker that looks for the next job by itself."""
+"""Running jobs: attempts with a heartbeat, and the worker that polls for jobs."""
 
 from __future__ import annotations
 
@@ -22,54 +22,56 @@ logger = logging.getLogger("wander_hub.jobs")
 
 POLL_SECONDS = 2.0
 PROGRESS_SECONDS = 1.0
-"""How often at most a job's row is told how far the work is: somebody may be looking."""
+"""Minimum seconds between two updates of a job's stored progress."""
 
 
 class JobCancelled(Exception):
-    """A user called the job off."""
+    """A user canceled the job."""
 
 
 class JobRefused(Exception):
-    """The job cannot succeed, however often it is tried."""
+    """The job cannot succeed, no matter how often it is tried."""
 
 
 class JobUnfinished(Exception):
-    """The attempt did not get to its end, for a reason that may not hold the next time."""
+    """The attempt did not finish, for a reason that may not occur again."""
 
 
 class JobPostponed(Exception):
-    """A fault of the hub is in the way: the job waits until the hub can do it."""
+    """A fault of the hub prevents the job, which waits until the hub works again."""
 
 
 @dataclass
 class JobContext:
-    """What a handler gets: the job, and how to tell and hear of it while it works."""
+    """The interface of a handler to its job."""
 
     lease: Lease
     progress: dict[str, Any] = field(default_factory=dict)
-    """Put here how far the work is; a heartbeat within about a second stores it."""
+    """Progress of the work, which a heartbeat stores within about a second."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the job was called off, its lease lost or the hub is ending: leave off soon."""
+    """Set when the job was canceled, its lease was lost, or the hub shuts down. The handler must then stop
+    soon."""
     called_off: bool = False
     lost: bool = False
 
     def check(self) -> None:
-        """Raise `JobCancelled` or `LeaseLost` when there is no use in going on."""
+        """Raise `JobCancelled` or `LeaseLost` if the handler should stop."""
         if self.lost:
-            raise LeaseLost(f"job {self.lease.job_id} was given to another worker")
+            raise LeaseLost(f"another worker took job {self.lease.job_id}")
         if self.stopping.is_set():
-            raise JobCancelled(f"job {self.lease.job_id} was called off")
+            raise JobCancelled(f"job {self.lease.job_id} was canceled")
 
 
 Handler = Callable[[JobContext], Callable[[Session], None]]
-"""Does the work and returns what keeps its result, which runs in the transaction that ends the job.
+"""Function that does the work and returns a function that stores its result in the transaction that ends the
+job.
 
-Raises `JobRefused` for what no repetition helps; anything else is tried again.
+Raises `JobRefused` if trying again would not help. The job is tried again after any other exception.
 """
 
 
 class Attempts:
-    """The attempts that a worker makes: each with a heartbeat beside it, all to be left off at its end."""
+    """The attempts of a worker, each with a heartbeat thread. All stop when the worker stops."""
 
     def __init__(self, queue: TableQueue, handlers: Mapping[str, Handler]) -> None:
         self._queue = queue
@@ -78,22 +80,22 @@ class Attempts:
         self._contexts: list[JobContext] = []
         self.ending = threading.Event()
         self.made = 0
-        """How many there were."""
+        """Number of attempts so far."""
 
     @property
     def kinds(self) -> list[str]:
-        """What can be done here."""
+        """Kinds of jobs that this worker can run."""
         return list(self._handlers)
 
     def end(self) -> None:
-        """Have all that run leave off soon, and those that begin."""
+        """Ask all running and future attempts to stop soon."""
         self.ending.set()
         with self._lock:
             for context in self._contexts:
                 context.stopping.set()
 
     def make(self, lease: Lease) -> None:
-        """Do a job; what comes of it is in its row."""
+        """Attempt a job; the outcome is stored in its row."""
         context = JobContext(lease)
         with self._lock:
             self.made += 1
@@ -126,9 +128,9 @@ class Attempts:
             self._record_failure(lease, str(error), retry=True, postponed=True)
         except JobCancelled:
             if context.called_off:
-                self._record_failure(lease, "called off", retry=False)
+                self._record_failure(lease, "canceled", retry=False)
             else:
-                with suppress(LeaseLost):  # then another worker has it already
+                with suppress(LeaseLost):  # another worker already has it
                     self._queue.give_back(lease)
         except Exception as error:  # noqa: BLE001 - `problem_of` logs it
             problem = problem_of(error)
@@ -138,19 +140,19 @@ class Attempts:
                 self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
 
     def _record_failure(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> None:
-        with suppress(LeaseLost):  # whoever has it now tells how it ends
+        with suppress(LeaseLost):  # another worker has the job and will record its outcome
             state = self._queue.fail(lease, error, retry=retry, postponed=postponed)
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)
 
     def _beat(self, context: JobContext) -> None:
-        """Renew the lease until the work has ended, and tell how far it is, from a thread of its own."""
+        """Renew the lease and store the progress until the work ends; runs in a thread of its own."""
         rest = self._queue.lease_seconds / 3
-        told, due = dict(context.progress), time.monotonic() + rest
+        stored, due = dict(context.progress), time.monotonic() + rest
         while not context.stopping.wait(min(rest, PROGRESS_SECONDS)):
             progress = dict(context.progress)
-            if progress == told and time.monotonic() < due:
+            if progress == stored and time.monotonic() < due:
                 continue
-            told, due = progress, time.monotonic() + rest
+            stored, due = progress, time.monotonic() + rest
             try:
                 if self._queue.beat(context.lease, progress):
                     context.called_off = True
@@ -159,17 +161,17 @@ class Attempts:
                 context.lost = True
                 context.stopping.set()
             except SQLAlchemyError:
-                # The database is away for a moment: two more beats fit into the lease.
-                logger.warning("the lease of job %s could not be renewed", context.lease.job_id)
+                # The database may be unavailable for a moment; the lease leaves time for two more attempts.
+                logger.warning("cannot renew the lease of job %s", context.lease.job_id)
 
 
 def worker_name(purpose: str = "") -> str:
-    """Return a name for a worker of this process, which says its machine."""
+    """Return a name for a worker of this process that includes the machine's name."""
     return f"{socket.gethostname()} {os.getpid()} {purpose}".rstrip()
 
 
 class JobWorker:
-    """Threads that take jobs one after another, next to whatever else their process does."""
+    """Threads that run jobs one after another, next to the other work of their process."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class JobWorker:
         look: Callable[[], None] | None = None,
         concurrency: int = 1,
     ) -> None:
-        """Prepare a worker; `look` is called before a job is taken, and may submit some."""
+        """Prepare a worker; `look` is called before a job is claimed and may submit jobs."""
         self._queue = queue
         self._attempts = Attempts(queue, handlers)
         self.name = name
@@ -197,11 +199,11 @@ class JobWorker:
             thread.start()
 
     def wake(self) -> None:
-        """Look for a job now: one was just submitted."""
+        """Look for a job immediately, because one was just submitted."""
         self._woken.set()
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Stop; running jobs are given back for this worker's next start, or for another worker."""
+        """Stop, and return running jobs to the queue."""
         self._attempts.end()
         self._woken.set()
         give_up = time.monotonic() + timeout
@@ -210,7 +212,7 @@ class JobWorker:
                 thread.join(max(0.0, give_up - time.monotonic()))
 
     def run_waiting(self) -> int:
-        """Do all jobs that are due, in the calling thread; return the number of attempts."""
+        """Run all jobs that are due in the calling thread; return the number of attempts."""
         begun = self._attempts.made
         while not self._attempts.ending.is_set():
             self._look()
@@ -219,7 +221,7 @@ class JobWorker:
         return self._attempts.made - begun
 
     def run_one(self) -> bool:
-        """Take and do one job; False when nothing waits."""
+        """Claim and run one job; return False if no job is due."""
         lease = self._queue.claim(self.name, self._attempts.kinds)
         if lease is None:
             return False
@@ -234,7 +236,7 @@ class JobWorker:
                     self._look()
                 if self.run_one():
                     continue
-            except Exception as error:  # noqa: BLE001 - it is logged
-                # Nobody else would notice that this thread ended, and nothing was verified any more.
-                log_failure("no job could be taken", error)
+            except Exception as error:  # noqa: BLE001 - the error is logged
+                # If this thread ended, nobody would notice, and no run would be verified anymore.
+                log_failure("cannot take a job", error)
             self._woken.wait(POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""What an operator sees and does: the audit log, metrics, the state of a hub, its backups."""
+"""Tools for operators: audit log, metrics, doctor, job queue, backups, export and import."""

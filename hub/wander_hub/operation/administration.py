@@ -1,6 +1,7 @@
-"""The API on the operation of a hub: whether it is well, its backups, archives of owners; for administrators.
+"""The API for administrators: state of the hub, jobs, backups, archives of owners.
 
-What replaces or believes rows of elsewhere, `wander-hub restore` and `import`, is no request on purpose.
+Commands that replace or trust rows from elsewhere (`wander-hub restore` and `wander-hub import`) are
+deliberately not available as requests.
 """
 
 from __future__ import annotations
@@ -47,21 +48,22 @@ router = HubRouter(prefix="/api/v1", tags=["operation"])
 _ARCHIVE = "application/x-tar"
 _CHANGES = refusals(401, 403, 404, 409, 422)
 _writing = threading.Lock()
-"""Held while this process writes an archive for somebody: each is as large as what it holds."""
+"""Held while this process writes an archive for a request, because each archive is as large as its
+content."""
 
 
 @router.get("/doctor", responses=refusals(401, 403))
 def show_state(_caller: Administrator, settings: HubSettings) -> DoctorReport:
-    """Look at settings, database, clock, storage, disk, proxy and sandbox; for administrators."""
+    """Check settings, database, clock, storage, disk, proxy and sandbox. For administrators."""
     return report_state(settings)
 
 
 def report_state(settings: Settings) -> DoctorReport:
-    """Return what the doctor finds."""
-    from wander_hub.operation.doctor import examine  # a hub starts without it
+    """Return the results of the doctor's checks."""
+    from wander_hub.operation.doctor import examine  # imported here, so that the hub starts faster
 
-    found = [DoctorFinding(**asdict(one)) for one in examine(settings)]
-    return DoctorReport(well=all(one.state != "failed" for one in found), data=found)
+    results = [DoctorFinding(**asdict(result)) for result in examine(settings)]
+    return DoctorReport(well=all(result.state != "failed" for result in results), data=results)
 
 
 @router.get("/jobs", responses=refusals(401, 403, 422))
@@ -73,17 +75,17 @@ def list_jobs(
     before: Before = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobPage:
-    """List the hub's jobs, the newest first: replays, checks, deliveries, backups; for administrators."""
+    """List the hub's jobs, newest first: replays, checks, deliveries and backups. For administrators."""
     return job_queue.list_page(session, kind=kind, state=state, before=before, limit=limit)
 
 
 @router.post("/jobs/{job}/retry", responses=_CHANGES)
 @audited("job.retry")
 def retry_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
-    """Have a job done that failed or was called off, as often tried as a new one. For administrators."""
-    found = context.commit(lambda session: job_queue.retry(session, request.app.state.jobs, job))
+    """Queue a failed or canceled job again, with the attempts of a new job. For administrators."""
+    retried = context.commit(lambda session: job_queue.retry(session, request.app.state.jobs, job))
     wake_jobs(request)
-    return found
+    return retried
 
 
 @router.post("/jobs/retry", responses=refusals(401, 403, 422))
@@ -91,19 +93,19 @@ def retry_job(request: Request, context: ForAdministrator, job: Number) -> JobIn
 def retry_jobs(
     request: Request, context: ForAdministrator, kind: Annotated[str | None, Query(max_length=40)] = None
 ) -> RetriedJobs:
-    """Try all jobs of a kind again that wait after a failure, or failed. For administrators.
+    """Retry all jobs of a kind that failed or wait after a failure. For administrators.
 
-    Without a kind, all replays, examinations and checks.
+    Without `kind`, this retries all verifications of runs and checks of versions.
     """
-    found = context.commit(lambda session: job_queue.retry_all(session, request.app.state.jobs, kind))
+    retried = context.commit(lambda session: job_queue.retry_all(session, request.app.state.jobs, kind))
     wake_jobs(request)
-    return found
+    return retried
 
 
 @router.delete("/jobs/{job}", responses=_CHANGES)
 @audited("job.cancel")
 def cancel_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
-    """Call a job off: at once where it waits, soon where it runs. For administrators."""
+    """Cancel a job: immediately if it is queued, soon if it is running. For administrators."""
     return context.commit(lambda session: job_queue.cancel(session, request.app.state.jobs, job))
 
 
@@ -111,16 +113,17 @@ def cancel_job(request: Request, context: ForAdministrator, job: Number) -> JobI
 def list_backups(
     session: ReadSession, _caller: Administrator, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> BackupList:
-    """List the backups that were asked for here, the newest first."""
+    """List the backups that were requested through the API, newest first."""
     return BackupList(data=backup_jobs.list_newest(session, limit))
 
 
 @router.post("/backups", status_code=202, responses=refusals(401, 403, 409))
 @audited("hub.backup")
 def back_up(request: Request, context: ForAdministrator) -> BackupInfo:
-    """Bring the backup in the folder of the settings up to date, soon; one that is under way is the one."""
-    what = (request.app.state.jobs, context.settings, context.caller)
-    return context.commit(lambda session: backup_jobs.ask(session, *what))
+    """Queue an update of the backup in the configured folder, or return the backup that is already in
+    progress."""
+    arguments = (request.app.state.jobs, context.settings, context.caller)
+    return context.commit(lambda session: backup_jobs.ask(session, *arguments))
 
 
 @router.get(
@@ -136,13 +139,14 @@ def export_owner(
     caller: Administrator,
     owner: str,
 ) -> Response:
-    """Send an archive of all that an owner has, private things with it, as `wander-hub export` writes it."""
+    """Send an archive of everything that an owner has, including private content, as `wander-hub export`
+    writes it."""
     from wander_hub.operation.export import write_archive
 
     if not _writing.acquire(blocking=False):
-        raise HubProblem(409, "busy", "another archive is being written", hint="ask again when it is done")
+        raise HubProblem(409, "busy", "another archive is being written", hint="try again later")
     try:
-        file = tempfile.TemporaryFile(dir=settings.data)  # noqa: SIM115 - closed when it is sent
+        file = tempfile.TemporaryFile(dir=settings.data)  # noqa: SIM115 - closed after it is sent
         try:
             origin = replace(origin_of(request, caller), action="hub.export")
             write_archive(database, storage, file, origin=origin, owner=owner)
@@ -151,8 +155,9 @@ def export_owner(
             raise
     finally:
         _writing.release()
-    told = {"Content-Disposition": f'attachment; filename="{owner}.tar"', "Content-Length": str(file.tell())}
-    return StreamingResponse(_pieces(file), media_type=_ARCHIVE, headers=told)
+    disposition = f'attachment; filename="{owner}.tar"'
+    headers = {"Content-Disposition": disposition, "Content-Length": str(file.tell())}
+    return StreamingResponse(_pieces(file), media_type=_ARCHIVE, headers=headers)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
-"""One file with rows and objects: a plain tar, for what compresses well in it is compressed already.
+"""Archive files: an uncompressed tar of rows and objects, whose content is already compressed where that
+helps.
 
-It is read member by member, and nothing of it becomes a path: a member is the rows or an object, by a name of
-one form, and everything else is refused.
+An archive is read member by member, and no member's name becomes a path. A member is the file of rows or an
+object with a name of the expected format; everything else is rejected.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file that has the final name once it is whole, and that nobody else writes meanwhile."""
+    """Open a file for exclusive writing; it gets its final name when it is complete."""
     part = path.with_name(f".{path.name}.part")
     with _locked(part, path) as file:
         os.fchmod(file.fileno(), 0o600)
-        file.truncate(0)  # what one left that was killed
+        file.truncate(0)  # remove the content of an interrupted export
         try:
             yield file
             file.flush()
@@ -41,7 +42,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _locked(part: Path, path: Path) -> IO[bytes]:
-    """Open a file that nobody else writes; one that got its final name before it was locked is left alone."""
+    """Open and lock the partial file; try again if another process renamed it before it was locked."""
     while True:
         file = part.open("ab")
         try:
@@ -50,14 +51,14 @@ def _locked(part: Path, path: Path) -> IO[bytes]:
                 return file
         except BlockingIOError:
             file.close()
-            raise HubProblem(409, "busy", f"another export writes `{path}`", hint="wait for it") from None
+            raise HubProblem(409, "busy", f"another export is writing `{path}`", hint="wait for it") from None
         except FileNotFoundError:
             pass
         file.close()
 
 
 def write(file: IO[bytes], rows: IO[bytes], storage: Storage, objects: Mapping[str, int | None]) -> None:
-    """Write an archive of rows and objects; refuse objects that are not there, or not what they should be."""
+    """Write an archive of rows and objects. Raises a problem if an object is missing or damaged."""
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as tar:
         size = rows.seek(0, os.SEEK_END)
         rows.seek(0)
@@ -65,42 +66,43 @@ def write(file: IO[bytes], rows: IO[bytes], storage: Storage, objects: Mapping[s
         for sha256 in sorted(objects):
             with tempfile.TemporaryFile() as content:
                 try:
-                    found = copy_pieces(storage.pieces(sha256), content)
+                    actual = copy_pieces(storage.pieces(sha256), content)
                 except FileNotFoundError:
-                    raise _lacking(sha256, "is not there") from None
-                if found != sha256:
-                    raise _lacking(sha256, "has other bytes than its name says")
+                    raise _lacking(sha256, "is missing") from None
+                if actual != sha256:
+                    raise _lacking(sha256, "does not match its digest")
                 size = content.tell()
                 content.seek(0)
                 _add(tar, f"objects/{object_key(sha256)}", content, size)
 
 
 def read_rows(file: IO[bytes], into: IO[bytes]) -> None:
-    """Copy the rows, which come first, out of an archive."""
+    """Copy the rows, which come first, from an archive to a file."""
     name, size = _next(file) or ("", 0)
     if name != ROWS:
-        raise bad_copy(f"it does not begin with `{ROWS}`")
+        raise bad_copy(f"it does not start with `{ROWS}`")
     copy_pieces(_content(file, size), into)
 
 
 def store_objects(file: IO[bytes], storage: Storage, needed: Mapping[str, int | None]) -> None:
-    """Store the objects after the rows, each as its digest says; refuse those that no row needs."""
+    """Store the objects that follow the rows after checking their digests; reject objects that no row
+    needs."""
     left = set(needed)
     while (member := _next(file)) is not None:
         name, size = member
         key = _OBJECT.fullmatch(name)
         sha256 = key[1] + key[2] if key else ""
         if sha256 not in needed:
-            raise bad_copy(f"nothing in it needs `{name[:100]}`")
+            raise bad_copy(f"no row needs `{name[:100]}`")
         if needed[sha256] not in (None, size):
-            raise bad_copy(f"`{name}` is of {size:,} bytes and should have {needed[sha256]:,}")
+            raise bad_copy(f"`{name}` has {size:,} bytes instead of {needed[sha256]:,}")
         with tempfile.TemporaryFile() as content:
             if copy_pieces(_content(file, size), content) != sha256:
-                raise bad_copy(f"`{name}` has other bytes than its name says")
+                raise bad_copy(f"`{name}` does not match its digest")
             storage.keep(content, sha256, size)
         left.discard(sha256)
     if left:
-        raise bad_copy(f"it lacks {len(left):,} objects, such as `{min(left)}`")
+        raise bad_copy(f"{len(left):,} objects are missing, such as `{min(left)}`")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
@@ -110,27 +112,27 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None
 
 
 def _next(file: IO[bytes]) -> tuple[str, int] | None:
-    """Return name and size of the next member, None at the end; refuse all but plain files."""
+    """Return name and size of the next member, or None at the end; reject everything except plain files."""
     block = file.read(tarfile.BLOCKSIZE)
     if block == bytes(tarfile.BLOCKSIZE):
         return None
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
     except (tarfile.HeaderError, UnicodeError):
-        raise bad_copy("it is cut, or no archive") from None
+        raise bad_copy("it is truncated or not an archive") from None
     if info.type != tarfile.REGTYPE or info.size < 0:
-        raise bad_copy(f"`{info.name[:100]}` in it is no plain file")
+        raise bad_copy(f"`{info.name[:100]}` is not a plain file")
     return info.name, info.size
 
 
 def _content(file: IO[bytes], size: int) -> Iterator[bytes]:
     if file.tell() + size > os.fstat(file.fileno()).st_size:
-        raise bad_copy("it is cut")
+        raise bad_copy("it is truncated")
     for start in range(0, size, CHUNK):
         yield file.read(min(CHUNK, size - start))
     file.read(-size % tarfile.BLOCKSIZE)
 
 
 def _lacking(sha256: str, fault: str) -> HubProblem:
-    hint = "run it again; where that does not help, `wander-hub fsck` tells what needs it"
+    hint = "try again; if that does not help, run `wander-hub fsck` to see what needs the object"
     return HubProblem(500, "object_damaged", f"the object `{sha256}` {fault}", hint=hint)

@@ -1,4 +1,4 @@
-"""The API on the audit log: all of it for administrators, an owner's for who owns it."""
+"""The API of the audit log: everything for administrators, an owner's entries for its owners."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
     except OverflowError as error:
-        raise HubProblem(422, "invalid_request", "that time is outside the years 1 to 9999") from error
+        raise HubProblem(422, "invalid_request", "the time is outside of the years 1 to 9999") from error
 
 
 Asked = Annotated[dict[str, Any], Depends(_asked)]
@@ -62,13 +62,13 @@ Limit = Annotated[int, Query(ge=1, le=_AT_ONCE)]
 def list_audit(
     session: ReadSession, _caller: Administrator, asked: Asked, before: Before = None, limit: Limit = 100
 ) -> AuditPage:
-    """List what was done on this hub, the newest first; for administrators."""
+    """List the audit log, newest first. For administrators."""
     return _page(session, limit, before=before, **asked)
 
 
 @router.get("/audit.jsonl", response_class=Response, responses=_LINES)
 def export_audit(database: HubDatabase, _caller: Administrator, asked: Asked) -> Response:
-    """Export all of that as lines of JSON, the newest first."""
+    """Export the audit log as JSON lines, newest first. For administrators."""
     return StreamingResponse(json_lines(database, **asked), media_type=JSON_LINES)
 
 
@@ -81,50 +81,52 @@ def list_owner_audit(
     before: Before = None,
     limit: Limit = 100,
 ) -> AuditPage:
-    """List what was done to an owner's environments, runs, models, roles and tokens; for its owners."""
+    """List the audit entries of an owner's environments, runs, models, roles and tokens. For its owners."""
     name = _owned(session, caller, owner)
     page = _page(session, limit, owner=name, before=before, **asked)
     known = _known(session, caller, name)
-    return page.model_copy(update={"data": [_shown(one, known) for one in page.data]})
+    return page.model_copy(update={"data": [_shown(entry, known) for entry in page.data]})
 
 
 @router.get("/owners/{owner}/audit.jsonl", response_class=Response, responses=_LINES)
 def export_owner_audit(
     session: ReadSession, database: HubDatabase, caller: Caller, owner: str, asked: Asked
 ) -> Response:
-    """Export all of that as lines of JSON, the newest first."""
+    """Export an owner's audit entries as JSON lines, newest first. For its owners."""
     name = _owned(session, caller, owner)
     known = _known(session, caller, name)
     return StreamingResponse(json_lines(database, known=known, owner=name, **asked), media_type=JSON_LINES)
 
 
 def json_lines(database: Database, **asked: Any) -> Iterator[str]:
-    """Yield entries as lines, read page by page; of others than the `known` actors not from where."""
+    """Yield entries as lines, read page by page; addresses are hidden for actors other than the `known`
+    ones."""
     known: frozenset[str] | None = asked.pop("known", None)
     before: int | None = None
     while True:
         with database.read(HUB) as session:
             page = _page(session, _AT_ONCE, before=before, **asked)
-        yield from (_shown(one, known).model_dump_json() + "\n" for one in page.data)
+        yield from (_shown(entry, known).model_dump_json() + "\n" for entry in page.data)
         if (before := page.next) is None:
             return
 
 
 def _page(session: Session, limit: int, **asked: Any) -> AuditPage:
-    found = audit.list_entries(session, limit=limit + 1, **asked)
-    data = [fill(AuditEntry, one) for one in found[:limit]]
-    return AuditPage(data=data, next=data[-1].id if len(found) > limit else None)
+    entries = audit.list_entries(session, limit=limit + 1, **asked)
+    data = [fill(AuditEntry, entry) for entry in entries[:limit]]
+    return AuditPage(data=data, next=data[-1].id if len(entries) > limit else None)
 
 
 def _known(session: Session, caller: Identity, owner: str) -> frozenset[str] | None:
-    """Return the users who have a role on an owner; None for a caller who may know where everybody is."""
+    """Return the names of users with a role on an owner; None if the caller may see the addresses of
+    everyone."""
     if caller.administers:
         return None
-    return frozenset(one.user for one in members.members_of_owner(session, caller, owner))
+    return frozenset(member.user for member in members.members_of_owner(session, caller, owner))
 
 
 def _shown(entry: AuditEntry, known: frozenset[str] | None) -> AuditEntry:
-    """Return an entry without a stranger's address and token."""
+    """Return an entry without the address and token of a person who has no role."""
     if known is None or entry.actor in known:
         return entry
     return entry.model_copy(update={"address": None, "token": None, "request_id": None})

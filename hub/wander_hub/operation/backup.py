@@ -1,10 +1,10 @@
-"""Copies of a whole hub: made while it runs, the same for every database and storage, checked by digest.
+"""Backups of a whole hub: made while it runs, the same for every database and storage, and checked by digest.
 
-A backup is a folder: `objects`, under their digests as in the data folder, and `database.jsonl.zst`, every
-row of one moment. Objects are copied before that moment and once more after it, so that those are there of
-which the rows tell. What lies there already is not copied again: a backup that was killed goes on, and the
-next one takes what is new. A restore writes objects first, then all rows in one transaction; it may be
-killed, too.
+A backup is a folder with `objects`, stored under their digests as in the data folder, and
+`database.jsonl.zst`, a consistent snapshot of all rows. Objects are copied before and after the snapshot, so
+that every object that the rows refer to is included. Existing objects are not copied again: an interrupted
+backup continues, and the next backup adds only what is new. A restore writes objects first and then all rows
+in one transaction, so it can be interrupted as well.
 """
 
 from __future__ import annotations
@@ -64,24 +64,25 @@ from wander_hub.storage import Storage, copy_pieces
 FORMAT = "wander.backup/1"
 ROWS = "database.jsonl.zst"
 _DERIVED = ("alembic_version", "environment_search", "sqlite_")
-"""How tables begin that no model describes: each database makes them for itself."""
+"""Name prefixes of tables without a model, which each database creates for itself."""
 _NOT_COPIED = ("content_revision", "transfers", "transfer_parts")
-"""Transfers, whose clients send them again, and the count of changes, which each hub has
-for itself."""
+"""Tables that are not copied: transfers, which clients send again, and the change counter, which belongs to
+one database."""
 AT_ONCE, _CHARACTERS_AT_ONCE = 500, 8 * 2**20
-"""Rows that are sent to a database at once, and of how many characters."""
+"""Maximum number of rows, and of their characters, in one statement."""
 _WINDOW = 8 * 2**20
-"""Bytes that whoever reads rows keeps of what was unpacked: what `write_rows` asks for is less."""
+"""Memory limit of the decompressor. `write_rows` needs less."""
 _LONGEST_LINE = 256 * 2**20
-"""Characters; a row holds at most the manifest of a run, or the page of an index."""
+"""Maximum number of characters of a row. The largest rows have the manifest of a run or an index page."""
 
 
 def back_up(
     database: Database, storage: Storage, folder: Path, check: Callable[[], None] = lambda: None
 ) -> dict[str, int]:
-    """Bring a backup up to date with a hub that may be running; return how many objects and rows it has.
+    """Update a backup of a hub that may be running; return the number of its objects and rows.
 
-    Damaged objects are left out, and told of when all else is copied. `check` raises to have it leave off.
+    Damaged objects are skipped and reported after everything else is copied. `check` may raise an exception
+    to stop the backup.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     copies = Storage.open(None, folder / "objects")
@@ -93,18 +94,20 @@ def back_up(
 
 
 def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int]:
-    """Make a backup the content of an empty hub, whose database may be of another kind; refuse any other."""
+    """Load a backup into an empty hub, whose database may be of another kind. Raises a problem if the hub is
+    not empty."""
     with (folder / ROWS).open("rb") as file:
         with database.engine.connect() as connection:
-            _refuse_unless_empty(connection)  # before anything is written
+            _refuse_unless_empty(connection)  # check before anything is written
         objects, damaged = _copy(Storage.open(None, folder / "objects"), storage)
         with database.engine.execution_options(writes=True).begin() as connection:
             _refuse_unless_empty(connection)
             rows = load_rows(connection, read_rows(file), FORMAT)
         database.migrate()
-    with database.write(HUB) as session:  # the text index is not copied: without marks, it is made anew
+    # The text index is not part of the backup. Clearing the marks makes `fill_search` rebuild it.
+    with database.write(HUB) as session:
         session.execute(update(Environment).where(Environment.listed).values(marks=""))
-    listing.fill_search(database)  # where this is killed, the hub does it when it starts
+    listing.fill_search(database)  # after an interruption, the hub does this when it starts
     _tell_of(damaged)
     return {"objects": objects, "rows": rows}
 
@@ -112,45 +115,47 @@ def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int
 def _copy(
     source: Storage, target: Storage, check: Callable[[], None] = lambda: None
 ) -> tuple[int, list[str]]:
-    """Copy the objects that the target lacks; return how many are whole, and the damaged ones."""
-    present = {one.sha256: one.size for one in target.objects()}
+    """Copy the objects that the target lacks; return the number of valid objects, and the paths of damaged
+    ones."""
+    present = {stored.sha256: stored.size for stored in target.objects()}
     count, damaged = 0, list[str]()
-    for one in source.objects():
+    for stored in source.objects():
         check()
-        if one.sha256 is None:
-            continue  # not an object of the hub's
+        if stored.sha256 is None:
+            continue  # not an object of the hub
         count += 1
-        if present.get(one.sha256) == one.size:
+        if present.get(stored.sha256) == stored.size:
             continue
         with tempfile.TemporaryFile() as file:
             try:
-                found = copy_pieces(source.pieces(one.sha256), file)
+                actual = copy_pieces(source.pieces(stored.sha256), file)
             except FileNotFoundError:
-                count -= 1  # deleted meanwhile
+                count -= 1  # deleted in the meantime
                 continue
-            if found != one.sha256:
+            if actual != stored.sha256:
                 count -= 1
-                damaged.append(one.path)
+                damaged.append(stored.path)
                 continue
-            target.keep(file, one.sha256, one.size)
+            target.keep(file, stored.sha256, stored.size)
     return count, damaged
 
 
 def _tell_of(damaged: list[str]) -> None:
-    """Fail for objects that were left out, now that all else is copied."""
+    """Raise a problem for damaged objects that were skipped, after everything else was copied."""
     if damaged:
-        named = ", ".join(f"`{one}`" for one in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
-        detail = f"all is copied but what has other bytes than its name says ({len(damaged)}): {named}"
-        raise HubProblem(500, "object_damaged", detail, hint="`wander-hub fsck` tells what needs these")
+        listed = ", ".join(f"`{path}`" for path in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        detail = f"{len(damaged)} objects do not match their digest and were skipped: {listed}"
+        raise HubProblem(500, "object_damaged", detail, hint="run `wander-hub fsck` to see what needs them")
 
 
 def _dump(database: Database, path: Path) -> int:
-    """Write every row of one moment, in an order in which they can be added again; return how many."""
+    """Write a consistent snapshot of all rows, in an order in which they can be inserted; return their
+    number."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with database.connect_at_one_moment() as connection, temporary.open("wb") as file:
         _refuse_unknown_tables(connection)
-        kept = [one for one in Base.metadata.sorted_tables if one.name not in _NOT_COPIED]
-        rows = write_rows(connection, file, FORMAT, [(one.name, select(one)) for one in kept])
+        copied = [table for table in Base.metadata.sorted_tables if table.name not in _NOT_COPIED]
+        rows = write_rows(connection, file, FORMAT, [(table.name, select(table)) for table in copied])
     temporary.replace(path)
     return rows
 
@@ -160,11 +165,11 @@ def write_rows(
     file: IO[bytes],
     form: str,
     statements: Iterable[tuple[str, Select[Any]]],
-    **told: Any,
+    **header: Any,
 ) -> int:
-    """Write rows as compressed lines of JSON, with their digest at the end; return how many.
+    """Write rows as compressed JSON lines, with their digest at the end; return their number.
 
-    The statements come by the name of their table, in an order in which their rows can be added again.
+    Each statement comes with the name of its table, in an order in which the rows can be inserted.
     """
     digest, rows = hashlib.sha256(), 0
     with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
@@ -175,9 +180,9 @@ def write_rows(
             packed.write(line)
 
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        write({"format": form, "revision": revision, "hub": __version__, "made_at": now(), **told})
+        write({"format": form, "revision": revision, "hub": __version__, "made_at": now(), **header})
         for name, query in statements:
-            write({"table": name, "columns": [one.key for one in query.selected_columns]})
+            write({"table": name, "columns": [selected.key for selected in query.selected_columns]})
             key = Base.metadata.tables[name].primary_key.columns
             for row in connection.execute(query.order_by(*key).execution_options(yield_per=AT_ONCE)):
                 write(list(row))
@@ -187,21 +192,20 @@ def write_rows(
 
 
 def _refuse_unknown_tables(connection: Connection) -> None:
-    """Refuse a database with a table that would be left out."""
+    """Raise a problem if the database has a table that a backup would leave out."""
     names = set(look_at(connection).get_table_names()) - set(Base.metadata.tables)
-    if unknown := sorted(one for one in names if not one.startswith(_DERIVED)):
+    if unknown := sorted(name for name in names if not name.startswith(_DERIVED)):
         detail = f"the database has tables that this release does not know: `{'`, `'.join(unknown)}`"
-        hint = "use the release that serves this hub; other programs' tables belong into another database"
+        hint = "use the release that serves this hub; move tables of other programs to another database"
         raise HubProblem(409, "table_unknown", detail, hint=hint)
 
 
 def read_rows(
     file: IO[bytes], *, longest: int = _LONGEST_LINE, most: int | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield what `write_rows` wrote but the end, by which it refuses what is cut or was changed.
+    """Yield the length and value of each line that `write_rows` wrote, and verify the digest at the end.
 
-    Each with its length. Of rows that somebody else made, `longest` and `most` bound one and all of them, in
-    characters.
+    For rows from an untrusted source, `longest` and `most` limit the characters of one line and of all lines.
     """
     digest, last, read = hashlib.sha256(), b"", 0
     with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(file, closefd=False) as plain:
@@ -209,29 +213,29 @@ def read_rows(
         while line := lines.readline(longest):
             read += len(line)
             if len(line) == longest:
-                raise bad_copy(f"a row of it has more than {longest:,} characters")
+                raise bad_copy(f"a row is longer than {longest:,} characters")
             if most is not None and read > most:
-                hint = f"where that is right, pass `--unpacked {10 * most}`"
-                raise HubProblem(422, "bad_copy", f"its rows unpack to more than {most:,} bytes", hint=hint)
+                hint = f"if that is correct, pass `--unpacked {10 * most}`"
+                raise HubProblem(422, "bad_copy", f"the rows unpack to more than {most:,} bytes", hint=hint)
             if last:
                 digest.update(last)
                 yield len(last), json.loads(last)
             last = line.encode()
     end = json.loads(last or b"{}")
     if not isinstance(end, dict) or end.get("sha256") != digest.hexdigest():
-        raise bad_copy("its rows are cut, or were changed")
+        raise bad_copy("its rows are truncated or were modified")
 
 
 def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: str) -> int:
-    """Create the schema of the copy in an empty database and add its rows; return their number.
+    """Create the schema of a copy in an empty database and insert its rows; return their number.
 
-    A copy of the last schema before 0.1.0 is loaded into that of 0.1.0.
+    A copy with the last schema before 0.1.0 is converted to the schema of 0.1.0.
     """
     _, head = next(lines, (0, None))
     if not isinstance(head, dict) or head.get("format") != form:
-        raise bad_copy(f"it is not of the form `{form}`")
+        raise bad_copy(f"its format is not `{form}`")
     if head["revision"] > newest_revision():
-        raise bad_copy("it is of a newer release than this one")
+        raise bad_copy("a newer release made it")
     revision = head["revision"]
     if revision == UNRELEASED_REVISION:
         revision, lines = FIRST_REVISION, _adapt_unreleased(lines)
@@ -262,18 +266,18 @@ def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: st
 
 
 def _adapt_unreleased(lines: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of the last schema before 0.1.0 as rows of 0.1.0, which has fewer tables and columns."""
+    """Convert rows of the last schema before 0.1.0 to 0.1.0, which has fewer tables and columns."""
     current, names, kept, owners = "", list[str](), list[int](), dict[int, str]()
     for length, value in lines:
         if isinstance(value, dict):
             current, columns = value["table"], value["columns"]
             known = Base.metadata.tables.get(current)
-            kept = [] if known is None else [at for at, name in enumerate(columns) if name in known.columns]
-            names = [columns[at] for at in kept]
+            kept = [] if known is None else [i for i, name in enumerate(columns) if name in known.columns]
+            names = [columns[index] for index in kept]
             if kept:
                 yield length, {**value, "columns": names}
         elif kept:
-            row = dict(zip(names, (value[at] for at in kept), strict=True))
+            row = dict(zip(names, (value[index] for index in kept), strict=True))
             if current == "owners":
                 owners[row["id"]] = row["name"]
             elif current == "runs" and row["brief"] is None:
@@ -287,21 +291,21 @@ def _adapt_unreleased(lines: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, A
 def _refuse_unless_empty(connection: Connection) -> None:
     known = connection.dialect.has_table(connection, "users")
     if known and connection.scalar(text("SELECT count(*) FROM users")):
-        hint = "name an empty data folder, or an empty database"
-        raise HubProblem(409, "hub_not_empty", "this hub has users already", hint=hint)
+        hint = "use an empty data folder or an empty database"
+        raise HubProblem(409, "hub_not_empty", "this hub already has users", hint=hint)
 
 
 def writable(name: str, columns: Iterable[str]) -> TableClause:
-    """Return a table with the columns of the backup, which may be of an earlier revision of the schema."""
+    """Return a table with the columns of a copy, whose schema may be an earlier revision."""
     known = Base.metadata.tables.get(name)
-    types = {one.name: one.type for one in known.columns} if known is not None else {}
-    # What was absent stays so, and does not become the JSON word for it.
-    plain = {key: JSON(none_as_null=True) if isinstance(one, JSON) else one for key, one in types.items()}
-    return table(name, *(column(one, plain.get(one)) for one in columns))
+    types = {current.name: current.type for current in known.columns} if known is not None else {}
+    # SQL NULL must stay NULL instead of becoming the JSON value `null`.
+    plain = {key: JSON(none_as_null=True) if isinstance(kind, JSON) else kind for key, kind in types.items()}
+    return table(name, *(column(key, plain.get(key)) for key in columns))
 
 
 def _read(target: ColumnClause[Any], value: Any) -> Any:
-    """Return a value as its column takes it."""
+    """Convert a JSON value to the type of its column."""
     if isinstance(value, str) and isinstance(target.type, UtcDateTime):
         return datetime.fromisoformat(value)
     if isinstance(value, str) and isinstance(target.type, Date):
@@ -313,10 +317,10 @@ def _read(target: ColumnClause[Any], value: Any) -> Any:
 
 
 def _count_on(connection: Connection) -> None:
-    """Have PostgreSQL number new rows after those that were added with their numbers."""
-    for one in Base.metadata.sorted_tables:
-        for key in one.primary_key.columns:
-            name = {"table": one.name, "key": key.name}
+    """Set PostgreSQL's sequences behind the inserted ids."""
+    for current in Base.metadata.sorted_tables:
+        for key in current.primary_key.columns:
+            name = {"table": current.name, "key": key.name}
             sequence = connection.scalar(text("SELECT pg_get_serial_sequence(:table, :key)"), name)
             if sequence is not None:
                 last = connection.scalar(select(func.max(key)))
@@ -324,10 +328,10 @@ def _count_on(connection: Connection) -> None:
 
 
 def bad_copy(fault: str) -> HubProblem:
-    """Return the refusal of a backup or an archive."""
-    return HubProblem(422, "bad_copy", f"the copy cannot be used: {fault}", hint="take another copy of it")
+    """Return the problem of an unusable backup or archive."""
+    return HubProblem(422, "bad_copy", f"cannot read the copy: {fault}", hint="use another copy")
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has no word for as a text: times, days, and bytes."""
+    """Return times, dates and bytes as text, because JSON has no types for them."""
     return value.isoformat() if isinstance(value, date) else base64.b64encode(value).decode()

@@ -1,4 +1,5 @@
-"""Backups that administrators ask for over the API: jobs that bring the folder of the settings up to date."""
+"""Backups that administrators request through the API: jobs that update the backup in the configured
+folder."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 KIND = "backup"
-"""Of the jobs that copy the hub once."""
+"""Kind of the jobs that update the backup."""
 _KEPT = timedelta(days=365)
 
 
 def ask(session: Session, queue: TableQueue, settings: Settings, caller: Identity) -> BackupInfo:
-    """Make a job of a backup; one that waits or runs already is the one."""
+    """Queue a backup, or return the one that is already queued or running."""
     if settings.backup_folder is None:
-        hint = "whoever runs the hub sets `WANDER_HUB_BACKUP_FOLDER`, or runs `wander-hub backup FOLDER`"
+        hint = "the hub's operator can set `WANDER_HUB_BACKUP_FOLDER` or run `wander-hub backup FOLDER`"
         raise HubProblem(409, "no_backup_folder", "this hub has no folder for backups", hint=hint)
     newest = session.scalar(select(Job).where(Job.kind == KIND).order_by(Job.id.desc()).limit(1))
     if newest is None or newest.finished_at is not None:
-        # Of two that ask at once, both find this key.
+        # Two simultaneous requests compute the same key, so only one job is added.
         key = f"{KIND} after {newest.id if newest is not None else 0}"
         newest = session.get_one(Job, queue.submit(session, KIND, key, {}, created_by=caller.user_id))
     audit.about(session, target=f"{KIND} {newest.id}")
@@ -38,30 +39,30 @@ def ask(session: Session, queue: TableQueue, settings: Settings, caller: Identit
 
 
 def list_newest(session: Session, limit: int) -> list[BackupInfo]:
-    """Return the newest backups first."""
-    found = select(Job).where(Job.kind == KIND).order_by(Job.id.desc()).limit(limit)
-    return [_info_of(one) for one in session.scalars(found)]
+    """Return the newest backups, newest first."""
+    jobs = select(Job).where(Job.kind == KIND).order_by(Job.id.desc()).limit(limit)
+    return [_info_of(job) for job in session.scalars(jobs)]
 
 
 def workers(settings: Settings, database: Database, storage: Storage, queue: TableQueue) -> list[JobWorker]:
-    """Return the worker that copies into the folder of the settings, not yet started, where there is one."""
+    """Return the worker that writes backups, not started; none if there is no backup folder."""
     folder = settings.backup_folder
     if folder is None:
         return []
 
     def copy(context: JobContext) -> Callable[[Session], None]:
-        from wander_hub.operation.backup import back_up  # a hub starts without it
+        from wander_hub.operation.backup import back_up  # imported here, so that the hub starts faster
 
-        found = back_up(database, storage, folder, context.check)
-        return lambda session: _keep(session, context.lease.job_id, found)
+        counts = back_up(database, storage, folder, context.check)
+        return lambda session: _keep(session, context.lease.job_id, counts)
 
     return [JobWorker(queue, {KIND: copy}, worker_name("backups"))]
 
 
-def _keep(session: Session, job_id: int, found: dict[str, Any]) -> None:
+def _keep(session: Session, job_id: int, counts: dict[str, Any]) -> None:
     ended = Job.finished_at < now() - _KEPT
     session.execute(delete(Job).where(Job.kind == KIND, ended))
-    session.get_one(Job, job_id, populate_existing=True).progress = found
+    session.get_one(Job, job_id, populate_existing=True).progress = counts
 
 
 def _info_of(job: Job) -> BackupInfo:

@@ -1,7 +1,8 @@
-"""What belongs to an owner, an environment or a model: rows by their foreign keys, and objects by their rows.
+"""Content of owners, environments and models: their rows, found by foreign keys, and the objects that the
+rows need.
 
-An archive of a whole hub or of one owner holds this and nothing else. Neither tokens, passwords, sessions and
-roles nor the audit log are among it: who may do what is a matter of each hub.
+An archive of a hub or of one owner has this content and nothing else. It has no tokens, passwords, sessions,
+roles or audit entries, because each hub decides who may do what.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from wander_hub.operation import tables  # noqa: F401 - registers every table
 from wander_hub.verification import evidence
 
 Roots = Mapping[str, Select[Any]]
-"""The ids with which it begins, by table: `owners`, `environments`, `models`."""
+"""Ids of the root rows, by table: `owners`, `environments`, `models`."""
 
 PARENTS = {
     "private_names": "owner_id",
@@ -55,23 +56,23 @@ PARENTS = {
     "model_revisions": "model_id",
     "model_files": "revision_id",
 }
-"""By table, the column that says which row a row belongs to."""
+"""Column that refers to the parent row, by table."""
 LEFT_OUT = {
     *("audit", "attempts", "browser_sessions", "grants", "memberships", "one_time_codes", "tokens"),
     *("linked_identities", "spending"),
     "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
     "content_revision",
-    "quotas",  # how much an owner may have, each hub's operator says
-    "index_pages",  # rendered again
+    "quotas",  # each hub's operator sets these
+    "index_pages",  # rendered again after the import
     *("transfers", "transfer_parts"),
 }
-"""Tables of rights, of what is under way, and of what is derived."""
+"""Tables that archives leave out: rights, unfinished work, and derived data."""
 _NAMED = {
     "owners": ("id", "name", "private_by_default", "internal_by_default", "created_at"),
     "users": ("id", "name", "created_at"),
 }
-"""Columns that tell who is named; the others are nobody else's business."""
+"""Columns of owners and users that archives include. The other columns are confidential."""
 _OBJECTS = {
     "files": "sha256",
     "version_documents": "sha256",
@@ -80,20 +81,20 @@ _OBJECTS = {
     "runs": "order_sha256",
     "model_files": "sha256",
 }
-"""By table, the column that names an object."""
+"""Column with the digest of an object, by table."""
 _TABLES = Base.metadata.tables
 
 
 def roots_of(owner: str | None) -> Roots:
-    """Return the roots of what one owner has, or all who have something.
+    """Return the roots of one owner's content, or of the content of all owners.
 
-    The hub's own packages are left out: each hub has them from its own installation.
+    The hub's bundled packages are left out, because each hub publishes its own.
     """
     owners, environments = _TABLES["owners"].c, _TABLES["environments"].c
     bundled = environments.owner_id.in_(select(owners.id).where(owners.name == BUNDLED_OWNER))
     present = select(environments.id).where(environments.listed | ~bundled)
-    others = [_TABLES[one].c.owner_id for one in ("models", "former_names", "private_names")]
-    having = union(present.with_only_columns(environments.owner_id), *(select(one) for one in others))
+    other_columns = [_TABLES[name].c.owner_id for name in ("models", "former_names", "private_names")]
+    having = union(present.with_only_columns(environments.owner_id), *map(select, other_columns))
     mine = select(owners.id).where(owners.id.in_(select(having.subquery())))
     if owner is not None:
         mine = select(owners.id).where(owners.name == owner)
@@ -106,7 +107,7 @@ def roots_of(owner: str | None) -> Roots:
 
 
 def one_of(name: str, key: int) -> Roots:
-    """Return the roots of what one environment or one model has."""
+    """Return the roots for the content of one environment or one model."""
     nothing = select(literal(0)).where(false())
     return {
         "owners": select(_TABLES["owners"].c.id),
@@ -117,82 +118,82 @@ def one_of(name: str, key: int) -> Roots:
 
 
 def rows_below(roots: Roots) -> Iterator[tuple[Table, Select[Any]]]:
-    """Yield each table of what belongs to environments and models, in an order in which rows can be added."""
-    for each in Base.metadata.sorted_tables:
-        if each.name in PARENTS or each.name in ("environments", "models", "jobs", "signing_keys"):
-            yield each, select(each).where(_belongs(each, roots))
+    """Yield each table with its rows that belong to environments and models, in an order for insertion."""
+    for table in Base.metadata.sorted_tables:
+        if table.name in PARENTS or table.name in ("environments", "models", "jobs", "signing_keys"):
+            yield table, select(table).where(_belongs(table, roots))
 
 
 def statements(roots: Roots) -> Iterator[tuple[str, Select[Any]]]:
-    """Yield what an archive holds, table by table."""
+    """Yield the content of an archive, table by table."""
     below = dict(rows_below(roots))
-    for each in Base.metadata.sorted_tables:
-        if each.name in _NAMED:
-            named: list[ColumnElement[Any]] = [each.c[one] for one in _NAMED[each.name]]
-            if each.name == "users":
+    for table in Base.metadata.sorted_tables:
+        if table.name in _NAMED:
+            named: list[ColumnElement[Any]] = [table.c[name] for name in _NAMED[table.name]]
+            if table.name == "users":
                 named.append(false().label("admin"))
-            yield each.name, select(*named).where(each.c.id.in_(_named(each, roots)))
-        elif each.name == "environments":
-            kept = each.c.parent_id.in_(roots["environments"])
-            instead: dict[str, ColumnElement[Any]] = {
-                "parent_id": case((kept, each.c.parent_id), else_=null()).label("parent_id"),
+            yield table.name, select(*named).where(table.c.id.in_(_named(table, roots)))
+        elif table.name == "environments":
+            kept = table.c.parent_id.in_(roots["environments"])
+            overrides: dict[str, ColumnElement[Any]] = {
+                "parent_id": case((kept, table.c.parent_id), else_=null()).label("parent_id"),
                 "star_count": literal(0).label("star_count"),
             }
-            columns = [instead.get(one.name, one) for one in each.c]
-            yield each.name, select(*columns).where(_belongs(each, roots))
-        elif each in below:
-            yield each.name, below[each]
+            columns = [overrides.get(column.name, column) for column in table.c]
+            yield table.name, select(*columns).where(_belongs(table, roots))
+        elif table in below:
+            yield table.name, below[table]
 
 
 def object_column(table: Table) -> str | None:
-    """Return the name of the column by which rows of a table need an object."""
+    """Return the name of the column with the digest of an object, or None."""
     return _OBJECTS.get(table.name)
 
 
 def needed_objects(connection: Connection, roots: Roots) -> dict[str, int | None]:
-    """Return the digests of all objects that must be there, with their sizes where rows tell them."""
-    found: dict[str, int | None] = {}
+    """Return the digests of all objects that the rows need, with their sizes if the rows have them."""
+    sizes: dict[str, int | None] = {}
     for name, key in _OBJECTS.items():
-        each = _TABLES[name]
-        query = select(each.c[key], each.c.size if "size" in each.c else null())
-        query = query.where(_belongs(each, roots), each.c[key].is_not(None))
-        above = next(iter(each.c[PARENTS[name]].foreign_keys)).column
-        if "deleted_at" in above.table.c and name != "runs":
+        table = _TABLES[name]
+        query = select(table.c[key], table.c.size if "size" in table.c else null())
+        query = query.where(_belongs(table, roots), table.c[key].is_not(None))
+        parent = next(iter(table.c[PARENTS[name]].foreign_keys)).column
+        if "deleted_at" in parent.table.c and name != "runs":
             query = query.where(
-                each.c[PARENTS[name]].in_(select(above).where(above.table.c.deleted_at.is_(None)))
+                table.c[PARENTS[name]].in_(select(parent).where(parent.table.c.deleted_at.is_(None)))
             )
         for sha256, size in connection.execute(query):
-            found[sha256] = size if size is not None else found.get(sha256)
-    return found
+            sizes[sha256] = size if size is not None else sizes.get(sha256)
+    return sizes
 
 
 def _belongs(table: Table, roots: Roots) -> ColumnElement[bool]:
-    """Return the condition that holds for the rows of a table that belong to the roots."""
+    """Return the condition for the rows of a table that belong to the roots."""
     if table.name in roots:
         return table.c.id.in_(roots[table.name])
     runs, jobs = _TABLES["runs"], _TABLES["jobs"]
     if table.name == "signing_keys":
         return table.c.id.in_(select(runs.c.signing_key_id).where(_belongs(runs, roots)))
     if table.name == "jobs":
-        asked = [_TABLES[one] for one in ("verifications", "version_checks")]
-        of_jobs = [table.c.id.in_(select(one.c.job_id).where(_belongs(one, roots))) for one in asked]
+        users = [_TABLES[name] for name in ("verifications", "version_checks")]
+        of_jobs = [table.c.id.in_(select(user.c.job_id).where(_belongs(user, roots))) for user in users]
         read = select(literal(evidence.KEY) + runs.c.run_id).where(_belongs(runs, roots))
         return or_(*of_jobs, table.c.key.in_(read)) & table.c.state.not_in(OPEN)
     key = table.c[PARENTS[table.name]]
-    above = next(iter(key.foreign_keys)).column
-    found: ColumnElement[bool] = key.in_(select(above).where(_belongs(above.table, roots)))
+    parent = next(iter(key.foreign_keys)).column
+    condition: ColumnElement[bool] = key.in_(select(parent).where(_belongs(parent.table, roots)))
     if table.name == "former_names":
-        found &= table.c.owner_id.in_(roots["owners"])
-    if "job_id" in table.c:  # what is under way begins anew elsewhere
-        found &= table.c.job_id.in_(select(jobs.c.id).where(jobs.c.state.not_in(OPEN)))
-    return found
+        condition &= table.c.owner_id.in_(roots["owners"])
+    if "job_id" in table.c:  # the other hub starts unfinished jobs again
+        condition &= table.c.job_id.in_(select(jobs.c.id).where(jobs.c.state.not_in(OPEN)))
+    return condition
 
 
 def _named(table: Table, roots: Roots) -> Select[Any]:
-    """Return the ids of the owners or users that the rows name."""
-    found = [roots["owners"]] if table.name == "owners" else []
-    for each, query in rows_below(roots):
-        for key in each.c:
-            if any(one.column.table is table for one in key.foreign_keys):
-                found.append(query.with_only_columns(key))
-    return select(union(*found).subquery())
+    """Return the ids of the owners or users to which the rows refer."""
+    queries = [roots["owners"]] if table.name == "owners" else []
+    for other, query in rows_below(roots):
+        for key in other.c:
+            if any(foreign_key.column.table is table for foreign_key in key.foreign_keys):
+                queries.append(query.with_only_columns(key))
+    return select(union(*queries).subquery())

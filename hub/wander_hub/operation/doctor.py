@@ -1,4 +1,4 @@
-"""Looks at all that a hub needs, and says what is wrong and what to do about it."""
+"""`wander-hub doctor`: check everything that a hub needs, and say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one look."""
+    """Result of one check."""
 
     check: str
     state: Literal["ok", "warning", "failed"]
@@ -37,11 +37,11 @@ class Finding:
 
 
 class Doubt(Exception):
-    """Something that works and is not as it should be."""
+    """Something works, but not as it should."""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Yield what each look finds; a look that raises has failed."""
+    """Yield the result of each check. A check that raises an exception has failed."""
     database = Database(settings.resolved_database_url)
     looks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("settings", _look_at_settings),
@@ -59,47 +59,48 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield Finding(name, "ok", look())
         except Doubt as doubt:
             yield Finding(name, "warning", str(doubt))
-        except Exception as error:  # noqa: BLE001 - each of them is what was looked for
-            said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            yield Finding(name, "failed", said or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - every error is a result of the check
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            yield Finding(name, "failed", reason or type(error).__name__)
     database.close()
 
 
 def _look_at_settings() -> str:
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    given = {name for name in os.environ if name.startswith(_PREFIX)}
-    if unknown := sorted(given - known):
-        raise Doubt(f"no setting has the name {', '.join(f'`{one}`' for one in unknown)}: it is not read")
-    return f"{len(given)} variable{'s are' if len(given) != 1 else ' is'} set"
+    variables = {name for name in os.environ if name.startswith(_PREFIX)}
+    if unknown := sorted(variables - known):
+        names = ", ".join(f"`{name}`" for name in unknown)
+        raise Doubt(f"these variables match no setting and are ignored: {names}")
+    return f"{len(variables)} variable{'s are' if len(variables) != 1 else ' is'} set"
 
 
 def _look_at_database(settings: Settings, database: Database) -> str:
     if settings.database_url is None and not (settings.data / "hub.db").exists():
-        raise FileNotFoundError(f"there is no hub in `{settings.data}`: `wander-hub serve` begins one")
+        raise FileNotFoundError(f"there is no hub in `{settings.data}`: start one with `wander-hub serve`")
     if not database.is_current():
-        raise RuntimeError("the schema is not that of this release: run `wander-hub migrate`")
+        raise RuntimeError("the schema does not match this release: run `wander-hub migrate`")
     with database.engine.execution_options(writes=True).connect() as connection:
         connection.execute(text("CREATE TABLE wander_doctor (id INTEGER)"))
-        connection.rollback()  # it could be written; nothing is
-    return f"{database.engine.dialect.name} can be written, with the schema of this release"
+        connection.rollback()  # the statement proves that the database is writable; nothing is kept
+    return f"{database.engine.dialect.name} is writable and has the schema of this release"
 
 
 def _look_at_clock(database: Database) -> str:
     if database.engine.dialect.name != "postgresql":
-        return f"it is {now():%Y-%m-%d %H:%M} UTC here, where the database is too"
+        return f"it is {now():%Y-%m-%d %H:%M} UTC; the database is on the same machine"
     with database.engine.connect() as connection:
         there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
     apart = abs((now() - there.astimezone(UTC)).total_seconds())
     if apart > _CLOCK_SECONDS:
-        said = f"this machine and the database are {apart:.0f} s apart"
-        raise RuntimeError(f"{said}: sessions, tokens and signed addresses need NTP")
-    return f"{apart:.1f} s from the database's"
+        skew = f"the clocks of this machine and of the database differ by {apart:.0f} s"
+        raise RuntimeError(f"{skew}: set up NTP, because sessions, tokens and signed addresses need it")
+    return f"{apart:.1f} s from the database's clock"
 
 
 def _look_at_data_folder(settings: Settings) -> str:
     if (path := find_open_path(settings)) is not None:
         raise Doubt(f"other users of this machine can read `{path}`: {close_hint(path)}")
-    return f"`{settings.data}` is for the hub's user alone"
+    return f"only the hub's user can access `{settings.data}`"
 
 
 def _look_at_storage(settings: Settings) -> str:
@@ -109,7 +110,7 @@ def _look_at_storage(settings: Settings) -> str:
     sha256 = storage.put(io.BytesIO(content))
     try:
         if storage.read(sha256) != content:
-            raise RuntimeError("other bytes come back than were written")
+            raise RuntimeError("the storage returned other bytes than were written")
     finally:
         storage.delete(sha256)
     return "an object was written, read and deleted"
@@ -118,13 +119,13 @@ def _look_at_storage(settings: Settings) -> str:
 def _look_at_disk(settings: Settings) -> str:
     free, least = free_bytes(settings), settings.min_free_bytes
     if free < least:
-        raise RuntimeError(f"{free:,} bytes are free, under `WANDER_HUB_MIN_FREE_BYTES` ({least:,})")
+        raise RuntimeError(f"{free:,} bytes are free, less than `WANDER_HUB_MIN_FREE_BYTES` ({least:,})")
     return f"{free / 2**30:,.1f} GiB are free"
 
 
 def _look_at_proxy(settings: Settings) -> str:
     if settings.public_url is None:
-        return "no `WANDER_HUB_PUBLIC_URL`: the hub is asked under the address of each request"
+        return "`WANDER_HUB_PUBLIC_URL` is not set: the hub uses the address of each request"
     import httpx
 
     url = settings.public_url.rstrip("/")
@@ -132,37 +133,38 @@ def _look_at_proxy(settings: Settings) -> str:
     here = urlsplit(url)
     if seen.get("scheme") != here.scheme:
         raise RuntimeError(
-            f"the hub takes requests to {url} for {seen.get('scheme')}: pass `X-Forwarded-Proto`"
+            f"the hub sees requests to {url} as {seen.get('scheme')}: make the proxy send `X-Forwarded-Proto`"
         )
     address, stated = seen.get("address"), seen.get("forwarded_for")
     if stated not in (None, address):
         raise Doubt(
-            f"the proxy names {stated} as the visitor, and the hub does not believe it: "
+            f"the proxy reports {stated} as the visitor, but the hub does not trust the proxy: "
             f"start the hub with `FORWARDED_ALLOW_IPS={address}`"
         )
     if address in _LOOPBACK and here.hostname not in _LOOPBACK:
         raise Doubt(
-            "every request seems to come from this machine: have the proxy pass `X-Forwarded-For`, and name "
-            "it in `FORWARDED_ALLOW_IPS` where it runs elsewhere"
+            "all requests seem to come from this machine: make the proxy send `X-Forwarded-For`, and if "
+            "it runs on "
+            "another machine, add its address to `FORWARDED_ALLOW_IPS`"
         )
-    return f"{url} leads here, over {here.scheme}"
+    return f"{url} reaches this hub over {here.scheme}"
 
 
 def _look_at_jobs(database: Database) -> str:
     with database.read(HUB) as session:
-        found = job_queue.find_held_up(session)
-    if found is None:
-        return "none waits for the hub"
-    numbers = ((found.waiting, "wait for the hub"), (found.failed, "were given up"))
-    told = " and ".join(f"{number:,} {what}" for number, what in numbers if number)
-    raise Doubt(f"{told}: {found.error}; once that is mended, run `wander-hub retry`")
+        held_up = job_queue.find_held_up(session)
+    if held_up is None:
+        return "no job waits for the hub"
+    numbers = ((held_up.waiting, "are waiting for the hub"), (held_up.failed, "failed"))
+    counts = " and ".join(f"{number:,} {state}" for number, state in numbers if number)
+    raise Doubt(f"{counts}: {held_up.error}; after fixing this, run `wander-hub retry`")
 
 
 def _look_at_sandbox(settings: Settings) -> str:
     if settings.verification == "off" or not settings.serve_jobs:
-        return "not needed: this process replays no runs"
+        return "not needed, because this process does not replay runs"
     if (why := missing_for_verification(settings)) is not None:
-        raise Doubt(f"posted runs are not played again: {why}")
+        raise Doubt(f"the hub cannot replay posted runs: {why}")
     if settings.verification == "unconfined":
-        raise Doubt("environments' code runs as the hub's own user (`WANDER_HUB_VERIFICATION=unconfined`)")
-    return "environments' code is confined"
+        raise Doubt("environment code runs as the hub's own user (`WANDER_HUB_VERIFICATION=unconfined`)")
+    return "environment code runs in a sandbox"

@@ -1,4 +1,4 @@
-"""Writes a whole hub, or what one owner has, into one archive, while the hub runs."""
+"""Export of a whole hub, or of one owner's content, to one archive, while the hub runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FORMAT = "wander.archive/1"
 def export(
     database: Database, storage: Storage, path: Path, *, origin: audit.Origin, owner: str | None = None
 ) -> dict[str, int]:
-    """Write the archive; return how many rows, objects and environments it has.
+    """Write the archive; return the number of its rows, objects and environments.
 
-    One that is killed leaves no file of the final name, and begins anew.
+    An interrupted export leaves no file with the final name, and starts again from the beginning.
     """
     with archive.written(path) as file:
         return write_archive(database, storage, file, origin=origin, owner=owner, folder=path.parent)
@@ -40,11 +40,11 @@ def write_archive(
     owner: str | None = None,
     folder: Path | None = None,
 ) -> dict[str, int]:
-    """Write the archive into an open file; what is set aside meanwhile lies in `folder`."""
+    """Write the archive into an open file, with temporary files in `folder`."""
     if owner is not None:
         with database.read() as session:
             if owner_named(session, owner) is None:
-                hint = "names of owners are before the `/` of their environments"
+                hint = "the owner is the part of an environment's name before the `/`"
                 raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
     roots = roots_of(owner)
     with tempfile.TemporaryFile(dir=folder) as rows:
@@ -54,7 +54,7 @@ def write_archive(
             total = select(func.count()).select_from(roots["environments"].subquery())
             environments = connection.scalar(total) or 0
         archive.write(file, rows, storage, objects)
-    told = {"rows": count, "objects": len(objects), "environments": environments}
+    counts = {"rows": count, "objects": len(objects), "environments": environments}
     with database.write() as session:
-        audit.record(session, origin, owner=owner, target=owner or "", **told)
-    return told
+        audit.record(session, origin, owner=owner, target=owner or "", **counts)
+    return counts

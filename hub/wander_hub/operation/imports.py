@@ -1,9 +1,9 @@
-"""Brings an archive into a hub, which may have other things already.
+"""Import of an archive into a hub, which may have other content.
 
-The rows go into a database of their own first, at the schema that they were read from, and are brought to
-this release's schema by its migrations. What is taken here is told before anything is written. Then come the
-objects, each checked by its digest, and then each environment in one transaction, which notes that it came:
-the same command goes on where it was killed, and changes nothing when all is there.
+The rows are first loaded into a temporary database with the schema of the archive, and migrated to the schema
+of this release. Name conflicts are reported before anything is written. Then the objects are stored, each
+checked by its digest. Finally, each environment and model is added in one transaction that also records its
+import. The same command therefore continues after an interruption, and changes nothing if everything exists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from wander_hub.storage import Storage, digest_of
 from wander_hub.verification import service as verification
 
 _UNPACKED, _TIMES = 2**30, 100
-"""Bytes that the rows of any archive may unpack to, and how many times their own size in it."""
+"""Default limit of the unpacked rows: this number of bytes, or this multiple of their compressed size."""
 _COLUMNS = {
     "owners": ("id", "name", "private_by_default", "internal_by_default", "created_at"),
     "users": ("id", "name", "created_at"),
@@ -60,7 +60,7 @@ _COLUMNS = {
     "models": ("id", "owner_id", "name"),
     "signing_keys": ("id", "user_id", "fingerprint"),
 }
-"""By table, what is read of all rows at once."""
+"""Columns that are read from all rows of a table, by table."""
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TOLD = 20
 _TABLES = Base.metadata.tables
@@ -68,42 +68,42 @@ _FAULTS = (
     *(ZstdError, SQLAlchemyError, CommandError),
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
 )
-"""What rows raise that no hub wrote."""
+"""Exceptions that malformed rows can raise."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the operator says about names."""
+    """The operator's decisions about names, and the size limit."""
 
     under: str | None = None
-    """The owner that gets what the archive's only owner has."""
+    """Owner under which the content of the archive's only owner is imported."""
     merge: bool = False
-    """Owners and users whose names are here already are the same ones."""
+    """Whether owners and users with the same names are the same ones."""
     unpacked: int | None = None
-    """Bytes that the rows may unpack to; unset: a gigabyte, and a hundred times what they are packed."""
+    """Limit of the unpacked rows in bytes; unset means a gigabyte, or a hundred times the compressed size."""
 
 
 @dataclass
 class _Import:
-    """One archive on its way into one hub."""
+    """The import of one archive into one hub."""
 
     database: Database
     storage: Storage
     source: Connection
-    """The archive's rows, at this release's schema."""
+    """Rows of the archive, with the schema of this release."""
     sha256: str
-    """Digest of its rows, by which it is known again."""
+    """Digest of the archive's rows, which identifies it when the import is repeated."""
     choices: Choices
     origin: audit.Origin
     objects: dict[str, int | None]
     owners: dict[int, str]
-    """The owners of the archive, by their keys there."""
+    """Owners of the archive, by their ids in the archive."""
     keys: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By table, the keys here of rows that have other keys in the archive."""
+    """Ids in this hub by id in the archive, by table."""
 
     def rows(self, name: str) -> Sequence[Row[Any]]:
         columns = _TABLES[name].c
-        query = select(*(columns[one] for one in _COLUMNS[name]))
+        query = select(*(columns[key] for key in _COLUMNS[name]))
         return self.source.execute(query.order_by(columns.id)).all()
 
     def name_here(self, owner: str) -> str:
@@ -119,9 +119,9 @@ def bring(
     origin: audit.Origin,
     choices: Choices | None = None,
 ) -> dict[str, int]:
-    """Bring an archive in; return how many environments and models it has, and how many of them are new."""
+    """Import an archive; return the number of its environments and models, and how many of them are new."""
     choices = choices or Choices()
-    # A manifest in JSON without other letters than ASCII is at most three times its bytes.
+    # A manifest in ASCII-only JSON has at most three times as many characters as it has bytes.
     longest = 3 * MANIFEST.most_bytes + settings.max_metadata_bytes
     with path.open("rb") as file, _scratch(file, longest, choices.unpacked) as (source, sha256):
         objects = needed_objects(source, roots_of(None))
@@ -129,37 +129,38 @@ def bring(
         named = {key: name for key, name in source.execute(select(owners.id, owners.name))}
         work = _Import(database, storage, source, sha256, choices, origin, objects, named)
         _refuse_bad_names(work)
-        database.commit(ensure_administrator)  # lest a name of the archive takes that place
-        # Of one moment, lest what another import of this archive brings meanwhile is told as taken.
+        database.commit(ensure_administrator)  # first, so that a name of the archive cannot take that role
+        # Use a snapshot, so that objects of a concurrent import of this archive do not count as conflicts.
         with database.read(HUB, one_moment=True) as session:
             _refuse_another(session, work)
             _refuse_taken(session, work)
         archive.store_objects(file, storage, objects)
         work.keys.update(database.commit(partial(_name_people, work=work), HUB))
-        told = {name: 0 for name in ("environments", "models")} | {"new": 0}
+        counts = {name: 0 for name in ("environments", "models")} | {"new": 0}
         for name in ("environments", "models"):
             work.keys[name] = {}
             for row in work.rows(name):
                 try:
                     key, fresh = database.commit(partial(_place, work=work, name=name, row=row), HUB)
                 except IntegrityError as error:
-                    detail = f"`{row.name}` does not fit beside what is here"
+                    detail = f"`{row.name}` conflicts with an existing name"
                     raise HubProblem(409, "names_taken", detail, hint="run the same command again") from error
                 work.keys[name][row.id] = key
-                told[name] += 1
-                told["new"] += fresh
+                counts[name] += 1
+                counts["new"] += fresh
     queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
         jobless = verification.list_jobless(session, settings)
     ask = partial(verification.request_after_post, queue=queue, settings=settings)
     for run_id in jobless:
         database.commit(partial(ask, run_id=run_id), HUB)
-    return told
+    return counts
 
 
 @contextmanager
 def _scratch(file: IO[bytes], longest: int, most: int | None) -> Iterator[tuple[Connection, str]]:
-    """Give the rows of an archive in a database of their own, at this release's schema, and their digest."""
+    """Yield a temporary database with the archive's rows and this release's schema, and the digest of the
+    rows."""
     with tempfile.TemporaryDirectory(prefix="wander-import-") as folder:
         scratch = Database(f"sqlite:///{folder}/rows.db")
         try:
@@ -172,7 +173,7 @@ def _scratch(file: IO[bytes], longest: int, most: int | None) -> Iterator[tuple[
                         load_rows(connection, unpacked, FORMAT)
                     scratch.migrate()
                 except _FAULTS as error:
-                    raise bad_copy(f"its rows are not those of a hub ({type(error).__name__})") from error
+                    raise bad_copy(f"its rows are not valid ({type(error).__name__})") from error
             with scratch.engine.connect() as connection:
                 yield connection, sha256
         finally:
@@ -180,26 +181,26 @@ def _scratch(file: IO[bytes], longest: int, most: int | None) -> Iterator[tuple[
 
 
 def _refuse_bad_names(work: _Import) -> None:
-    """Refuse names that this hub would give nobody, lest they become paths or addresses."""
-    bad = [f"owner `{one}`" for one in work.owners.values() if names.owner_fault(one)]
-    people = [one.name for one in work.rows("users") if not names.is_foreign(one.name)]
-    bad += [f"user `{one}`" for one in people if names.owner_fault(one)]
+    """Reject names that this hub would not allow, because names become paths and addresses."""
+    bad = [f"owner `{owner}`" for owner in work.owners.values() if names.owner_fault(owner)]
+    people = [user.name for user in work.rows("users") if not names.is_foreign(user.name)]
+    bad += [f"user `{name}`" for name in people if names.owner_fault(name)]
     for table in ("environments", "models"):
-        found = [one.name for one in work.rows(table)]
-        bad += [f"`{one}`" for one in found if not names.is_environment_name(one)]
+        published = [row.name for row in work.rows(table)]
+        bad += [f"`{name}`" for name in published if not names.is_environment_name(name)]
     for table, key in (("files", "filename"), ("run_artifacts", "name"), ("model_files", "filename")):
         files = work.source.scalars(select(_TABLES[table].c[key]))
-        bad += [f"file `{one}`" for one in files if not _FILENAME.fullmatch(one)]
+        bad += [f"file `{name}`" for name in files if not _FILENAME.fullmatch(name)]
     if bad:
-        raise bad_copy(f"it holds names that no hub gives: {', '.join(bad[:_TOLD])}")
+        raise bad_copy(f"it has invalid names: {', '.join(bad[:_TOLD])}")
     if work.choices.under is None:
         return
-    if len({one.owner_id for name in ("environments", "models") for one in work.rows(name)}) > 1:
-        raise HubProblem(422, "many_owners", "the archive holds what several owners have", hint="omit `--as`")
+    if len({row.owner_id for name in ("environments", "models") for row in work.rows(name)}) > 1:
+        raise HubProblem(422, "many_owners", "the archive has content of several owners", hint="omit `--as`")
 
 
 def _refuse_taken(session: Session, work: _Import) -> None:
-    """Refuse an archive that needs names which are taken here, and say which."""
+    """Raise a problem that lists the conflicts if names of the archive already exist in this hub."""
     came = _came(session, work.sha256)
     owners = work.owners
     taken, here = [], dict[int, Owner | None]()
@@ -208,84 +209,84 @@ def _refuse_taken(session: Session, work: _Import) -> None:
         chosen = work.choices.merge or work.choices.under or name == BUNDLED_OWNER
         if here[key] is not None and not chosen and ("owner", name) not in came:
             taken.append(f"owner `{name}`")
-    for one in work.rows("users"):
-        known = accounts.user_named(session, one.name) or accounts.owner_named(session, one.name)
-        mine = one.name in owners.values() and work.choices.under is None
-        if known and not work.choices.merge and ("user", one.name) not in came and not mine:
-            taken.append(f"user `{one.name}`")
+    for user in work.rows("users"):
+        known = accounts.user_named(session, user.name) or accounts.owner_named(session, user.name)
+        is_own_owner = user.name in owners.values() and work.choices.under is None
+        if known and not work.choices.merge and ("user", user.name) not in came and not is_own_owner:
+            taken.append(f"user `{user.name}`")
     fresh: list[int] = []
     for row in work.rows("environments"):
         if ("environment", f"{owners[row.owner_id]}/{row.name}") in came:
             continue
         fresh.append(row.id)
         owner = here[row.owner_id]
-        wanted = {(owner, one) for one in (row.name, *_projects(work, row.id))}
+        wanted = {(owner, project) for project in (row.name, *_projects(work, row.id))}
         former = _TABLES["former_names"].c
         query = select(former.owner_id, former.name).where(former.environment_id == row.id)
-        wanted |= {(here[owner_id], one) for owner_id, one in work.source.execute(query)}
-        for holder, one in sorted(wanted, key=lambda pair: pair[1]):
-            if holder is not None and environments.find_taken(session, holder.id, one) is not None:
-                taken.append(f"environment `{holder.name}/{one}`")
+        wanted |= {(here[owner_id], name) for owner_id, name in work.source.execute(query)}
+        for holder, name in sorted(wanted, key=lambda pair: pair[1]):
+            if holder is not None and environments.find_taken(session, holder.id, name) is not None:
+                taken.append(f"environment `{holder.name}/{name}`")
     for row in work.rows("models"):
         owner = here[row.owner_id]
         known_model = owner is not None and models.find_taken(session, owner.id, row.name) is not None
         if known_model and ("model", f"{owners[row.owner_id]}/{row.name}") not in came:
             taken.append(f"model `{work.name_here(owners[row.owner_id])}/{row.name}`")
-    taken += [f"run `{one}`" for one in _taken_runs(session, work, fresh)]
-    taken += [f"signing key `{one}`" for one in _taken_keys(session, work)]
+    taken += [f"run `{run_id}`" for run_id in _taken_runs(session, work, fresh)]
+    taken += [f"signing key `{fingerprint}`" for fingerprint in _taken_keys(session, work)]
     if taken:
         more = f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else ""
-        hint = "`--as OWNER` brings the environments of one owner under another name; `--merge` says that"
-        hint += " owners and users of the same name are the same"
-        detail = f"taken here, nothing was written: {', '.join(taken[:_TOLD])}{more}"
+        hint = "pass `--as OWNER` to import one owner under another name, or `--merge` if owners and"
+        hint += " users with the same names are the same"
+        detail = f"nothing was imported, because these already exist: {', '.join(taken[:_TOLD])}{more}"
         raise HubProblem(409, "names_taken", detail, hint=hint)
 
 
 def _refuse_another(session: Session, work: _Import) -> None:
-    """Refuse to go on under another owner than the one under which a part of the archive is already."""
+    """Raise a problem if a part of the archive was already imported under another owner."""
     came = _came(session, work.sha256)
     for name in work.owners.values():
         key = came.get(("owner", name))
         began = session.get_one(Owner, key).name if key is not None else None
         if began not in (None, work.name_here(name)):
-            hint = f"go on with `--as {began}`" if began != name else "go on without `--as`"
-            detail = f"what `{name}` has in this archive is coming here as what `{began}` has"
+            hint = f"continue with `--as {began}`" if began != name else "continue without `--as`"
+            detail = f"a part of `{name}` in this archive was already imported as `{began}`"
             raise HubProblem(409, "names_taken", detail, hint=hint)
 
 
 def _projects(work: _Import, environment: int) -> set[str]:
     files = _TABLES["files"].c
-    found = work.source.scalars(select(files.filename).where(files.environment_id == environment))
-    return {names.distribution_of(one) for one in found}
+    filenames = work.source.scalars(select(files.filename).where(files.environment_id == environment))
+    return {names.distribution_of(filename) for filename in filenames}
 
 
 def _taken_runs(session: Session, work: _Import, fresh: list[int]) -> Iterator[str]:
     runs = _TABLES["runs"].c
-    found = work.source.scalars(select(runs.run_id).where(runs.environment_id.in_(fresh)))
-    for some in found.partitions(AT_ONCE):
-        yield from session.scalars(select(Run.run_id).where(Run.run_id.in_(some)))
+    run_ids = work.source.scalars(select(runs.run_id).where(runs.environment_id.in_(fresh)))
+    for batch in run_ids.partitions(AT_ONCE):
+        yield from session.scalars(select(Run.run_id).where(Run.run_id.in_(batch)))
 
 
 def _taken_keys(session: Session, work: _Import) -> Iterator[str]:
-    """Yield the signing keys that are another user's here."""
-    people = {one.id: one.name for one in work.rows("users")}
-    for one in work.rows("signing_keys"):
+    """Yield the signing keys that belong to another user in this hub."""
+    people = {user.id: user.name for user in work.rows("users")}
+    for key in work.rows("signing_keys"):
         query = select(User.name).join(SigningKey, SigningKey.user_id == User.id)
-        holder = session.scalar(query.where(SigningKey.fingerprint == one.fingerprint))
-        if holder not in (None, people[one.user_id]):
-            yield str(one.fingerprint)
+        holder = session.scalar(query.where(SigningKey.fingerprint == key.fingerprint))
+        if holder not in (None, people[key.user_id]):
+            yield str(key.fingerprint)
 
 
 def _came(session: Session, sha256: str) -> dict[tuple[str, str], int]:
-    """Return what of an archive is here already, with its keys."""
+    """Return the objects of an archive that were already imported, with their ids."""
     query = select(Import.kind, Import.name, Import.key).where(Import.archive == sha256)
     return {(kind, name): key for kind, name, key in session.execute(query)}
 
 
 def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
-    """Return the keys here of owners and users, adding those that are not here.
+    """Return the ids of owners and users in this hub, after adding those that do not exist.
 
-    A user that is added has neither password nor token nor role: a name that nobody else can take.
+    An added user has no password, token or role. The user only reserves the name.
     """
     came, owners, users = _came(session, work.sha256), dict[int, int](), dict[int, int]()
 
@@ -321,7 +322,7 @@ def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
 
 
 def _place(session: Session, work: _Import, name: str, row: Row[Any]) -> tuple[int, bool]:
-    """Add all that belongs to an environment or a model; return its key, and whether it is new."""
+    """Add all rows of an environment or a model; return its id, and whether it is new."""
     owner = work.owners[row.owner_id]
     kind, label = name.removesuffix("s"), f"{owner}/{row.name}"
     known = session.get(Import, (work.sha256, kind, label))
@@ -329,15 +330,15 @@ def _place(session: Session, work: _Import, name: str, row: Row[Any]) -> tuple[i
         return known.key, False
     noted = Import(archive=work.sha256, kind=kind, name=label, key=0, at=now())
     session.add(noted)
-    session.flush()  # another import of this archive waits here, and finds it then
+    session.flush()  # a concurrent import of this archive waits here and then sees this row
     work.database.lock_objects(session, exclusive=False)
-    keys = {table: dict(known) for table, known in work.keys.items()}
+    keys = {table: dict(ids) for table, ids in work.keys.items()}
     try:
         objects = _add_rows(session, work, name, row.id, keys)
     except (KeyError, TypeError, ValueError) as error:
-        raise bad_copy(f"the rows of `{label}` do not fit together") from error
-    if lost := sorted(one for one in objects if not work.storage.exists(one)):
-        detail = f"objects of `{label}` were removed meanwhile, such as `{lost[0]}`"
+        raise bad_copy(f"the rows of `{label}` are inconsistent") from error
+    if lost := sorted(sha256 for sha256 in objects if not work.storage.exists(sha256)):
+        detail = f"objects of `{label}` were deleted during the import, such as `{lost[0]}`"
         raise HubProblem(409, "object_missing", detail, hint="run the same command again")
     noted.key = keys[name][row.id]
     if name == "environments":
@@ -346,35 +347,37 @@ def _place(session: Session, work: _Import, name: str, row: Row[Any]) -> tuple[i
         environments.lock_environment(session, environment)
         listing.derive(session, environment)
         index.write_pages(session, environment)
-    told = {"archive": work.sha256, "name": label, "objects": len(objects)}
+    details = {"archive": work.sha256, "name": label, "objects": len(objects)}
     here = work.name_here(owner)
-    audit.record(session, work.origin, owner=here, target=f"{here}/{row.name}", **told)
+    audit.record(session, work.origin, owner=here, target=f"{here}/{row.name}", **details)
     return noted.key, True
 
 
 def _add_rows(
     session: Session, work: _Import, name: str, root: int, keys: dict[str, dict[int, int]]
 ) -> set[str]:
-    """Add the rows of one environment or model, with keys of this hub; return the objects they need."""
+    """Insert the rows of an environment or model with ids of this hub; return the digests of their
+    objects."""
     objects = set()
-    for each, query in rows_below(one_of(name, root)):
-        if each.name == "private_names":
-            continue  # came with their owner
-        numbered = each.name != "runs" and "id" in each.c and isinstance(each.c.id.type, Integer)
-        target = writable(each.name, [one.name for one in each.c if not (numbered and one.name == "id")])
+    for table, query in rows_below(one_of(name, root)):
+        if table.name == "private_names":
+            continue  # already added with their owner
+        numbered = table.name != "runs" and "id" in table.c and isinstance(table.c.id.type, Integer)
+        columns = [column.name for column in table.c if not (numbered and column.name == "id")]
+        target = writable(table.name, columns)
         waiting = list[dict[str, Any]]()
-        known = keys.setdefault(each.name, {}) if numbered else {}
-        holds = object_column(each)
-        for row in work.source.execute(query.order_by(*each.primary_key.columns)).mappings():
-            values = _values_here(each, dict(row), keys, work.sha256)
+        known = keys.setdefault(table.name, {}) if numbered else {}
+        holds = object_column(table)
+        for row in work.source.execute(query.order_by(*table.primary_key.columns)).mappings():
+            values = _values_here(table, dict(row), keys, work.sha256)
             if holds and values[holds] in work.objects:
                 objects.add(values[holds])
             if numbered:
-                known[row["id"]] = _add_numbered(session, each, target, values)
+                known[row["id"]] = _add_numbered(session, table, target, values)
                 continue
             waiting.append(values)
-            # A manifest alone may be as large as all other rows together.
-            if len(waiting) == AT_ONCE or each.name == "runs":
+            # The manifest of one run may be as large as all other rows together.
+            if len(waiting) == AT_ONCE or table.name == "runs":
                 session.execute(insert(target), waiting)
                 waiting.clear()
         if waiting:
@@ -383,10 +386,10 @@ def _add_rows(
 
 
 def _add_numbered(session: Session, table: Table, target: Any, values: dict[str, Any]) -> int:
-    if table.name == "signing_keys":  # one that signed runs of several environments comes once
-        found = session.scalar(select(SigningKey.id).where(SigningKey.fingerprint == values["fingerprint"]))
-        if found is not None:
-            return found
+    if table.name == "signing_keys":  # a key can have signed runs of several environments
+        key_id = session.scalar(select(SigningKey.id).where(SigningKey.fingerprint == values["fingerprint"]))
+        if key_id is not None:
+            return key_id
     del values["id"]
     added = session.execute(insert(target).values(values).returning(table.c.id))
     return int(added.scalar_one())
@@ -395,10 +398,10 @@ def _add_numbered(session: Session, table: Table, target: Any, values: dict[str,
 def _values_here(
     table: Table, values: dict[str, Any], keys: dict[str, dict[int, int]], sha256: str
 ) -> dict[str, Any]:
-    """Return a row as it is here: with this hub's keys, and HTML that is safe whoever wrote it."""
+    """Return a row for this hub: with this hub's ids, and with sanitized HTML."""
     for column in table.c:
-        for one in column.foreign_keys:
-            there = keys.get(one.column.table.name)
+        for foreign_key in column.foreign_keys:
+            there = keys.get(foreign_key.column.table.name)
             if there is None or values[column.name] is None:
                 continue
             if column.nullable:
@@ -406,12 +409,13 @@ def _values_here(
             else:
                 values[column.name] = there[values[column.name]]
     if table.name == "environments":
-        values["star_count"] = 0  # as an export has them, whoever wrote this one
+        values["star_count"] = 0  # exports have no stars, but the archive may not be a genuine export
     elif table.name == "versions":
         plain = render(values["readme"], "text/plain")
         values["readme_html"] = plain if values["readme_html"] == plain else clean(values["readme_html"])
     elif table.name == "model_revisions":
         values["card_html"] = clean(values["card_html"])
     elif table.name == "jobs" and not values["key"].startswith((verification.KIND, "examine")):
-        values["key"] = f"imported {sha256[:16]} {values['id']}"  # the old one names a version by its key
+        # The original key refers to ids of the other hub.
+        values["key"] = f"imported {sha256[:16]} {values['id']}"
     return values

@@ -1,4 +1,4 @@
-"""The queue of jobs as administrators see it: what waits, what it is about, what failed, who works on it."""
+"""The job queue for administrators: waiting and failed jobs, their subjects, and the workers."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from wander_hub.webhooks.models import WebhookDelivery
 _SEEN = timedelta(days=1)
 _OPEN_SHOWN = 50
 RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND)
-"""Kinds of jobs that a fault of the hub holds up."""
+"""Kinds of jobs that a fault of the hub can hold up."""
 Queue = TypeVar("Queue", bound=TableQueue)
 
 
 class WorkerSeen(NamedTuple):
-    """A worker that had a job within a day."""
+    """A worker that had a job within the last day."""
 
     name: str
     running: int
     done: int
     last: datetime | None
-    """When it ended one last."""
+    """Time when it last finished a job."""
 
 
 def settle_failures(queue: Queue) -> Queue:
-    """Have a queue see to what jobs leave that end without a result, whichever process ends them."""
+    """Register what happens when a verification or a delivery fails for good; return the queue."""
     queue.on_failure |= {
         verification.KIND: verification.keep_failures,
         delivery.KIND: partial(delivery.keep_failures, queue),
@@ -57,16 +57,16 @@ def settle_failures(queue: Queue) -> Queue:
 def list_page(
     session: Session, *, kind: str | None, state: JobState | None, before: int | None, limit: int
 ) -> JobPage:
-    """Return a page of jobs, the newest first."""
-    found = session.scalars(_newest(kind, state, before).limit(limit + 1)).all()
-    data = describe(session, found[:limit])
-    return JobPage(data=data, next=data[-1].id if len(found) > limit else None)
+    """Return a page of jobs, newest first."""
+    jobs = session.scalars(_newest(kind, state, before).limit(limit + 1)).all()
+    data = describe(session, jobs[:limit])
+    return JobPage(data=data, next=data[-1].id if len(jobs) > limit else None)
 
 
 def list_states(
     session: Session, *, kind: str | None, state: JobState | None, before: int | None, limit: int
 ) -> list[tuple[Any, ...]]:
-    """Return what differs once that page says something else, at the cost of a look at the jobs alone."""
+    """Return values that change whenever `list_page` would change; this only reads the jobs themselves."""
     columns = (Job.id, Job.state, Job.attempt, Job.lease_owner, Job.progress, Job.cancel_requested, Job.error)
     query = _newest(kind, state, before).limit(limit + 1).with_only_columns(*columns, Job.lease_until)
     return [
@@ -75,15 +75,15 @@ def list_states(
 
 
 def list_open(session: Session, owner_id: int, environment_id: int | None = None) -> list[JobInfo]:
-    """Return the replays and checks that wait or run for an owner's environments, or one, the newest first.
+    """Return the queued and running jobs for an owner's environments, or for one of them, newest first.
 
-    Those of runs that the session's reader may not see are left out.
+    Jobs of runs that the session's reader may not see are left out.
     """
     return describe(session, session.scalars(_open(session, owner_id, environment_id)).all())
 
 
 def list_open_states(session: Session, owner_id: int, environment_id: int | None) -> list[tuple[Any, ...]]:
-    """Return what differs once that list says something else."""
+    """Return values that change whenever `list_open` would change."""
     query = _open(session, owner_id, environment_id)
     return [tuple(row) for row in session.execute(query.with_only_columns(Job.id, Job.state, Job.progress))]
 
@@ -110,34 +110,34 @@ def _newest(kind: str | None, state: JobState | None, before: int | None) -> Sel
 
 
 def count(session: Session) -> dict[str, dict[str, int]]:
-    """Return how many jobs there are of each kind and state."""
-    found: dict[str, dict[str, int]] = {}
+    """Return the number of jobs by kind and state."""
+    counts: dict[str, dict[str, int]] = {}
     query = select(Job.kind, Job.state, func.count()).group_by(Job.kind, Job.state).order_by(Job.kind)
     for kind, state, number in session.execute(query):
-        found.setdefault(kind, {})[state] = number
-    return found
+        counts.setdefault(kind, {})[state] = number
+    return counts
 
 
 def list_workers(session: Session) -> list[WorkerSeen]:
-    """Return the workers that had a job within a day."""
-    running, done = (func.count().filter(Job.state == one) for one in ("running", "done"))
+    """Return the workers that had a job within the last day."""
+    running, done = (func.count().filter(Job.state == state) for state in ("running", "done"))
     query = select(Job.lease_owner, running, done, func.max(Job.finished_at)).group_by(Job.lease_owner)
     query = query.where((Job.state == "running") | (Job.finished_at > now() - _SEEN))
-    found = session.execute(query.where(Job.lease_owner.is_not(None)).order_by(Job.lease_owner))
-    return [WorkerSeen(name or "", has, did, last) for name, has, did, last in found]
+    rows = session.execute(query.where(Job.lease_owner.is_not(None)).order_by(Job.lease_owner))
+    return [WorkerSeen(name or "", running, done, last) for name, running, done, last in rows]
 
 
 class HeldUp(NamedTuple):
-    """Jobs that the hub could not do, through no fault of what they are about."""
+    """Jobs that the hub could not run because of a fault of the hub itself."""
 
     waiting: int
     failed: int
     error: str
-    """The error of the last one."""
+    """Error of the most recent of them."""
 
 
 def find_held_up(session: Session) -> HeldUp | None:
-    """Return the jobs that wait for the hub, or that it gave up; None without any."""
+    """Return the jobs that wait for the hub or failed because of it; otherwise None."""
     waits = (Job.state == "queued") & Job.error.is_not(None)
     failed = (Job.state == "failed") & Job.kind.in_((verification.KIND, evidence.KIND))
     of_hub = Job.kind.in_(RETRIED) & (waits | failed)
@@ -150,55 +150,54 @@ def find_held_up(session: Session) -> HeldUp | None:
 
 
 def retry_all(session: Session, queue: TableQueue, kind: str | None = None) -> RetriedJobs:
-    """Have all jobs tried now that wait after a failure, or failed: of a kind, or of those of the hub."""
+    """Retry all jobs that failed or wait after a failure: of one kind, or all kinds that the hub can hold
+    up."""
     count = queue.retry_all(session, RETRIED if kind is None else [kind])
     audit.about(session, target=f"{count} jobs")
     return RetriedJobs(retried=count)
 
 
 def retry(session: Session, queue: TableQueue, number: int) -> JobInfo:
-    """Have a job done that failed or was called off."""
+    """Queue a failed or canceled job again."""
     job = _find(session, number)
     if not queue.retry(session, number):
-        hint = "`GET /api/v1/jobs?state=failed` lists those that can be"
-        raise HubProblem(
-            409, "job_not_over", f"job {number} is {job.state}, and not to be tried again", hint=hint
-        )
-    return _told(session, job)
+        hint = "`GET /api/v1/jobs?state=failed` lists the jobs that can be retried"
+        raise HubProblem(409, "job_not_over", f"job {number} is {job.state} and cannot be retried", hint=hint)
+    return _describe_change(session, job)
 
 
 def cancel(session: Session, queue: TableQueue, number: int) -> JobInfo:
-    """Call a job off: at once where it waits, soon where it runs."""
+    """Cancel a job: immediately if it is queued, soon if it is running."""
     job = _find(session, number)
     if job.finished_at is not None:
-        raise HubProblem(409, "job_over", f"job {number} is {job.state} already")
+        raise HubProblem(409, "job_over", f"job {number} is already {job.state}")
     queue.cancel(session, number)
-    return _told(session, job)
+    return _describe_change(session, job)
 
 
 def _find(session: Session, number: int) -> Job:
-    found = session.get(Job, number)
-    if found is None:
+    job = session.get(Job, number)
+    if job is None:
         raise HubProblem(404, "job_not_found", f"there is no job {number}")
-    return found
+    return job
 
 
-def _told(session: Session, job: Job) -> JobInfo:
+def _describe_change(session: Session, job: Job) -> JobInfo:
     session.refresh(job)
     audit.about(session, target=f"job {job.id}", kind=job.kind, **job.payload)
     return describe(session, [job])[0]
 
 
 class Subject(NamedTuple):
-    """What a job is about."""
+    """Object that a job is about."""
 
     about: str
     page: str | None
-    """The path of a page that shows it; None of what is gone."""
+    """Path of the object's page; None if the object was deleted."""
 
 
 def describe(session: Session, jobs: Sequence[Job]) -> list[JobInfo]:
-    """Return jobs as administrators see them; what they are about is looked up by kind, not job by job."""
+    """Return jobs for administrators. Their subjects are looked up by kind instead of one by one."""
     known: dict[tuple[str, Any], Subject] = {}
     for name, find in _FINDERS.items():
         if wanted := {job.payload[name] for job in jobs if name in job.payload}:
@@ -211,7 +210,7 @@ def _subject_of(job: Job, known: Mapping[tuple[str, Any], Subject]) -> Subject:
         return Subject("the whole hub", "/system#backups")
     for name, key in job.payload.items():
         if name in _FINDERS:
-            gone = Subject(f"{_WORDS.get(name, name)} {key}, which is gone", None)
+            gone = Subject(f"{_WORDS.get(name, name)} {key} (deleted)", None)
             return known.get((name, key), gone)
     return Subject(job.kind, None)
 
@@ -250,5 +249,5 @@ _FINDERS: dict[str, Callable[[Session, list[Any]], dict[Any, Subject]]] = {
     "version_id": _versions,
     "delivery": _deliveries,
 }
-"""By the name in a job's payload of what it is about."""
+"""Function that looks up the subjects, by the key of the job's payload that holds their ids."""
 _WORDS = {"run_id": "run", "version_id": "version"}

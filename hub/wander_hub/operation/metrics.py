@@ -1,4 +1,4 @@
-"""What the hub counts of itself, for Prometheus, and how it traces requests."""
+"""Prometheus metrics of the hub, and tracing of requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Where the processes of one hub add their numbers up; prometheus-client reads it when it is imported."""
+"""Folder in which the processes of one hub combine their metrics; prometheus-client reads it when
+imported."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Metrics:
-    """The counters of one application. No label takes values that callers choose."""
+    """Metrics of one application. Label values never come from callers."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -34,31 +35,31 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = Histogram(
             "wander_hub_request_seconds",
-            "Time until the whole answer was sent, by the route's template",
+            "Time until the complete response was sent, by route template",
             ("method", "route", "status"),
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._problems = Counter(
-            "wander_hub_problems", "Errors answered, by their code", ("code",), registry=self._registry
+            "wander_hub_problems", "Error responses, by code", ("code",), registry=self._registry
         )
         self._tracer = _tracer() if settings.traces else None
 
     def count_problem(self, code: str) -> None:
-        """Count an error answer: `storage_unavailable` and `storage_full` are those of the storage."""
+        """Count an error response; `storage_unavailable` and `storage_full` are faults of the storage."""
         self._problems.labels(code).inc()
 
     def watch(self, scope: Scope, send: Send, *, draining: bool) -> Watched:
-        """Return what times a request and its answer."""
+        """Return an object that measures a request and its response."""
         return Watched(self, scope, send, draining)
 
     def ended(self, watched: Watched, route: str, status: int) -> None:
-        """Count a request whose answer was sent."""
+        """Count a request whose response was sent."""
         method = watched.method if watched.method in _METHODS else "OTHER"
         self._requests.labels(method, route, str(status)).observe(time.perf_counter() - watched.begun)
 
     def begin_span(self, scope: Scope) -> Any:
-        """Begin the span of a request, as part of the trace that its caller names; None without tracing."""
+        """Start the span of a request within the caller's trace; return None without tracing."""
         if self._tracer is None:
             return None
         from opentelemetry.propagate import extract
@@ -68,7 +69,7 @@ class Metrics:
         return self._tracer.start_span(scope["method"], context=extract(carrier), kind=SpanKind.SERVER)
 
     def render(self) -> tuple[bytes, str]:
-        """Return all numbers as Prometheus reads them, and their media type."""
+        """Return all metrics in Prometheus text format, and its media type."""
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -77,18 +78,18 @@ class Metrics:
             counted = CollectorRegistry()
             MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
         state = CollectorRegistry()
-        state.register(self)  # asked now, and not in each process
+        state.register(self)  # computed once per scrape instead of in each process
         return generate_latest(counted) + generate_latest(state), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read from the database and the machine."""
+        """Yield the metrics that are read from the database and the machine."""
         from prometheus_client.core import GaugeMetricFamily
 
-        jobs = GaugeMetricFamily("wander_hub_jobs", "Jobs that have not ended", labels=("kind", "state"))
+        jobs = GaugeMetricFamily("wander_hub_jobs", "Unfinished jobs", labels=("kind", "state"))
         age = GaugeMetricFamily(
-            "wander_hub_job_age_seconds", "Since the oldest of them was submitted", labels=("kind", "state")
+            "wander_hub_job_age_seconds", "Age of the oldest unfinished job", labels=("kind", "state")
         )
-        # All of an index, which rows need not be read for; the oldest is the first.
+        # The index covers this query without reading rows; the job with the lowest id is the oldest.
         query = select(Job.kind, Job.state, func.count(), func.min(Job.id))
         with self._database.read() as session:
             for kind, state, count, first in session.execute(
@@ -102,12 +103,12 @@ class Metrics:
         pool = self._database.engine.pool
         used = pool.checkedout() if hasattr(pool, "checkedout") else 0
         free = free_bytes(self._settings)
-        yield GaugeMetricFamily("wander_hub_database_connections", "Connections in use here", value=used)
-        yield GaugeMetricFamily("wander_hub_free_bytes", "Room where the data folder is", value=free)
+        yield GaugeMetricFamily("wander_hub_database_connections", "Connections in use", value=used)
+        yield GaugeMetricFamily("wander_hub_free_bytes", "Free space of the data folder", value=free)
 
 
 class Watched:
-    """One request that is being answered."""
+    """A request in progress."""
 
     def __init__(self, metrics: Metrics, scope: Scope, send: Send, draining: bool) -> None:
         self._metrics, self._scope, self._send, self._draining = metrics, scope, send, draining
@@ -115,7 +116,7 @@ class Watched:
         self._span = metrics.begin_span(scope)
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; who is told while the hub ends goes elsewhere with its next request."""
+        """Forward a message; while the hub shuts down, ask clients to reconnect."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._draining:
@@ -123,25 +124,25 @@ class Watched:
         await self._send(message)
 
     def end(self, *, direct: bool) -> None:
-        """Count it; the route's template stands for all of its addresses."""
+        """Count the request under its route template, which stands for all of its addresses."""
         template = getattr(self._scope.get("route"), "path", "none")
         route = "index" if direct else template
-        status = self.status or 499  # nobody waited for the answer
+        status = self.status or 499  # the client disconnected before the response
         self._metrics.ended(self, route, status)
         if self._span is not None:
             self._span.update_name(f"{self.method} {route}")
-            told = {
+            attributes = {
                 "http.request.method": self.method,
                 "http.route": route,
                 "http.response.status_code": status,
             }
-            told["wander.request_id"] = self._scope.get("state", {}).get("request_id", "")
-            self._span.set_attributes(told)
+            attributes["wander.request_id"] = self._scope.get("state", {}).get("request_id", "")
+            self._span.set_attributes(attributes)
             self._span.end()
 
 
 def _tracer() -> Any:
-    """Return what makes spans; where they go is told by the variables of OpenTelemetry."""
+    """Return the tracer; OpenTelemetry's own variables configure where spans are sent."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

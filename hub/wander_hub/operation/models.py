@@ -1,4 +1,4 @@
-"""The table of what came out of archives."""
+"""The table of imported objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wander_hub.database import Base
 
 
 class Import(Base):
-    """Something that an archive brought; the same archive finds it again."""
+    """An object that an archive brought, so that importing the same archive again finds it."""
 
     __tablename__ = "imports"
 
     archive: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """SHA-256 of its rows."""
+    """SHA-256 of the archive's rows."""
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """owner, user, environment or model."""
+    """Kind: owner, user, environment or model."""
     name: Mapped[str] = mapped_column(String(300), primary_key=True)
-    """As the archive has it; of an environment and a model after its owner's and a `/`."""
+    """Name in the archive; for environments and models, `owner/name`."""
     key: Mapped[int]
-    """Its number here."""
+    """Id in this hub."""
     at: Mapped[datetime]

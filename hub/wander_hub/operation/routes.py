@@ -1,4 +1,4 @@
-"""`GET /metrics`, for a Prometheus that has an administrator's token."""
+"""`GET /metrics`, for a Prometheus server with an administrator's token."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ router = HubRouter(tags=["health"])
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **refusals(401, 403)},
 )
 def show_metrics(request: Request, caller: Caller) -> Response:
-    """Tell what the hub counts of itself; any token of an administrator will do, best one of scope `read`."""
+    """Return the hub's metrics. Requires any token of an administrator; the scope `read` is sufficient."""
     if not caller.admin:
         hint = "`wander-hub token create admin --scope read --name prometheus` makes a token for this"
-        raise HubProblem(403, "not_permitted", "only the hub's administrators may read this", hint=hint)
+        raise HubProblem(403, "not_permitted", "only administrators may read the metrics", hint=hint)
     body, media_type = request.app.state.metrics.render()
     return Response(body, media_type=media_type)

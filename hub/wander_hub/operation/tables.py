@@ -1,6 +1,7 @@
-"""Every table of the hub: to import this module registers all with `Base`, for migrations and backups."""
+"""Every table of the hub. Importing this module registers all tables with `Base`, for migrations and
+backups."""
 
-# ruff: noqa: F401 - to be imported is all that they are here for
+# ruff: noqa: F401 - the imports have the side effect that is wanted
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Server and worker processes of a hub: start, serve, end."""
+"""Server and worker processes of a hub."""

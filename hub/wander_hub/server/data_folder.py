@@ -1,4 +1,4 @@
-"""The data folder belongs to one running hub: a lock that goes with its process, however that ends."""
+"""The lock on the data folder. Only one running hub may use it, and the lock ends with its process."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from wander_hub.storage import close_hint, find_open_path
 
 LOCK = "hub.lock"
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
-"""What file systems answer that have no locks; a hub there goes without."""
+"""Errors of file systems without locks. A hub on such a file system runs without the lock."""
 
 
 class NoHub(Exception):
-    """No hub was ever started where the settings say; `hint` says what to do."""
+    """No hub exists at the configured location; `hint` suggests what to do."""
 
     def __init__(self, settings: Settings) -> None:
-        where = "the database of the settings" if settings.database_url else f"`{settings.data}`"
+        where = "the configured database" if settings.database_url else f"`{settings.data}`"
         super().__init__(f"there is no hub in {where}")
         at = "" if settings.database_url else f" --data {shlex.quote(str(settings.data))}"
         self.hint = (
-            f"check `--data` and `WANDER_HUB_DATABASE_URL`, or make a hub there with `wander-hub serve{at}`"
+            f"check `--data` and `WANDER_HUB_DATABASE_URL`, or start a hub there with `wander-hub serve{at}`"
         )
 
 
 class DataFolderInUse(Exception):
-    """Another hub runs on the data folder; `hint` says what to do."""
+    """Another hub uses the data folder; `hint` suggests what to do."""
 
     def __init__(self, folder: Path, holder: str) -> None:
         process, _, address = holder.partition(" ")
         where = f" at {address}" if address else ""
         who = f"process {process}{where}" if process else "another process"
-        super().__init__(f"a hub runs on the data folder `{folder}` already: {who} holds `{LOCK}`")
+        super().__init__(f"a hub already uses the data folder `{folder}`: {who} holds `{LOCK}`")
         stop = f"stop it with `kill {process}`" if process else "stop it"
-        self.hint = f"use that one, {stop}, or choose another folder with `--data`"
+        self.hint = f"use that hub, {stop}, or choose another folder with `--data`"
 
 
 def address_of(settings: Settings) -> str | None:
-    """Return where the hub of the data folder listens, or did when it ran last; None when nothing tells."""
+    """Return the last known address of the hub of the data folder, or None."""
     try:
         _process, _, address = (settings.data / LOCK).read_text(errors="replace").strip().partition(" ")
     except OSError:
@@ -51,7 +51,7 @@ def address_of(settings: Settings) -> str | None:
 
 
 def warn_if_open(settings: Settings) -> None:
-    """Say on standard error if other users of this machine may read the data folder or its database."""
+    """Warn on standard error if other users of this machine can read the data folder or its database."""
     if (path := find_open_path(settings)) is not None:
         sys.stderr.write(
             f"warning: other users of this machine can read `{path}`\n\nhint: {close_hint(path)}\n"
@@ -59,10 +59,10 @@ def warn_if_open(settings: Settings) -> None:
 
 
 def hold_data_folder(settings: Settings, address: str) -> int | None:
-    """Hold the data folder until this process ends, or the descriptor is closed that this returns.
+    """Lock the data folder until this process exits or the returned descriptor is closed.
 
-    Only the embedded database needs that: hubs on one PostgreSQL may share a folder of files, and None is
-    returned. Raises `DataFolderInUse`.
+    Only the embedded database needs the lock. With PostgreSQL, several hubs may share a folder of files, and
+    the result is None. Raises `DataFolderInUse` if another process holds the lock.
     """
     if settings.database_url is not None:
         return None

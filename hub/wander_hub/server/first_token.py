@@ -1,4 +1,4 @@
-"""The administrator's token that a start of the hub hands out: the first one, or a new one when asked."""
+"""The administrator's token that the hub prints at its first start, or on request."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ADMINISTRATOR = "admin"
 def hand_out_token(
     database: Database, token_file: Path | None, *, new: bool, data: Path | None = None
 ) -> None:
-    """Give the reader a token of the administrator on an empty hub, and on any other when `new` is true.
+    """Create a token of the administrator on an empty hub, or on any hub if `new` is true.
 
-    It goes into the file (mode 0600), or to standard output, and is kept by nobody else. What happened is
-    told on standard error, also when nothing did and a file was asked for; a first start tells how to sign
-    in with a browser, to a hub of that `data` folder.
+    The token is written to the file (mode 0600) or to standard output, and stored nowhere else. Standard
+    error reports the result, also if a file was requested but no token was created. A first start also prints
+    how to sign in with a browser, with the option for the `data` folder.
     """
 
     def make(session: Session) -> tuple[str | None, bool]:
@@ -35,7 +35,7 @@ def hand_out_token(
         if secret is None and new:
             user = user_named(session, ADMINISTRATOR)
             if user is None:
-                hint = "make one with `wander-hub token create USER`; `wander-hub user list` names the users"
+                hint = "run `wander-hub token create USER`; `wander-hub user list` lists the users"
                 raise HubProblem(404, "user_not_found", f"there is no user `{ADMINISTRATOR}`", hint=hint)
             secret = add_token(session, user, "start of the hub")
         if secret is not None and token_file is not None:
@@ -50,30 +50,30 @@ def hand_out_token(
     if first:
         option = f" --data {shlex.quote(str(data))}" if data else ""
         command = f"wander-hub user password {ADMINISTRATOR}{option}"
-        sys.stderr.write(f"`{command}` gives the administrator a password, for the browser\n")
-    said = "added the administrator" if first else "made a new token for the administrator"
+        sys.stderr.write(f"run `{command}` to set the administrator's password for the browser\n")
+    outcome = "added the administrator" if first else "created a new token for the administrator"
     if token_file is not None:
-        sys.stderr.write(f"{said} `{ADMINISTRATOR}`; the token is in `{token_file}`\n")
+        sys.stderr.write(f"{outcome} `{ADMINISTRATOR}`; the token is in `{token_file}`\n")
         return
-    sys.stderr.write(f"{said} `{ADMINISTRATOR}`; this token is shown once:\n")
+    sys.stderr.write(f"{outcome} `{ADMINISTRATOR}`; this token is shown only once:\n")
     sys.stdout.write(secret + "\n")
     sys.stdout.flush()
 
 
 def _explain_no_token(database: Database, token_file: Path) -> str:
-    """Say that no token was written, and whether the one in the file will do."""
+    """Explain that no token was written, and whether the token in the file is still valid."""
     try:
-        given = token_file.read_text().strip()
+        stored = token_file.read_text().strip()
     except (OSError, UnicodeDecodeError):
-        given = ""
+        stored = ""
     with database.read() as session:
-        known = token_hashed(session, token_hash(given)) if well_formed(given) else None
+        known = token_hashed(session, token_hash(stored)) if well_formed(stored) else None
     if known is not None and known.revoked_at is None:
-        return f"the token in `{token_file}` is one of this hub; none was made\n"
-    state = "holds none of this hub" if given else "was not written"
+        return f"the token in `{token_file}` is valid for this hub; no new token was created\n"
+    state = "has no token of this hub" if stored else "was not written"
     return (
         f"warning: the hub has its administrator already, and `{token_file}` {state}\n\n"
-        "hint: start it with `--new-token` for a new one, or run `wander-hub token create admin`\n"
+        "hint: start the hub with `--new-token`, or run `wander-hub token create admin`\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The hub's log on standard error: every line with its time, its level and the request that it is about."""
+"""The hub's log on standard error. Every line has a time, a level and the id of its request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wander_hub.security import without_secrets
 
 
 def log_to_stderr(style: str = "text") -> None:
-    """Log there, where everything but data goes."""
+    """Log to standard error as text or JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -20,13 +20,14 @@ def log_to_stderr(style: str = "text") -> None:
 
 
 class LogFormatter(logging.Formatter):
-    """Writes lines that each can be searched for: those of a traceback, too, begin with time and request.
+    """Formats a record so that each of its lines, also those of a traceback, starts with time, level and
+    request id.
 
-    Whoever puts a token into an address or a name by mistake must not find it there.
+    Tokens are removed, because users may put one into an address or a name by mistake.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record's lines; `-` stands for what is about no request."""
+        """Return the lines of a record; `-` stands for the request id outside of requests."""
         stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         head = f"{stamp} {record.levelname} {CURRENT_REQUEST.get()} "
         text = without_secrets(super().format(record))
@@ -34,11 +35,11 @@ class LogFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each record as one object on one line, a traceback within it."""
+    """Formats each record as one JSON object on one line, including its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as JSON."""
-        told = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "request": CURRENT_REQUEST.get(),
@@ -46,5 +47,5 @@ class JsonFormatter(logging.Formatter):
             "message": without_secrets(record.getMessage()),
         }
         if record.exc_info:
-            told["traceback"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(told)
+            fields["traceback"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(fields)

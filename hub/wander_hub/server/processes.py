@@ -1,6 +1,7 @@
-"""Several processes that answer on one listening socket, and the one that starts and ends them.
+"""Several forked processes that answer on one listening socket, and the supervisor that starts and stops
+them.
 
-They are forked: what is open stays open in each, the socket and the lock of the data folder among it.
+Forked processes inherit open files, such as the socket and the lock of the data folder.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NoReturn
 
 _LOOK_SECONDS = 0.1
 _STARTS_A_MINUTE = 10
-"""So many that had to be started again are no accident."""
+"""Number of restarts within a minute after which the supervisor gives up."""
 
 
 class Processes:
-    """Runs `work(number)` in each of `count` processes, and starts one again that ends unasked."""
+    """Runs `work(number)` in `count` processes and restarts those that exit unexpectedly."""
 
     def __init__(self, count: int, work: Callable[[int], None], *, seconds_to_end: float = 20) -> None:
         self._count = count
@@ -29,10 +30,11 @@ class Processes:
         self._restarts: list[float] = []
 
     def run(self, *, exit_with_parent: bool = False) -> int:
-        """Return the signal that asked for the end, once all have ended; exit with 1 when they cannot run."""
+        """Run until a signal arrives and all processes have exited; return the signal. Exits with status 1
+        after too many restarts."""
         parent = os.getppid()
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, self._ask)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._ask)
         for number in range(self._count):
             self._start(number)
         while self._asked is None:
@@ -53,16 +55,18 @@ class Processes:
         self._numbers[process] = number
 
     def _become(self, number: int) -> NoReturn:
-        """Do the work in the process that was just forked, which must never go on as the first one would."""
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, signal.SIG_DFL if one == signal.SIGTERM else signal.default_int_handler)
+        """Run the work in the forked process and exit, so that it never continues in the supervisor's
+        code."""
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            default = signal.SIG_DFL if signal_number == signal.SIGTERM else signal.default_int_handler
+            signal.signal(signal_number, default)
         status = 1
         try:
             self._work(number)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - nobody above this may handle it
+        except BaseException:  # noqa: BLE001 - callers further up must not handle it in this process
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stdout.flush()
@@ -76,34 +80,34 @@ class Processes:
                 return
             killed = os.WIFSIGNALED(status)
             how = f"signal {os.WTERMSIG(status)}" if killed else f"exit status {os.WEXITSTATUS(status)}"
-            said = f"a process of the hub ended ({how})"
+            exited = f"a process of the hub exited ({how})"
             now = time.monotonic()
-            self._restarts = [one for one in self._restarts if one > now - 60]
+            self._restarts = [restart for restart in self._restarts if restart > now - 60]
             if len(self._restarts) >= _STARTS_A_MINUTE:
-                sys.stderr.write(f"error: {said}, again and again\n\nhint: its last words are above\n")
+                sys.stderr.write(f"error: {exited} too many times\n\nhint: see its last lines above\n")
                 self._end()
                 raise SystemExit(1)
-            sys.stderr.write(f"warning: {said}; it is started again\n")
+            sys.stderr.write(f"warning: {exited} and will be restarted\n")
             self._restarts.append(now)
             self._start(number)
 
     def _reap(self) -> list[tuple[int, int]]:
-        found = []
+        exited = []
         for process in list(self._numbers):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
-                found.append((process, status))
-        return found
+                exited.append((process, status))
+        return exited
 
     def _end(self) -> None:
-        self._tell(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
         give_up = time.monotonic() + self._seconds_to_end
         while self._numbers and time.monotonic() < give_up:
             for process, _ in self._reap():
                 del self._numbers[process]
             time.sleep(_LOOK_SECONDS)
-        self._tell(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _tell(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for process in self._numbers:
             os.kill(process, number)

@@ -1,4 +1,5 @@
-"""Runs the hub under uvicorn: port first, then database, then requests, and a graceful end."""
+"""Run the hub under uvicorn: open the port, migrate the database, answer requests, and shut down
+gracefully."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ from wander_hub.webhooks import delivery
 
 _GRACE_SECONDS = 10
 _END_SECONDS = 20
-"""How long a process of several has for its end, beside the time in which it still answers."""
+"""Seconds that each of several processes has for its shutdown, in addition to `drain_seconds`."""
 _BACKLOG, _FILES = 2048, 65_536
 _KEPT_OPEN_SECONDS = 75
-"""How long a connection may be idle: longer than proxies keep theirs (60), which else send into its end."""
+"""Seconds for which a connection may be idle. This is longer than the 60 s of common proxies, which could
+otherwise send a request just as the hub closes the connection."""
 INTERRUPTED = 130
-"""Exit status after Ctrl-C; SIGTERM ends with 0."""
+"""Exit status after Ctrl-C; SIGTERM exits with 0."""
 
 
 def serve(
@@ -55,9 +57,9 @@ def serve(
     access_log: bool = True,
     workers: int = 1,
 ) -> None:
-    """Serve until interrupted, with `workers` processes. Exits with status 2 when the port cannot be used.
+    """Serve with `workers` processes until interrupted. Exits with status 2 if the port cannot be used.
 
-    Raises `DataFolderInUse` when another hub runs on the data folder.
+    Raises `DataFolderInUse` if another hub uses the data folder.
     """
     parent = os.getppid()
     raise_file_limit()
@@ -70,13 +72,13 @@ def serve(
     data_folder.warn_if_open(settings)
     first_token.hand_out_token(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
-    if settings.serve_jobs:  # else another process says what it can play
+    if settings.serve_jobs:  # otherwise another process decides what it can replay
         settings = confine(settings)
     if workers == 1:
         followed = parent if exit_with_parent else None
         _run(settings, database, listener, address, access_log=access_log, followed=followed)
         return
-    database.close()  # a connection must not be in two processes
+    database.close()  # a connection must not be shared between processes
     os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="wander-hub-metrics-")
     supervisor = os.getpid()
 
@@ -98,7 +100,7 @@ def serve(
 def workers_of(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, address: str
 ) -> list[JobWorker]:
-    """Return what does a hub's jobs, none started yet; the first is the one of runs and versions."""
+    """Return the workers for a hub's jobs, not started; the first one verifies runs and checks versions."""
     return [
         job_worker(settings, database, storage, queue, address),
         delivery.worker(settings, database, queue),
@@ -116,7 +118,8 @@ def _run(
     followed: int | None,
     first: bool = True,
 ) -> None:
-    """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
+    """Answer requests until a signal or until the process `followed` exits; the `first` process also runs the
+    jobs."""
     app = create_app(settings, database=database, address=address)
     workers: list[JobWorker] = []
     if first and settings.serve_jobs:
@@ -127,7 +130,7 @@ def _run(
         http=HubProtocol,
         log_level="info" if access_log else "warning",
         access_log=access_log,
-        log_config=None,  # what it says goes where all the rest does
+        log_config=None,  # uvicorn logs through the hub's own handler
         proxy_headers=True,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -142,7 +145,7 @@ def _run(
             server.should_exit = True
 
         threading.Thread(target=follow, daemon=True).start()
-    # After its graceful end uvicorn raises the signal again for the handler that was there before.
+    # After its graceful shutdown, uvicorn raises the signal again for the previous handler.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         server.run(sockets=[listener])
@@ -151,7 +154,7 @@ def _run(
 
 
 class _Server(uvicorn.Server):
-    """Says where the hub listens once it can answer, and not before; ends without losing a request."""
+    """A server that reports its address only when it can answer, and shuts down without losing requests."""
 
     def __init__(
         self, config: uvicorn.Config, app: FastAPI, address: str | None, workers: Sequence[JobWorker]
@@ -162,7 +165,7 @@ class _Server(uvicorn.Server):
         self._workers = workers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start the server, report its address and start the workers."""
         await super().startup(sockets)
         if self.started and self._address is not None:
             sys.stderr.write(f"the hub listens on {self._address}\n")
@@ -171,7 +174,8 @@ class _Server(uvicorn.Server):
                 worker.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Give a running job back and send clients elsewhere, while requests are still taken; then end."""
+        """Return running jobs to the queue and let clients reconnect elsewhere while still answering; then
+        shut down."""
         settings: Settings = self._app.state.settings
         self._app.state.draining = True
         asked_by = self._captured_signals[-1] if self._captured_signals else None
@@ -182,16 +186,17 @@ class _Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files, so connections, as it may: most systems begin with 1,024."""
+    """Raise the limit of open files, and so of connections, to the allowed maximum; most systems start with
+    1,024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if most == resource.RLIM_INFINITY else most
-    if now in range(wanted):  # -1 is unlimited
-        with suppress(OSError, ValueError):  # a system that allows less keeps what it has
+    if now in range(wanted):  # -1 means unlimited
+        with suppress(OSError, ValueError):  # keep the current limit if the system rejects the new one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Exits with status 2 when the port cannot be used."""
+    """Return a listening socket. Exits with status 2 if the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -201,8 +206,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            hint = "stop what listens there, or choose another with `--port`"
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            hint = "stop the program that listens there, or choose another port with `--port`"
             sys.stderr.write(f"error: `{host}` port {port} {reason}\n\nhint: {hint}\n")
             raise SystemExit(2) from error
         raise
@@ -210,6 +215,6 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return the address of what listens there."""
+    """Return the URL of a host and a port."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"

@@ -1,4 +1,4 @@
-"""Runs a worker as a process of its own: database first, then jobs, and a graceful end."""
+"""Run a worker in its own process: wait for the database, run jobs, and shut down gracefully."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LOOK_SECONDS = 1.0
 
 
 def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: bool = False) -> None:
-    """Work on jobs until interrupted, or with `once` until none waits.
+    """Run jobs until interrupted, or with `once` until the queue is empty.
 
-    Raises `HubProblem` without an address of the hub, where jobs need one.
+    Raises `HubProblem` if jobs need the hub's address and it is unknown.
     """
     log_to_stderr(settings.log_format)
     if settings.database_url is None and not settings.data.is_dir():
@@ -44,7 +44,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
         raise HubProblem(
             422,
             "no_hub_address",
-            "jobs need the address of the hub, whose runs and packages they fetch",
+            "jobs need the address of the hub, from which they download runs and packages",
             hint="run `wander-hub work --hub http://HOST:8600`",
         )
     end = _End()
@@ -53,8 +53,8 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
         with _answer_health(listen, settings, database) as storage:
             ready = database.is_current()
             if not ready:
-                hint = "start the hub of this release, or run `wander-hub migrate`"
-                _say(f"waiting for the newest schema: {hint}")
+                hint = "start this release of the hub, or run `wander-hub migrate`"
+                _say(f"waiting for the newest database schema: {hint}")
             while not ready and not end.wait(_LOOK_SECONDS):
                 ready = database.is_current()
             if ready:
@@ -69,11 +69,11 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
                 if once:
                     threading.Thread(target=stop, daemon=True).start()
                     attempts = sum(worker.run_waiting() for worker in workers)
-                    _say(f"worked on {attempts} {'job' if attempts == 1 else 'jobs'}")
+                    _say(f"ran {attempts} {'job' if attempts == 1 else 'jobs'}")
                 else:
                     for worker in workers:
                         worker.start()
-                    _say("the worker takes jobs")
+                    _say("waiting for jobs")
                     stop()
     finally:
         database.close()
@@ -82,10 +82,10 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
 
 
 class _End:
-    """The signal that asks for the end.
+    """The signal that asks the process to stop.
 
-    It is waited for at a pipe that each signal writes to. A wait of Python's own ends only for a signal that
-    the main thread gets, and gets while it waits; one before, or in another thread, would stay unseen.
+    The wait uses a pipe to which every signal writes. Python's own wait only ends for a signal that the main
+    thread receives during the wait, so an earlier signal, or one in another thread, would be missed.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class _End:
         self._asked, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written)
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, self._ask)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._ask)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, at most so long; tell whether it was asked for."""
+        """Wait up to `seconds` for a signal; return whether one arrived."""
         return bool(select.select([self._asked], [], [], seconds)[0])
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
@@ -106,7 +106,7 @@ class _End:
 
 @contextmanager
 def _answer_health(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
-    """Give the storage, and answer `GET /health` as the hub does meanwhile."""
+    """Yield the storage, and meanwhile answer `GET /health` as the hub does."""
     storage = Storage.of(settings)
     if listen is None:
         yield storage
@@ -114,7 +114,7 @@ def _answer_health(listen: str | None, settings: Settings, database: Database) -
     host, _, port = listen.rpartition(":")
     if not port.isdigit():
         raise HubProblem(
-            422, "bad_address", f"`{listen}` is no HOST:PORT", hint="try `--listen 127.0.0.1:8601`"
+            422, "bad_address", f"`{listen}` is not HOST:PORT", hint="try `--listen 127.0.0.1:8601`"
         )
     host = host.strip("[]") or "127.0.0.1"
     listener = open_socket(host, int(port))
