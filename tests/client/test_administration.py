@@ -111,7 +111,7 @@ def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
     assert found == [("admin", "user"), ("lab", "organisation")]
     assert room.wander("auth", "org", "remove", "lab").status == 2
     assert room.wander("auth", "org", "remove", "lab", "--yes").out == "removed lab\n"
-    assert "is no organisation" in room.wander("auth", "org", "remove", "admin", "--yes").err
+    assert "is not an organization" in room.wander("auth", "org", "remove", "admin", "--yes").err
 
 
 def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
     told = room.wander("runs", "evidence", "runs/good")
     assert told.status == 0, told.err
     lines = told.out.splitlines()
-    assert lines[0].startswith("complete: every expected rollout is here")
+    assert lines[0].startswith("complete: all expected rollouts were posted")
     assert [line.split()[:2] for line in lines if line[:1].isalpha()][1:-1] == [
         ["complete", "proved:"],
         ["rescored", "open:"],

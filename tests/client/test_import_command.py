@@ -135,7 +135,7 @@ def test_evaluations_of_others_are_imported_and_posted(hub, package, home, monke
         assert run["summary"]["reward_mean"] == 1.0
         posted = hub.wander("post", run["folder"], "--json").data
         assert posted["level"] == "claimed"
-        assert "which wheel" in posted["level_reason"]
+        assert "does not name the wheel" in posted["level_reason"]
         kept = hub.http.get(f"/api/v1/runs/{run['run_id']}").json()
         assert kept["manifest"]["model"]["name"] == "a-model"
         assert (kept["summary"]["rollouts"], kept["summary"]["reward_mean"]) == (2, 1.0)

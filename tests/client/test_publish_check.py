@@ -191,4 +191,4 @@ def test_attestations_go_along_and_the_hub_says_what_it_made_of_them(
     (signed / f"{source}.publish.attestation").write_text('{"version": 1}')
     sent = publisher.wander(*words)
     assert sent.status == 0, sent.err
-    assert f"`{wheel}`: attestations are taken from trusted publishers alone" in sent.err
+    assert f"`{wheel}`: attestations are only accepted from trusted publishers" in sent.err

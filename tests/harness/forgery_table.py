@@ -268,7 +268,7 @@ BODIES: dict[str, tuple[str, str, Callable[[Record, list[Record]], Parts]]] = {
     "one rollout twice": ("refused", "", _many(lambda rollouts: rollouts.append(rollouts[0]))),
     "every reward one": (
         "claimed",
-        "8 of 8 rollouts came out otherwise",
+        "8 of 8 rollouts produced different results",
         _many(lambda rollouts: [one.update(reward=1.0) for one in rollouts]),
     ),
     "every rollout of one example": (
@@ -302,7 +302,7 @@ BODIES: dict[str, tuple[str, str, Callable[[Record, list[Record]], Parts]]] = {
     ),
     "a second reward on the line": (
         "claimed",
-        "1 of 8 rollouts came out otherwise",
+        "1 of 8 rollouts produced different results",
         _body(lambda body: body.replace(b"}\n", b', "reward": 1.0}\n', 1)),
     ),
     "bytes that are no text": ("refused", "", _body(lambda body: body.replace(b"Which", b"Whi\xff\xfe", 1))),

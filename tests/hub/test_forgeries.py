@@ -109,7 +109,7 @@ def test_what_tools_answered_proves_no_more_than_rescored(room: ForgeryRoom) -> 
     assert (post_as(lambda one: None)["level"]) == "rescored"
     forged = post_as(passed)
     assert (forged["level"], forged["summary"]["reward_mean"]) == ("rescored", 1.0)
-    assert "is as its submitter states it" in forged["level_reason"]
+    assert "the answers of tools are self-reported" in forged["level_reason"]
     assert post_as(lambda one: one.update(reward=1.0, metrics={"passed": 1.0}))["level"] == "claimed"
     assert post_as(lambda one: one.update(metrics={"passed": 1.0}))["level"] == "claimed"
 

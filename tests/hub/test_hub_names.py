@@ -92,9 +92,9 @@ async def test_metadata_names_name_and_version_in_ascii(hub: Any, make_wheel: An
 
 
 ODD_MODELS = {
-    "--hub=https://evil.example": "begins with `-`",
-    "-m": "begins with `-`",
-    "gpt-4  o": "two spaces",
+    "--hub=https://evil.example": "starts with `-`",
+    "-m": "starts with `-`",
+    "gpt-4  o": "two consecutive spaces",
     "gpt\u4e004o": "CJK UNIFIED IDEOGRAPH-4E00",
     "Q\u4e28wen": "CJK UNIFIED IDEOGRAPH-4E28",
     "meta\u30cellama": "KATAKANA LETTER NO",

@@ -14,7 +14,7 @@ async def test_a_group_that_failed_may_be_repeated_as_often_as_it_failed(hub, ru
     assert answer.json()["level"] == "complete"
     manifest["run_id"] = manifest["run_id"][:-1] + "z"
     answer = await hub.post_run(manifest, [first, failed[1], *good, first])
-    assert answer.json()["errors"] == [{"line": 9, "msg": f"a second rollout 0 of `{first['example_id']}`"}]
+    assert answer.json()["errors"] == [{"line": 9, "msg": f"it repeats rollout 0 of `{first['example_id']}`"}]
     manifest["environment"]["info"]["group_rewards"] = False
     answer = await hub.post_run(manifest, [first, failed[1], *good])
-    assert answer.json()["errors"] == [{"line": 3, "msg": f"a second rollout 0 of `{first['example_id']}`"}]
+    assert answer.json()["errors"] == [{"line": 3, "msg": f"it repeats rollout 0 of `{first['example_id']}`"}]

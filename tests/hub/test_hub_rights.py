@@ -509,7 +509,7 @@ async def test_a_maintainer_yanks_with_a_token_that_says_so(private, make_wheel)
         hub.tokens["uploads"] = add_token(session, maintainer, "ci", scopes=("publish",))
     refused = await hub.client.put(changed, json={}, headers=hub.auth("uploads"))
     assert (refused.status_code, refused.json()["code"]) == (403, "token_scope")
-    assert refused.json()["hint"] == "make one with `wander auth token new NAME --scope manage`"
+    assert refused.json()["hint"] == "create a token with `wander auth token new NAME --scope manage`"
     assert (await hub.client.put(changed, json={}, headers=hub.auth("maintainer"))).status_code == 200
     spec = make_wheel(version="0.2.0")
     assert (await hub.upload(spec.build(), spec.wheel_name, user="uploads")).status_code == 200

@@ -86,7 +86,7 @@ async def test_a_retry_replaces_a_failed_rollout_only(hub, pinned, run_of):
     manifest["run_id"] += "B"
     answer = await hub.post_run(manifest, [*rollouts, rollouts[3]])
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
-    assert answer.json()["errors"] == [{"line": 7, "msg": "a second rollout 1 of `1`"}]
+    assert answer.json()["errors"] == [{"line": 7, "msg": "it repeats rollout 1 of `1`"}]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ async def test_a_retry_replaces_a_failed_rollout_only(hub, pinned, run_of):
         ({"turns": [{"message": {}, "context_messages": 1, "model_seconds": 1e999}]}, "not JSON"),
         ({"reward": "high"}, "reward"),
         ({"rewards": 1.0}, "rewards"),
-        ({"usage": {"completion_tokens": 2**40}}, "out of bounds"),
+        ({"usage": {"completion_tokens": 2**40}}, "out of range"),
         ({"completion": "text"}, "completion"),
-        ({"failure": {"boundary": "model", "type": "X", "message": ""}}, "no reward"),
+        ({"failure": {"boundary": "model", "type": "X", "message": ""}}, "must not have a reward"),
         ({"failure": {"boundary": "elsewhere", "type": "X", "message": ""}}, "failure.boundary"),
     ],
 )
@@ -282,9 +282,9 @@ async def test_a_run_pins_the_name_in_any_spelling(hub, pinned, run_of):
 @pytest.mark.parametrize(
     ("players", "fault"),
     [
-        ({"X": {"name": "m", "kind": "Some"}}, "names `X`, who is none beside"),
-        ({"O": {"name": "scripted:own:optimal", "kind": "Some"}}, "by its name or by its kind"),
-        ({"O": {"name": "m", "kind": "script"}}, "by its name or by its kind"),
+        ({"X": {"name": "m", "kind": "Some"}}, "lists `X`, who is not another player"),
+        ({"O": {"name": "scripted:own:optimal", "kind": "Some"}}, "by its name and by its kind"),
+        ({"O": {"name": "m", "kind": "script"}}, "by its name and by its kind"),
         ({"O": {"name": "", "kind": "Some"}}, "players.O.name must be"),
     ],
 )

@@ -104,7 +104,7 @@ async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follo
     play(hub, report(same=5, differing=1, divergences=[wrong]))
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert detail["level"] == "claimed"
-    assert "1 of 6 rollouts came out otherwise" in detail["level_reason"]
+    assert "1 of 6 rollouts produced different results" in detail["level_reason"]
     page = (await hub.get(f"/runs/{run}")).text
     assert "5 of 6 rollouts came out the same" in page
     assert "the reward is `0.0`, not `1.0`" in page
@@ -124,7 +124,7 @@ LOST = {"same": 5, "undecided": 1, "unfinished": 1, "undecided_reason": "was kil
 UNDECIDED = {"method": "rescore", "same": 5, "undecided": 1}
 REFUSED = {"replayed": 0, "same": 0, "refused": "it is not deterministic"}
 CONTRADICTED = {"replayed": 0, "same": 0, "refused": "other examples", "contradicted": True}
-COMPLETE = ("complete", "every expected rollout is here")
+COMPLETE = ("complete", "all expected rollouts were posted")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ async def test_a_token_that_the_hub_does_not_know_puts_a_replay_off_and_asks_for
         server.shutdown()
     (found,) = await listed(hub)
     assert (found["state"], "unknown or revoked" in found["error"]) == ("queued", True), found
-    assert f"is the hub at {url} another one?" in found["error"]
+    assert f"is {url} another hub?" in found["error"]
     with hub.database.read() as session:
         (job,) = session.scalars(select(Job).where(Job.kind == service.KIND))
         assert (job.attempt, job.max_attempts) == (1, MAX_ATTEMPTS + 1), "which does not count"
@@ -370,8 +370,8 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "rescored",
-        "the hub scored the transcripts of all 6 rollouts: the same rewards; "
-        "what tools answered is as its submitter states it",
+        "the hub rescored the transcripts of all 6 rollouts: the same rewards; "
+        "the answers of tools are self-reported",
     )
     first = (await listed(hub))[-1]
     assert (first["gave"], first["made_with"]["hub"]) == ("rescored", __version__)

@@ -97,7 +97,7 @@ async def test_who_has_no_room_is_told_before_anything_is_sent(hub, make_wheel, 
     assert (refused.status_code, refused.json()["code"]) == (403, "quota_exceeded")
     needed = size + len(spec.build())
     assert refused.json()["errors"] == [{"limit": "stored_bytes", "allowed": needed - 1, "needed": needed}]
-    assert f"would have {needed:,} stored bytes, and may have {needed - 1:,}" in refused.json()["detail"]
+    assert f"would have {needed:,} stored bytes, but the limit is {needed - 1:,}" in refused.json()["detail"]
     assert "wander-hub quota set alice" in refused.json()["hint"]
     model = checkpoint(README_md=b"x" * size)
     large = await StagedUpload.begin_model(hub.client, hub.auth(), model)

@@ -104,8 +104,8 @@ async def test_a_run_that_waits_is_complete_and_nothing_more(room: Room) -> None
 async def test_a_replay_proves_the_rubric_too(room: Room) -> None:
     room.play(report(twice=4))
     found = await room.proofs()
-    assert found["rescored"] == ("proved", "playing it again ran the rubric too")
-    told = "6 of 6 rollouts played again, and all of them the same; 4 of them twice, in other surroundings"
+    assert found["rescored"] == ("proved", "the replay ran the rubric as well")
+    told = "6 of 6 rollouts replayed, all with the same results; 4 of them twice, in different surroundings"
     assert found["replayed"] == ("proved", told)
     assert LEVEL_FACTS["replayed"].unproven in await room.page()
 
@@ -116,7 +116,11 @@ async def test_a_replay_proves_the_rubric_too(room: Room) -> None:
         (JobRefused("it took longer than 9 s"), "open", "could not be compared: it took longer than 9 s"),
         (report(refused="no example `7`", contradicted=True), "contradicted", "no example `7`"),
         (report(refused="other packages"), "open", "could not be compared: other packages"),
-        (report(same=5, differing=1), "contradicted", "1 of 6 rollouts came out otherwise when played again"),
+        (
+            report(same=5, differing=1),
+            "contradicted",
+            "1 of 6 rollouts produced different results when replayed",
+        ),
     ],
 )
 async def test_what_a_replay_did_not_prove_is_told_with_its_reason(

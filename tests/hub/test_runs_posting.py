@@ -303,7 +303,7 @@ async def test_rollouts_of_an_example_have_one_seed_across_chunks(hub, pinned, r
     for parcel, status in ((good, 201), (forged, 422)):
         answer = await posted(hub.client, hub.auth(), parcel)
         assert answer.status_code == status, answer.text
-    assert "another seed than a rollout of `2` before it" in answer.json()["detail"]
+    assert "its seed differs from an earlier rollout of `2`" in answer.json()["detail"]
 
 
 async def test_a_form_that_breaks_off_is_no_failure_of_the_hub(hub, caplog):

@@ -22,7 +22,12 @@ def ids(count: int) -> dict[str, Any]:
 
 
 FORGERIES: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None, str]] = {
-    "one token for a long answer": ([turn(WORDS, 1)], (5, 1), None, "turn 1 states 1 tokens and has 31 or"),
+    "one token for a long answer": (
+        [turn(WORDS, 1)],
+        (5, 1),
+        None,
+        "turn 1 states 1 tokens but has at least 31",
+    ),
     "one token for a rollout, none for its turns": ([turn(WORDS)], (5, 1), None, "states 1 completion"),
     "one token and one id for a long answer": (
         [turn(WORDS, 1, tokens=ids(1))],
@@ -32,7 +37,12 @@ FORGERIES: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None, st
     ),
     "less in all than in its turns": ([turn("a", 9), turn("b", 9)], (5, 10), None, "states 10 completion"),
     "less prompt than in its turns": ([turn("a", 9, 50)], (20, 9), None, "states 20 prompt tokens"),
-    "less than its ids": ([turn("a", 3, tokens=ids(9))], (5, 3), None, "turn 1 states 3 tokens and has 8"),
+    "less than its ids": (
+        [turn("a", 3, tokens=ids(9))],
+        (5, 3),
+        None,
+        "turn 1 states 3 tokens but has at least 8",
+    ),
     "over its own limit": ([turn("a", 1), turn("b", 90)], (5, 91), 64, "turn 2 has 89 tokens or more"),
     "over its own limit by its ids": ([turn("a", tokens=ids(90))], (5, 0), 64, "turn 1 has 89 tokens"),
     "a board of its own, by its text": ([turn(WORDS)], (5, 0), 1, "turn 1 has 31 tokens"),
@@ -123,4 +133,4 @@ async def test_one_token_for_an_answer_without_turns_is_refused(hub: Any, run_of
     rollouts[2] |= {"turns": [], "completion": said, "usage": {"completion_tokens": 1}}
     answer = await hub.post_run(manifest, rollouts)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts"), answer.text
-    assert "states 1 completion tokens and its turns have 31" in answer.json()["detail"]
+    assert "states 1 completion tokens but its turns have at least 31" in answer.json()["detail"]

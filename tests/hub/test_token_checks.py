@@ -153,7 +153,7 @@ async def test_runs_that_understate_their_tokens_rank_nowhere(room: Room) -> Non
     for forgery, run_id in made.items():
         found = await room.evidence(run_id)
         assert found["level"] == "claimed", forgery
-        reason = "it understates its tokens, so it ranks nowhere: 6 rollouts state"
+        reason = "it understates its tokens, so it is not ranked: 6 rollouts state"
         assert found["level_reason"].startswith(reason), forgery
         assert found["tokens"]["stated"] < found["tokens"]["least"] < found["tokens"]["counted"], forgery
         assert found["stated"] == STATED, forgery
@@ -236,7 +236,7 @@ async def test_a_file_that_is_no_tokenizer_lowers_nobody(
     room.examine()
     found = await room.evidence()
     assert (found["level"], found["tokens"]) == ("replayed", None)
-    assert f"no tokens are counted with {path}" in caplog.text
+    assert f"cannot count tokens with {path}" in caplog.text
 
 
 class Stopped(Exception):

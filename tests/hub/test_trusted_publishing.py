@@ -150,14 +150,14 @@ async def test_tokens_and_assertions_that_expired_are_swept(hub, trust, mint):
 @pytest.mark.parametrize(
     ("claims", "reason"),
     [
-        ({"repository": "evil/environments"}, "nobody here trusts `evil/environments`"),
+        ({"repository": "evil/environments"}, "no publisher matches `evil/environments`"),
         (
             {"job_workflow_ref": "Acme/environments/.github/workflows/ci.yml@refs/heads/main"},
             "workflow is `ci.yml`",
         ),
         ({"job_workflow_ref": "evil/other/.github/workflows/release.yml@refs/heads/main"}, "workflow is `?`"),
         ({"job_workflow_ref": "Acme/environments/.github/workflows/release.yml"}, "workflow is `?`"),
-        ({"event_name": "pull_request_target"}, "runs for strangers"),
+        ({"event_name": "pull_request_target"}, "may not publish"),
         ({"environment": "staging"}, "in the environment `staging`, not in `release`"),
         ({"environment": None}, "not in `release`"),
     ],
@@ -175,7 +175,7 @@ async def test_a_name_that_another_account_took_is_trusted_no_more(trust, mint):
     assert (await mint()).status_code == 200
     answer = await mint(repository_owner_id="8")
     assert answer.status_code == 422
-    assert "another account has taken the name" in answer.json()["detail"]
+    assert "the name now belongs to another account" in answer.json()["detail"]
 
 
 async def test_tokens_that_are_not_genuine_or_not_for_this_hub_are_refused(trust, mint, issuer):

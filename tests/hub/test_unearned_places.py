@@ -109,7 +109,7 @@ async def test_a_row_says_who_states_the_other_players(hub, run_of):
         if "weights_sha256" in pin:
             assert OPTIMAL[:12] in rows[run_id][1]["O"], "the board names weights by their digest"
         reason = (await hub.get(f"/api/v1/runs/{run_id}")).json()["level_reason"]
-        assert ("who played O" in reason) is (stated_by is not None), reason
+        assert ("the identity of O" in reason) is (stated_by is not None), reason
 
 
 @pytest.mark.parametrize("place", ["lock", "packages", "source"])

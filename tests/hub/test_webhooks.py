@@ -242,7 +242,7 @@ async def test_410_and_days_in_vain_disable_it(hub, make_wheel, receiver, delive
     await deliver()
     path = f"{HOOKS}/{number}"
     hook = (await hub.get(path, headers=hub.auth())).json()
-    assert hook["disabled_reason"] == "its address answered 410: it is gone"
+    assert hook["disabled_reason"] == "its address answered 410 (gone)"
     refused = await hub.client.post(f"{path}/test", headers=hub.auth())
     assert (refused.status_code, refused.json()["code"]) == (409, "webhook_disabled")
     await hub.publish(make_wheel(version="0.2.0"))
@@ -275,7 +275,7 @@ async def test_a_webhook_of_somebody_who_lost_the_role_is_told_nothing(hub, make
     await deliver()
     assert len(receiver.received) == 1
     hook = (await hub.get(f"{HOOKS}/{number}", headers=hub.auth())).json()
-    assert (hook["disabled_reason"], hook["keeper"]) == ("`bob`, who kept it, may not any more", "bob")
+    assert (hook["disabled_reason"], hook["keeper"]) == ("its keeper `bob` lost the permission", "bob")
     for path in ("", "/deliveries"):
         assert (await hub.get(f"{HOOKS}/{number}{path}", headers=hub.auth("bob"))).status_code == 404
     body = {"url": receiver.url, "events": []}
@@ -359,7 +359,7 @@ async def test_a_delivery_that_is_called_off_ends_and_is_made_when_it_is_tried_a
         path = one["page"].replace("/account/", "/api/v1/")
         assert json.loads((await hub.get(path, headers=hub.auth())).json()["body"])["type"] == "webhook.test"
     ended = await deliveries(hub, number)
-    told = {"state": "failed", "attempts": 0, "next_at": None, "error": "an administrator called it off"}
+    told = {"state": "failed", "attempts": 0, "next_at": None, "error": "canceled by an administrator"}
     assert [{name: one[name] for name in told} for one in ended] == [told] * 2
     hook = (await hub.get(f"{HOOKS}/{number}", headers=hub.auth())).json()
     assert (hook["failing_since"], hook["disabled_at"]) == (None, None), "its address did nothing wrong"

@@ -307,7 +307,7 @@ def test_an_opponent_is_who_the_hub_replays_or_is_stated(arena: Arenas) -> None:
     for run_id in (*stated.values(), never_to_move):
         run, report = arena.settled(run_id)
         assert (run["level"], report["answered"]) == ("complete", 4), run["level_reason"]
-        assert "who played O is as its submitter states" in run["level_reason"]
+        assert "the identity of O is self-reported" in run["level_reason"]
     found = arena.judge.get(f"{API}/leaderboard?runs=all").json()
     boards = {}
     for name in (found["board"], *(one["board"] for one in found["others"])):
@@ -395,7 +395,7 @@ def test_an_end_by_a_limit_that_the_environment_has_is_counted(arena: Arenas) ->
     assert arena.level(honest) == "replayed"
     run, report = arena.settled(cut)
     assert run["level"] == "replayed", report["divergences"]
-    assert "1 of its 4 rollouts ended for their time" in run["level_reason"]
+    assert "1 of its 4 rollouts ended because of time" in run["level_reason"]
 
 
 # B3: judges.

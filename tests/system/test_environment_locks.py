@@ -194,7 +194,9 @@ def test_a_run_that_names_another_lock_is_refused(played: Machine, tmp_path: Pat
     assert "--no-lock" in said
     manifest["run_id"] = new_run_id()
     (forged / "run.json").write_text(json.dumps(manifest))
-    assert "the run used another lock than `admin/say-env@0.1.0` has" in played.refused(1, "post", forged)
+    assert "the run used a lock that differs from the locks of `admin/say-env@0.1.0`" in played.refused(
+        1, "post", forged
+    )
 
 
 @pytest.mark.parametrize("tool", ["uv", "pip"])

@@ -93,7 +93,7 @@ def test_twine_publishes_with_the_token_of_a_trusted_workflow(workflow: Workflow
     workflow.issuer.job = github_claims()
     refused = workflow.run("wander", "env", "publisher", "token")
     assert refused.returncode == 4
-    assert "nobody here trusts `acme/environments`" in refused.stderr
+    assert "no publisher matches `acme/environments`" in refused.stderr
     trust(workflow, "with-twine")
     token = workflow.run("wander", "env", "publisher", "token").stdout.strip()
     options = ("--username", "__token__", "--password", token, "--non-interactive")

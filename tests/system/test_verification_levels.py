@@ -183,7 +183,9 @@ def test_rewards_that_rest_on_a_judges_word_are_complete_at_most(
         assert post(judge, forged, changed).status_code == 201
         found = settled(judge, forged["run_id"])
         assert (name, found["level"]) == (name, "claimed"), found["level_reason"]
-        assert "1 of 6 rollouts came out otherwise when the hub scored them" in found["level_reason"]
+        assert (
+            "1 of 6 rollouts produced different results when the hub rescored them" in found["level_reason"]
+        )
 
 
 def raise_reward(rollout: Record) -> None:

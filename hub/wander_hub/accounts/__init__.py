@@ -1,1 +1,1 @@
-"""Users, owners, API tokens: who somebody is and what they may publish."""
+"""Users, owners and memberships."""

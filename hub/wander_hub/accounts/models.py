@@ -13,7 +13,7 @@ from wander_hub.database import Base
 
 
 class User(Base):
-    """A person or a machine that may hold tokens."""
+    """A person or a program with an account."""
 
     __tablename__ = "users"
 
@@ -22,37 +22,37 @@ class User(Base):
     admin: Mapped[bool]
     created_at: Mapped[datetime]
     password_hash: Mapped[str | None] = mapped_column(Text)
-    """Argon2id, with its parameters and salt; None for who signs in with tokens or elsewhere."""
+    """Argon2id hash with its parameters and salt; None for a user who signs in with tokens or a provider."""
     disabled_at: Mapped[datetime | None]
-    """Since when the user is nobody: no token, cookie or role of theirs is good for anything."""
+    """Time since which the user is disabled, and none of their tokens, cookies and roles is valid."""
     removed_at: Mapped[datetime | None]
-    """Since when nobody is called so any more; the name is never given again."""
+    """Time since which the user is removed. The name is never available again."""
     memberships: Mapped[list[Membership]] = relationship(back_populates="user", lazy="raise")
 
 
 class Owner(Base):
-    """A name space of environments; every user has one of the same name."""
+    """A namespace of environments and models. Every user has an owner of the same name."""
 
     __tablename__ = "owners"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(39), unique=True)
     private_by_default: Mapped[bool] = mapped_column(default=False)
-    """New environments of this owner are private unless the publisher says otherwise."""
+    """Whether new environments are private unless the publisher chooses otherwise."""
     internal_by_default: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """With `private_by_default`: they are internal."""
+    """Whether those private environments are internal."""
     created_at: Mapped[datetime]
 
     @property
     def default_visibility(self) -> Visibility:
-        """What new environments are unless the publisher says otherwise."""
+        """Visibility of new environments, unless the publisher chooses another one."""
         return visibility_of(
             self.private_by_default, internal=self.private_by_default and self.internal_by_default
         )
 
 
 class Membership(Base):
-    """What a user may do with all environments of an owner."""
+    """A user's role on all environments of an owner."""
 
     __tablename__ = "memberships"
 

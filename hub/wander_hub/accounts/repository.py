@@ -9,47 +9,47 @@ from sqlalchemy.orm import Session, selectinload
 
 from wander_hub.accounts.models import Membership, Owner, User
 
-NEIGHBOURS = 50
-"""Names to either side of one that is missing, among which those that look like it are sought."""
+NEIGHBORS = 50
+"""Number of names before and after a missing name among which similar ones are searched."""
 
 
 def user_named(session: Session, name: str) -> User | None:
-    """Return the user of that name."""
+    """Return the user of that name, or None."""
     return session.scalar(select(User).where(User.name == name))
 
 
 def user_with_owners(session: Session, user_id: int) -> User:
-    """Return a user with memberships."""
+    """Return a user with their memberships."""
     with_owners = selectinload(User.memberships).joinedload(Membership.owner)
     return session.scalars(select(User).options(with_owners).where(User.id == user_id)).one()
 
 
 def users(session: Session) -> Sequence[User]:
-    """Return every user with memberships, by name."""
+    """Return all users with their memberships, by name."""
     with_owners = selectinload(User.memberships).joinedload(Membership.owner)
     return session.scalars(select(User).options(with_owners).order_by(User.name)).all()
 
 
 def owner_named(session: Session, name: str) -> Owner | None:
-    """Return the owner of that name."""
+    """Return the owner of that name, or None."""
     return session.scalar(select(Owner).where(Owner.name == name))
 
 
 def lock_owner(session: Session, owner: Owner) -> None:
-    """Make other changes under this owner wait (PostgreSQL; a write locks all of SQLite anyhow)."""
+    """Lock an owner, so that other changes below it wait. On SQLite, any write already locks the database."""
     if session.get_bind().dialect.name != "sqlite":
         session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update(key_share=True))
 
 
 def has_owner(session: Session, owner: Owner) -> bool:
-    """Tell whether somebody who is not disabled has the role of an owner; administrators do not count."""
+    """Return whether an enabled user has the role of an owner; administrators do not count."""
     query = select(Membership.user_id).join(Membership.user)
     query = query.where(Membership.owner_id == owner.id, Membership.role == "owner")
     return session.scalar(query.where(User.disabled_at.is_(None)).limit(1)) is not None
 
 
 def owners_around(session: Session, name: str) -> Sequence[str]:
-    """Return the names of owners that stand around this one in their order."""
-    after = select(Owner.name).where(Owner.name >= name).order_by(Owner.name).limit(NEIGHBOURS)
-    before = select(Owner.name).where(Owner.name < name).order_by(Owner.name.desc()).limit(NEIGHBOURS)
+    """Return the names of owners that are next to this name in alphabetical order."""
+    after = select(Owner.name).where(Owner.name >= name).order_by(Owner.name).limit(NEIGHBORS)
+    before = select(Owner.name).where(Owner.name < name).order_by(Owner.name.desc()).limit(NEIGHBORS)
     return [*session.scalars(after), *session.scalars(before)]

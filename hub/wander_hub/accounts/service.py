@@ -13,7 +13,7 @@ from wander_hub.http.problems import HubProblem
 
 
 def add_user(session: Session, name: str, *, admin: bool = False) -> User:
-    """Add a user and the owner of the same name; refuse a name that is bad or taken."""
+    """Add a user and the owner of the same name. Raises a problem if the name is invalid or taken."""
     owner = add_owner(session, name)
     user = User(name=owner.name, admin=admin, created_at=now())
     session.add(user)
@@ -23,17 +23,18 @@ def add_user(session: Session, name: str, *, admin: bool = False) -> User:
 
 
 def add_owner(session: Session, name: str) -> Owner:
-    """Add an owner without members; refuse a name that is bad, or taken by anybody, removed or not."""
+    """Add an owner without members. Raises a problem if the name is invalid, or taken, even by a removed
+    user."""
     name = names.normalize_owner(name)
     if repository.user_named(session, name) or repository.owner_named(session, name):
-        raise HubProblem(409, "name_taken", f"the name `{name}` is taken", hint="choose another name")
+        raise HubProblem(409, "name_taken", f"the name `{name}` is already taken", hint="choose another name")
     return new_owner(session, name)
 
 
 def add_member(session: Session, owner_name: str, user: User, role: Role | None = None) -> Owner:
-    """Give a user a role on an owner, which is made when it does not exist yet.
+    """Give a user a role on an owner, which is created if necessary.
 
-    Without a role it is `owner` for a fresh owner and `maintainer` for one that others have already.
+    The default role is `owner` for a new owner and `maintainer` for an existing one.
     """
     owner_name = names.normalize_owner(owner_name)
     known = repository.owner_named(session, owner_name)
@@ -48,7 +49,7 @@ def add_member(session: Session, owner_name: str, user: User, role: Role | None 
 
 
 def new_owner(session: Session, name: str) -> Owner:
-    """Add an owner without members; refuse a bad name."""
+    """Add an owner without members. Raises a problem if the name is invalid."""
     if fault := names.owner_fault(name):
         raise HubProblem(422, "bad_name", f"the name `{name}` {fault}")
     owner = Owner(name=name, created_at=now())

@@ -1,1 +1,1 @@
-"""Attestations (PEP 740): who signed a file, checked when it is uploaded and served beside it."""
+"""Attestations (PEP 740): signatures of files, verified at upload and served with the index."""

@@ -1,4 +1,4 @@
-"""The integrity API (PEP 740), at the addresses that PyPI gave it below the owner's name."""
+"""The integrity API (PEP 740), at PyPI's addresses below the owner's name."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def get_provenance(
     version: Annotated[str, Path(max_length=100)],
     filename: Annotated[str, Path(max_length=255)],
 ) -> Response:
-    """Send the provenance of a file: who attested it, with the attestations."""
+    """Return the provenance of a file: its attestations and who made them."""
     if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
         raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
     with database.read(optional_identity(request)) as session:
         file, _environment = index.find_file(session, IndexedProject(owner, project), filename)
-        found = session.get(FileProvenance, file.id)
-        if found is None or file.version.release != release_of(version):
-            detail = f"nobody attested `{filename}` of version `{version[:80]}`"
+        provenance = session.get(FileProvenance, file.id)
+        if provenance is None or file.version.release != release_of(version):
+            detail = f"`{filename}` of version `{version[:80]}` has no attestation"
             raise HubProblem(404, "no_provenance", detail)
-    return Response(found.document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})
+    return Response(provenance.document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})

@@ -1,7 +1,7 @@
-"""Checks attestations against the workflow that uploads: signature, certificate, log, file and identity.
+"""Verification of attestations: signature, certificate, transparency log, file, and the uploading workflow.
 
-The work is done by `pypi-attestations` and `sigstore` (extra `wander-hub[attestations]`), with the root of
-trust that they ship: nothing is asked of the network. What they confirm is kept beside the file.
+`pypi-attestations` and `sigstore` do the work (extra `wander-hub[attestations]`), offline and with the root
+of trust that they ship. Verified attestations are stored with the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pypi_attestations import Attestation, Publisher
 
 FIELD = "attestations"
-"""Of the upload form: a JSON array."""
+"""Field of the upload form, a JSON array."""
 MOST = MOST_ATTESTATIONS
 
 logger = logging.getLogger("wander_hub")
@@ -38,13 +38,13 @@ class CheckedAttestations:
     """The result of checking the attestations of one file."""
 
     provenance: dict[str, Any] | None = None
-    """The provenance object of PEP 740; None when nothing was attested."""
+    """Provenance object of PEP 740; None if there are no verified attestations."""
     ignored: str | None = None
-    """The reason why attestations were not checked; None when they were, or there were none."""
+    """Reason why attestations were ignored; None if they were verified or there were none."""
 
     @property
     def warnings(self) -> list[UploadWarning]:
-        """What the publisher is told."""
+        """Warnings for the publisher."""
         return [UploadWarning(code="attestations_ignored", detail=self.ignored)] if self.ignored else []
 
 
@@ -53,24 +53,25 @@ def verify_attestations(
 ) -> CheckedAttestations:
     """Return the provenance of a file that was uploaded with attestations.
 
-    `claims` are what the token's publisher proved. uv sends whatever attestation lies beside a file, so those
-    that cannot be checked are ignored; one that is checked and false refuses the upload with a 400.
+    `claims` are the verified claims of the token's publisher. uv uploads any attestation next to a file, so
+    attestations that cannot be verified are ignored. An attestation that fails verification rejects the
+    upload with a 400 problem.
     """
-    found = _parse(stated)
-    if not found:
+    stated_attestations = _parse(stated)
+    if not stated_attestations:
         return CheckedAttestations()
     if claims is None:
-        return CheckedAttestations(ignored="attestations are taken from trusted publishers alone")
+        return CheckedAttestations(ignored="attestations are only accepted from trusted publishers")
     try:
         import pypi_attestations as library
     except ModuleNotFoundError:
         return CheckedAttestations(
-            ignored="this hub checks none: its extra `wander-hub[attestations]` is missing"
+            ignored="this hub cannot verify attestations without its extra `wander-hub[attestations]`"
         )
     publisher = _publisher(claims)
     if publisher is None:
-        return CheckedAttestations(ignored=f"attestations of `{claims.get('kind')}` publishers are not known")
-    attestations = [_check(one, publisher, filename, sha256) for one in found]
+        return CheckedAttestations(ignored=f"attestations of `{claims.get('kind')}` are not supported")
+    attestations = [_check(attestation, publisher, filename, sha256) for attestation in stated_attestations]
     bundle = library.AttestationBundle(publisher=publisher, attestations=attestations)
     provenance = library.Provenance(attestation_bundles=[bundle])
     return CheckedAttestations(provenance=provenance.model_dump(mode="json"))
@@ -79,9 +80,9 @@ def verify_attestations(
 def keep_provenance(
     session: Session, environment: Environment, attested: Mapping[str, CheckedAttestations]
 ) -> bool:
-    """Attach provenance to files by their names, the first of each for good; tell whether any is new.
+    """Store the provenance of files by their names, unless they already have one; return whether any is new.
 
-    The index has to be written after it.
+    The index must be rendered again afterwards.
     """
     new = False
     for filename, outcome in attested.items():
@@ -105,33 +106,34 @@ class Attester:
     repository: str
     workflow: str
     address: str
-    """Of the repository."""
+    """Address of the repository."""
 
 
 def list_attesters(session: Session, files: Sequence[File]) -> list[Attester]:
-    """Return who attested which of these files."""
-    wanted = {one.id: one.filename for one in files}
+    """Return the workflows that attested these files."""
+    wanted = {file.id: file.filename for file in files}
     query = select(FileProvenance).where(FileProvenance.file_id.in_(wanted)).order_by(FileProvenance.file_id)
-    found = []
-    for one in session.scalars(query):
-        for bundle in json.loads(one.document)["attestation_bundles"]:
+    attesters = []
+    for provenance in session.scalars(query):
+        for bundle in json.loads(provenance.document)["attestation_bundles"]:
             publisher = bundle["publisher"]
             workflow = publisher.get("workflow") or publisher.get("workflow_filepath") or ""
             repository, host = publisher["repository"], f"https://{publisher['kind'].lower()}.com"
-            found.append(Attester(wanted[one.file_id], repository, workflow, f"{host}/{repository}"))
-    return found
+            filename = wanted[provenance.file_id]
+            attesters.append(Attester(filename, repository, workflow, f"{host}/{repository}"))
+    return attesters
 
 
 def _parse(stated: str | None) -> list[Any]:
     if not stated:
         return []
     try:
-        found = read_json(stated, ATTESTATIONS)
+        attestations = read_json(stated, ATTESTATIONS)
     except Refused as error:
         raise _refusal(str(error)) from error
-    if not isinstance(found, list) or len(found) > MOST:
-        raise _refusal(f"they must be an array of at most {MOST}")
-    return found
+    if not isinstance(attestations, list) or len(attestations) > MOST:
+        raise _refusal(f"they must be an array of at most {MOST} attestations")
+    return attestations
 
 
 def _check(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Attestation:
@@ -143,15 +145,16 @@ def _check(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Att
         file = library.Distribution(name=filename, digest=sha256)
         attestation.verify(publisher, file, offline=True)
     except ValidationError as error:
-        raise _refusal(f"one is malformed: {refusal_of(error)}") from error
+        raise _refusal(f"an attestation is malformed: {refusal_of(error)}") from error
     except library.AttestationError as error:
-        logger.warning("an attestation of %s is refused: %s", filename, error)
+        logger.warning("rejected an attestation of %s: %s", filename, error)
         raise _refusal(str(error)) from error
     return attestation
 
 
 def _publisher(claims: Mapping[str, str]) -> Publisher | None:
-    """Return whom a certificate must be made for: the workflow that the upload's token was given to."""
+    """Return the identity that a certificate must have: the workflow to which the upload's token was
+    given."""
     import pypi_attestations as library
 
     environment = claims.get("environment")
@@ -169,5 +172,5 @@ def _publisher(claims: Mapping[str, str]) -> Publisher | None:
 
 
 def _refusal(reason: str) -> HubProblem:
-    hint = "upload without attestations, or those that this workflow made of this very file"
-    return HubProblem(400, "bad_attestations", f"the attestations are refused: {reason[:500]}", hint=hint)
+    hint = "upload without attestations, or with those that this workflow made for this file"
+    return HubProblem(400, "bad_attestations", f"the attestations are invalid: {reason[:500]}", hint=hint)

@@ -34,7 +34,7 @@ from wander.wire.environments import Visibility
 
 from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
-from wander_hub.accounts.repository import NEIGHBOURS
+from wander_hub.accounts.repository import NEIGHBORS
 from wander_hub.database import READER, now
 from wander_hub.environments.models import Downloads, Environment, File, FileProvenance, FormerName, Version
 from wander_hub.identity import Identity
@@ -177,7 +177,7 @@ def lock_environment(session: Session, environment: Environment) -> None:
 
 def owners_of(session: Session, name: str) -> Sequence[str]:
     """Return the owners of listed environments of this name, or of some of them."""
-    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBOURS).subquery("found")
+    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBORS).subquery("found")
     query = select(Owner.name).join(Environment, Environment.owner_id == Owner.id)
     query = query.join(some, chosen(session, some)).where(Environment.listed, readable(session))
     return session.scalars(query.order_by(Owner.name)).all()
@@ -191,8 +191,8 @@ def names_around(session: Session, owner: str, name: str) -> Sequence[str]:
     owned = select(Environment.id).where(
         Environment.owner_id == select(Owner.id).where(Owner.name == owner).scalar_subquery()
     )
-    after = owned.where(Environment.name >= name).order_by(Environment.name).limit(NEIGHBOURS)
-    before = owned.where(Environment.name < name).order_by(Environment.name.desc()).limit(NEIGHBOURS)
+    after = owned.where(Environment.name >= name).order_by(Environment.name).limit(NEIGHBORS)
+    before = owned.where(Environment.name < name).order_by(Environment.name.desc()).limit(NEIGHBORS)
     shown = select(Environment.name).where(Environment.listed, readable(session))
     around = (after.subquery("found"), before.subquery("found"))
     by_order = (session.scalars(shown.join(some, chosen(session, some))) for some in around)

@@ -1,1 +1,1 @@
-"""People who sign in: passwords, sessions of browsers, and what slows guessing down."""
+"""People's accounts: passwords, second factors, browser sessions, sign-in and organizations."""

@@ -1,8 +1,8 @@
-"""Slows down who guesses, without a word on whether what they guess at exists, and nobody else.
+"""Rate limits for sign-in attempts, which never reveal whether a user exists.
 
-Each failure is counted twice: for the name from this address, and for the address. Who signs in from another
-address waits for nobody, so nobody can lock a user out. Guesses at a second factor are counted together, from
-wherever: who makes them knows the password.
+Each failure is counted for the name from this address, and for the address. Someone at another address is not
+affected, so nobody can lock a user out. Guesses at a second factor are counted per user from all addresses,
+because anyone who can guess already knows the password.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.people.models import Attempts
 
 _FREE = {"name": 5, "address": 50, "code": 10}
-"""Failures before anybody waits."""
+"""Number of failures before an attempt has to wait."""
 _LONGEST = timedelta(minutes=15)
 _KEPT = timedelta(days=1)
 _HALVED = timedelta(hours=1)
-"""After each such time without an attempt half of the failures are forgotten."""
+"""Time without an attempt after which half of the failures are forgotten."""
 
 
 def count_attempt(database: Database, name: str, address: str) -> None:
-    """Count an attempt as a failure before it is one; raise a 429 when it comes too early.
+    """Count an attempt as a failure before its outcome is known; raise a 429 problem if it comes too early.
 
-    Counted before: of a hundred attempts at once no more are tried than one after another.
+    Because of this order, a hundred simultaneous attempts have no advantage over sequential ones.
     """
     _refuse(_count(database, _keys(name, address)))
 
 
 def count_guess(database: Database, user_id: int) -> None:
-    """Count a guess at somebody's second factor, wherever it comes from; raise a 429 when it is too early."""
+    """Count a guess at a user's second factor from any address; raise a 429 problem if it comes too early."""
     _refuse(_count(database, {"code": _guesses_at(user_id)}))
 
 
 def may_guess(database: Database, name: str, address: str, user_id: int | None) -> bool:
-    """Count such a guess and tell whether it may be tried; `user_id` is None where the password was wrong.
+    """Count a guess at a second factor and return whether it may be tried; `user_id` is None if the password
+    was wrong.
 
-    Who does not know the password guesses nothing and keeps nobody out; something is counted all the same, or
-    time would tell that the password is right.
+    With a wrong password, the guess is counted for the sender's address instead. Counting something in both
+    cases keeps the timing from revealing whether the password is right.
     """
     key = _hash(f"{network_of(address)}|code|{name}") if user_id is None else _guesses_at(user_id)
     return _count(database, {"code": key}) == 0
 
 
 def forget_guesses(session: Session, user_id: int) -> None:
-    """Forget what was guessed at somebody's second factor."""
+    """Reset the count of guesses at a user's second factor."""
     session.execute(delete(Attempts).where(Attempts.sha256 == _guesses_at(user_id)))
 
 
@@ -65,13 +66,13 @@ def _refuse(wait: int) -> None:
 
 
 def _count(database: Database, keys: dict[str, str]) -> int:
-    """Count a failure under each key, or return for how many seconds nobody may try."""
+    """Count a failure under each key, or return the seconds to wait if it is too early."""
 
     def count(session: Session) -> int:
         found = []
         session.execute(delete(Attempts).where(Attempts.until < now() - _KEPT))
         if wait := _wait([row for key in keys.values() if (row := session.get(Attempts, key))]):
-            return wait  # who is refused adds nothing
+            return wait  # a rejected attempt is not counted
         for kind, key in keys.items():
             row = session.get(Attempts, key, with_for_update=True)
             if row is None:
@@ -92,14 +93,14 @@ def _count(database: Database, keys: dict[str, str]) -> int:
 
 
 def _wait(rows: list[Attempts]) -> int:
-    """Return for how many seconds somebody must wait, 0 for who need not."""
-    moment = now()  # after the rows were read: who was counted a moment ago is no reason to wait
+    """Return the number of seconds to wait, or 0."""
+    moment = now()  # after the rows, so that an attempt counted just now is not a reason to wait
     wait = max(((row.until - moment).total_seconds() for row in rows), default=0)
     return int(wait) + 1 if wait > 0 else 0
 
 
 def forget_failures(session: Session, name: str, address: str) -> None:
-    """Forget the failures of a name from an address, and what this attempt was counted as."""
+    """Forget the failures of a name from an address, and take back the count of this attempt."""
     for kind, key in _keys(name, address).items():
         row = session.get(Attempts, key, with_for_update=True)
         if row is not None and kind == "name":

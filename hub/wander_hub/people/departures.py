@@ -1,4 +1,4 @@
-"""Disables, enables and removes users: what lets them in ends at once, what they published stays."""
+"""Disable, enable and remove users. Their access ends immediately, and what they published remains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wander_hub.rights.models import Grant, Token
 
 
 def disable_user(session: Session, name: str) -> ChangedUser:
-    """Let a user in no more; their roles wait for the day on which they are enabled."""
+    """Disable a user and revoke all their tokens, sessions and codes. Their roles are kept."""
     user = lock_user(session, name)
     _require_another_administrator(session, user)
     user.disabled_at = user.disabled_at or now()
@@ -28,19 +28,19 @@ def disable_user(session: Session, name: str) -> ChangedUser:
 
 
 def enable_user(session: Session, name: str) -> ChangedUser:
-    """Let a user in again, with a password or new tokens: the old ones have ended."""
+    """Enable a disabled user. They need a password or new tokens, because the old tokens are revoked."""
     user = lock_user(session, name)
     if user.removed_at is not None:
-        raise HubProblem(409, "user_removed", f"`{user.name}` was removed, which is for good")
+        raise HubProblem(409, "user_removed", f"`{user.name}` was removed permanently")
     if user.disabled_at is None:
         return ChangedUser(user=info_of(session, user), ended_tokens=0, ownerless=[])
-    changed = _end_access(session, user)  # a request that was under way may have made something
+    changed = _end_access(session, user)  # concurrent requests may have created tokens or sessions
     user.disabled_at = None
     return changed.model_copy(update={"user": info_of(session, user), "ownerless": []})
 
 
 def remove_user(session: Session, name: str) -> ChangedUser:
-    """Take all roles from a user for good; nobody is given the name again."""
+    """Remove all roles of a user permanently. The name is never available again."""
     user = lock_user(session, name)
     _require_another_administrator(session, user)
     user.removed_at = user.removed_at or now()
@@ -54,45 +54,47 @@ def remove_user(session: Session, name: str) -> ChangedUser:
 
 
 def list_users(session: Session, *, after: str, limit: int, word: str = "") -> list[UserInfo]:
-    """Return users by name, those that were removed with them; of a `word`, whose names have it."""
+    """Return users by name, including removed ones; with `word`, only those whose names contain it."""
     confirmed = SecondFactor.confirmed_at.is_not(None)
     query = select(User, confirmed).outerjoin(SecondFactor, SecondFactor.user_id == User.id)
     query = query.where(User.name.contains(word.lower(), autoescape=True)) if word else query
     query = query.where(User.name > after).order_by(User.name).limit(limit)
-    return [fill(UserInfo, one, second_factor=has_one) for one, has_one in session.execute(query)]
+    return [fill(UserInfo, user, second_factor=has_factor) for user, has_factor in session.execute(query)]
 
 
 def info_of(session: Session, user: User) -> UserInfo:
-    """Return a user as administrators see them."""
+    """Return a user's information for administrators."""
     return fill(UserInfo, user, second_factor=second_factor.second_factor_of(session, user.id).on)
 
 
 def lock_user(session: Session, name: str) -> User:
-    """Return a user; of two changes at once that could take the last administrator away, one waits."""
+    """Return a user with a lock that makes other changes to administrators wait, so that one administrator
+    remains."""
     name = names.normalize_owner(name)
     query = select(User).where((User.name == name) | User.admin).order_by(User.id)
-    found = session.scalars(query.with_for_update(key_share=True).execution_options(populate_existing=True))
-    user = next((one for one in found if one.name == name), None)
+    rows = session.scalars(query.with_for_update(key_share=True).execution_options(populate_existing=True))
+    user = next((row for row in rows if row.name == name), None)
     if user is None:
         raise no_user(name)
     return user
 
 
 def no_user(name: str) -> HubProblem:
-    """Return the refusal of a name that no user has."""
-    hint = "`wander-hub user list` names the users"
+    """Return the problem of a name that no user has."""
+    hint = "`wander-hub user list` lists the users"
     return HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
 
 
 def _require_another_administrator(session: Session, user: User) -> None:
     others = select(User.id).where(User.admin, User.disabled_at.is_(None), User.id != user.id)
     if user.admin and session.scalar(others.limit(1)) is None:
-        hint = "`wander-hub user add NAME --admin` makes another one"
+        hint = "`wander-hub user add NAME --admin` creates another administrator"
         raise HubProblem(409, "last_administrator", f"`{user.name}` is the last administrator", hint=hint)
 
 
 def _end_access(session: Session, user: User) -> ChangedUser:
-    """End tokens, sessions and codes; say which owners no owner is left for but an administrator."""
+    """Revoke tokens, sessions and codes; the result lists the owners that only administrators can manage
+    now."""
     live = update(Token).where(Token.user_id == user.id, Token.revoked_at.is_(None))
     ended = cast("CursorResult[Any]", session.execute(live.values(revoked_at=now()))).rowcount
     sessions.end_sessions(session, user.id)

@@ -1,4 +1,4 @@
-"""Tables of what people sign in with."""
+"""Tables of browser sessions, password links, linked identities, second factors and failed attempts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from wander_hub.database import Base
 
 
 class BrowserSession(Base):
-    """A browser in which somebody signed in; the row ends with the session."""
+    """A browser session; the row is deleted when the session ends."""
 
     __tablename__ = "browser_sessions"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
-    """Of the cookie, which nobody else keeps."""
+    """Hash of the cookie; only the browser has the cookie itself."""
     created_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     expires_at: Mapped[datetime]
-    """Its end at the latest, however much it is used."""
+    """Time when the session ends even if it is in use."""
 
 
 class OneTimeCode(Base):
-    """A code with which a user chooses a password, once: an invitation, or the way back for who forgot it."""
+    """A one-time code for choosing a password, after an invitation or when the password was forgotten."""
 
     __tablename__ = "one_time_codes"
 
@@ -36,39 +36,41 @@ class OneTimeCode(Base):
 
 
 class LinkedIdentity(Base):
-    """As whom a user signs in at a provider."""
+    """An identity at a provider with which a user signs in."""
 
     __tablename__ = "linked_identities"
 
     issuer: Mapped[str] = mapped_column(String(300), primary_key=True)
     subject: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """What the provider calls them for ever, unlike a name or an address."""
+    """The provider's permanent identifier, unlike a name or an email address."""
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     created_at: Mapped[datetime]
 
 
 class SecondFactor(Base):
-    """What makes the codes of a user's authenticator app."""
+    """The secret of a user's authenticator app."""
 
     __tablename__ = "second_factors"
 
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
     secret: Mapped[str] = mapped_column(String(64))
     confirmed_at: Mapped[datetime | None]
-    """Since when it is asked for; None until a first code of it came."""
+    """Time since which the factor is required; None until the first code was entered."""
     last_step: Mapped[int]
-    """The time step, of 30 s since 1970, of the last code that was used: it and older ones are not taken."""
+    """Time step (30 s, since 1970) of the last used code. Codes of this step and of earlier steps are
+    rejected."""
     recovery: Mapped[list[str]] = mapped_column(JSON)
-    """Hashes of the recovery codes that were not used yet."""
+    """Hashes of the unused recovery codes."""
 
 
 class Attempts(Base):
-    """How often signing in went wrong lately, for one address, or one name from one address."""
+    """Recent failed sign-in attempts of an address, or of a name from an address."""
 
     __tablename__ = "attempts"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Of what is counted: names that are typed here may be anything, passwords included."""
+    """Hash of the counted key. The key itself is not stored, because people may type a password as their
+    name."""
     failures: Mapped[int]
     until: Mapped[datetime] = mapped_column(index=True)
-    """Nobody may try again before then; a day later it is forgotten."""
+    """Time before which new attempts are rejected. The row is deleted a day later."""

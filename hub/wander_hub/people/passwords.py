@@ -1,4 +1,4 @@
-"""Passwords: which are taken, and how they are kept."""
+"""Passwords: which are accepted, and how their hashes are computed."""
 
 from __future__ import annotations
 
@@ -12,66 +12,67 @@ from wander_hub.http.problems import HubProblem
 
 SHORTEST, LONGEST = 10, 200
 _GUESSED_BY_SCORE = 2
-"""What zxcvbn gives at least to a password of which a million guesses find none."""
+"""Minimum zxcvbn score; a password with this score withstands a million guesses."""
 _LOOKED_AT = 72
 _AT_ONCE, _WAIT_SECONDS = 4, 3.0
 _hasher = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
-"""The least that OWASP's cheat sheet on storing passwords names for argon2id: 40 ms of a core, 19 MiB."""
+"""OWASP's minimum parameters for argon2id: 40 ms of CPU time and 19 MiB of memory."""
 _slots = threading.BoundedSemaphore(_AT_ONCE)
 
 
 def hash_password(password: str, user: str) -> str:
-    """Return what is kept of a new password; refuse one that is easily guessed."""
+    """Return the hash of a new password. Raises a problem if the password is easy to guess."""
     if fault := _fault(password, user):
-        hint = "four words that do not belong together are easy to keep in mind"
+        hint = "four unrelated words are easy to remember"
         raise HubProblem(422, "bad_password", f"the password {fault}", hint=hint)
     return hash_again(password)
 
 
 def hash_again(password: str) -> str:
-    """Return what is kept of a password that was good enough when it was chosen."""
+    """Return the hash of a password that was already accepted when it was chosen."""
     with _HashingSlot():
         return _hasher.hash(password)
 
 
-def verify_password(password: str, kept: str | None) -> bool:
-    """Tell whether a password is the one that was kept; it takes as long when none was."""
+def verify_password(password: str, stored_hash: str | None) -> bool:
+    """Return whether a password matches its stored hash; without a hash, this takes the same time."""
     with _HashingSlot():
         try:
-            return _hasher.verify(kept or _nobodys(), password[: LONGEST + 1]) and kept is not None
+            matches = _hasher.verify(stored_hash or _dummy_hash(), password[: LONGEST + 1])
+            return matches and stored_hash is not None
         except (VerificationError, InvalidHashError):
             return False
 
 
-def is_outdated(kept: str) -> bool:
-    """Tell whether what was kept was made with other parameters than today's."""
-    return _hasher.check_needs_rehash(kept)
+def is_outdated(stored_hash: str) -> bool:
+    """Return whether a hash has other parameters than the current ones."""
+    return _hasher.check_needs_rehash(stored_hash)
 
 
 class _HashingSlot:
-    """A place among those who compute at once: guessing must not take all threads, nor all memory."""
+    """Limits simultaneous hash computations, so that guessing cannot occupy all threads or all memory."""
 
     def __enter__(self) -> None:
         if not _slots.acquire(timeout=_WAIT_SECONDS):
             headers = {"Retry-After": "5"}
-            raise HubProblem(429, "busy", "too many people sign in right now", headers=headers)
+            raise HubProblem(429, "busy", "too many people are signing in right now", headers=headers)
 
     def __exit__(self, *_: object) -> None:
         _slots.release()
 
 
 def _fault(password: str, user: str) -> str | None:
-    from zxcvbn import zxcvbn  # its lists of common passwords take 60 ms to read
+    from zxcvbn import zxcvbn  # imported here, because its lists of common passwords take 60 ms to load
 
     if len(password) < SHORTEST:
         return f"has fewer than {SHORTEST} characters"
     if len(password) > LONGEST:
         return f"has more than {LONGEST} characters"
     if zxcvbn(password[:_LOOKED_AT], user_inputs=[user, "wander"])["score"] < _GUESSED_BY_SCORE:
-        return "is among those that are guessed first"
+        return "is easy to guess"
     return None
 
 
 @cache
-def _nobodys() -> str:
+def _dummy_hash() -> str:
     return _hasher.hash("nobody's")

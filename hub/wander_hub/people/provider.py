@@ -1,7 +1,8 @@
-"""The provider where people sign in (OpenID Connect Core 1.0): the way there, and what it says of a visitor.
+"""Sign-in at an OpenID Connect provider: the redirect there, and the verification of its answer.
 
-The code flow with PKCE (RFC 7636). What the way back must fit is derived from one secret of the browser's
-cookie, so the hub keeps nothing meanwhile, and no address holds what would do for somebody else.
+This is the code flow with PKCE (RFC 7636). State, nonce and verifier are derived from a secret in the
+browser's cookie, so the hub stores nothing in the meantime, and no address has a value that another browser
+could use.
 """
 
 from __future__ import annotations
@@ -25,59 +26,62 @@ from wander_hub.settings import ProviderSettings
 _SECRET_BYTES = 32
 _DISCOVERED_SECONDS = 600
 _COOL_DOWN_SECONDS = 10
-"""So long nobody waits for a provider that did not answer: they would wait one after another."""
+"""Seconds during which requests fail immediately after the provider did not answer, instead of waiting one by
+one."""
 _LONGEST_SUBJECT = 255
 
 
 @dataclass(frozen=True)
 class SignInVisit:
-    """One way to the provider and back, as a browser's cookie remembers it."""
+    """A sign-in in progress, as the browser's cookie remembers it."""
 
     secret: str
     following: str
-    """Where the visitor goes on to."""
+    """Path to which the visitor is sent afterwards."""
     session: str = ""
-    """The cookie of whose account is linked, so that no other browser can end this; empty to sign in."""
+    """Session cookie of the account to link, so that no other browser can complete the link; empty to sign
+    in."""
 
     @classmethod
     def begin(cls, following: str, session: str = "") -> SignInVisit:
-        """Return a new one."""
+        """Return a new visit."""
         return cls(secrets.token_urlsafe(_SECRET_BYTES), following, session)
 
     @classmethod
     def of(cls, cookie: str, session: str) -> SignInVisit:
-        """Return the one that a cookie remembers."""
+        """Return the visit that a cookie describes."""
         secret, _, rest = cookie.partition(".")
         linking, _, following = rest.partition(".")
         return cls(secret, unquote(following), session if linking == "link" else "")
 
     @property
     def cookie(self) -> str:
-        """What the browser keeps meanwhile."""
+        """Cookie that the browser keeps during the sign-in."""
         return f"{self.secret}.{'link' if self.session else 'in'}.{quote(self.following, safe='')}"
 
     def derive(self, word: str) -> str:
-        """Return what belongs to this visit alone; none of it tells another, nor the secret."""
+        """Return a value that belongs to this visit; it reveals neither the secret nor other derived
+        values."""
         return _digest(f"{word}|{self.secret}|{self.session}")
 
 
 class Provider:
-    """Knows where the provider's addresses and keys are; asks again when they grow old."""
+    """The configured provider; its addresses and keys are cached and refreshed."""
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
         try:
             self._secret = settings.secret()
         except (OSError, KeyError) as error:
-            hint = "whoever runs the hub looks at `secret_file` and `secret_variable`"
-            raise HubProblem(503, "no_secret", "the hub has no secret for the provider", hint=hint) from error
+            hint = "the hub's operator can check `secret_file` and `secret_variable`"
+            raise HubProblem(503, "no_secret", "the hub cannot read the client secret", hint=hint) from error
         self._tokens = identity_tokens.IdentityTokens([settings.issuer], settings.client_id, jti=False)
         self._document: dict[str, Any] = {}
         self._asked_at = self._silent_until = float("-inf")
         self._questions = SharedQuestions[None]()
 
     async def address(self, visit: SignInVisit, redirect_uri: str) -> str:
-        """Return where the browser is sent."""
+        """Return the address to which the browser is redirected."""
         fields = {
             "response_type": "code",
             "client_id": self.settings.client_id,
@@ -94,13 +98,14 @@ class Provider:
     async def claims(
         self, visit: SignInVisit, answer: Mapping[str, str], redirect_uri: str
     ) -> dict[str, Any]:
-        """Return what the provider says of who came back with its answer; raise a 403 for what is wrong."""
+        """Return the verified claims about a visitor who came back; raise a 403 problem if anything is
+        wrong."""
         if not hmac.compare_digest(answer.get("state", "").encode(), visit.derive("state").encode()):
-            raise refusal("wrong_state", "this is not the way back of a visit that began here")
+            raise refusal("wrong_state", "this answer belongs to another browser's sign-in")
         if answer.get("iss", self.settings.issuer) != self.settings.issuer:  # RFC 9207
-            raise refusal("wrong_issuer", "the answer is another provider's")
+            raise refusal("wrong_issuer", "the answer comes from another provider")
         if "code" not in answer:
-            raise refusal("not_signed_in", f"the provider says `{answer.get('error', 'nothing')[:80]}`")
+            raise refusal("not_signed_in", f"the provider reported `{answer.get('error', 'nothing')[:80]}`")
         token = await self._trade(answer["code"], visit, redirect_uri)
         try:
             claims = await self._tokens.claims(token)
@@ -109,14 +114,14 @@ class Provider:
                 raise
             raise refusal(refused.code, refused.detail) from refused
         if not hmac.compare_digest(str(claims.get("nonce")).encode(), visit.derive("nonce").encode()):
-            raise refusal("wrong_nonce", "the identity token belongs to another visit")
+            raise refusal("wrong_nonce", "the identity token belongs to another sign-in")
         if not 0 < len(claims["sub"]) <= _LONGEST_SUBJECT:
             raise refusal("invalid_token", f"`sub` must have 1 to {_LONGEST_SUBJECT} characters")
         self._require_allowed(claims)
         return claims
 
     async def _trade(self, code: str, visit: SignInVisit, redirect_uri: str) -> str:
-        """Return the identity token that the provider gives for a code."""
+        """Exchange a code for the provider's identity token."""
         client, document = self.settings.client_id, await self._discovered()
         fields = {
             "grant_type": "authorization_code",
@@ -133,8 +138,8 @@ class Provider:
         with identity_tokens.answering(self.settings.issuer):
             status, answer = await ask_json(str(document["token_endpoint"]), fields, credentials)
         if status >= 400 or not isinstance(answer.get("id_token"), str):
-            said = str(answer.get("error", "no identity token"))[:80]
-            raise refusal("code_refused", f"the provider does not take the code: `{said}`")
+            reason = str(answer.get("error", "no identity token"))[:80]
+            raise refusal("code_refused", f"the provider rejected the code: `{reason}`")
         return str(answer["id_token"])
 
     async def _discovered(self) -> dict[str, Any]:
@@ -153,9 +158,9 @@ class Provider:
                 document = await identity_tokens.discover(self.settings.issuer)
                 for name in ("authorization_endpoint", "token_endpoint"):
                     if not acceptable_address(str(document[name])):
-                        raise ValueError(f"its `{name}` is not https")
+                        raise ValueError(f"its `{name}` is not an https address")
         except HubProblem:
-            # Counted from the end of the wait, which alone may be as long.
+            # Count from the end of the request, because its timeout alone may be as long.
             self._silent_until = time.monotonic() + _COOL_DOWN_SECONDS
             raise
         self._document, self._asked_at = document, time.monotonic()
@@ -164,17 +169,15 @@ class Provider:
         domains, groups = self.settings.domains, self.settings.groups
         email, verified = str(claims.get("email", "")), claims.get("email_verified") is True
         if domains and not (verified and email.rpartition("@")[2].lower() in map(str.lower, domains)):
-            raise refusal(
-                "not_allowed", "this hub takes people of other domains, with an address that is verified"
-            )
-        given = claims.get(self.settings.groups_claim)
-        if groups and not set(groups) & set(given if isinstance(given, list) else []):
-            raise refusal("not_allowed", "this hub takes people of other groups")
+            raise refusal("not_allowed", "this hub only accepts verified email addresses of certain domains")
+        claimed_groups = claims.get(self.settings.groups_claim)
+        if groups and not set(groups) & set(claimed_groups if isinstance(claimed_groups, list) else []):
+            raise refusal("not_allowed", "this hub only accepts members of certain groups")
 
 
 def refusal(code: str, reason: str) -> HubProblem:
-    """Return the refusal of somebody whom a provider sent."""
-    hint = "sign in once more; when that does not help, ask whoever runs the hub"
+    """Return the problem of a visitor whom the provider sent but the hub rejects."""
+    hint = "sign in again; if that does not help, ask the hub's operator"
     return HubProblem(403, code, reason, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""The API on one's own account, and for administrators on everybody's."""
+"""The API of a user's own account, and of all users for administrators."""
 
 from __future__ import annotations
 
@@ -49,36 +49,37 @@ _FACTOR = refusals(400, 401, 403, 409, 422, 429)
 _CHANGES = refusals(401, 403, 404, 409, 422)
 _LINKS = _CHANGES | refusals(400)
 UserName = Annotated[str, Path(max_length=80)]
-Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before")]
+Cursor = Annotated[str, Query(max_length=80, description="value of `next` in the previous page")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Word = Annotated[str, Query(max_length=80, description="those whose names have it")]
+Word = Annotated[str, Query(max_length=80, description="list only users whose names contain this")]
 
 
 @router.put("/account/password", status_code=204, responses=_REFUSALS)
 @audited("user.password")
 def change_password(context: ForManager, body: NewPassword, answer: Response) -> None:
-    """Choose another password; you are signed out in all other browsers."""
+    """Change your password. This signs you out of all other browsers."""
     rights.require_whole_token(context.caller)
     _renew(context, answer, sign_in.change_password(context, body.old, body.new, body.code))
 
 
 @router.get("/account/second-factor", responses=refusals(401))
 def show_second_factor(session: ReadSession, caller: Caller) -> SecondFactorState:
-    """Tell whether you sign in with a second factor."""
+    """Report whether you have a second factor."""
     return second_factor.second_factor_of(session, caller.user_id)
 
 
 @router.post("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.begin")
 def begin_second_factor(context: ForManager, body: Password) -> NewSecondFactor:
-    """Make a secret for an authenticator app (TOTP); it is asked for once you confirmed it with a code."""
+    """Create a secret for an authenticator app (TOTP). It is required after you confirm it with a code."""
     return second_factor.begin_second_factor(context, body.password)
 
 
 @router.put("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.on")
 def confirm_second_factor(context: ForManager, body: FactorCode, answer: Response) -> RecoveryCodes:
-    """Turn it on with a code; you get ten recovery codes, and are signed out in all other browsers."""
+    """Turn on the second factor with a code. Returns ten recovery codes and signs you out of all other
+    browsers."""
     codes, cookie = second_factor.confirm_second_factor(context, body.code)
     _renew(context, answer, cookie)
     return codes
@@ -87,14 +88,14 @@ def confirm_second_factor(context: ForManager, body: FactorCode, answer: Respons
 @router.post("/account/second-factor/off", status_code=204, responses=_FACTOR)
 @audited("user.second_factor.off")
 def end_second_factor(context: ForManager, body: FactorCode) -> None:
-    """Turn it off, with a code or a recovery code."""
+    """Turn off the second factor, with a code of the app or a recovery code."""
     second_factor.turn_off(context, body.code)
 
 
 @router.delete("/account/sessions", status_code=204, responses=_REFUSALS)
 @audited("user.sign_out")
 def sign_out_everywhere(context: ForManager) -> None:
-    """Sign out in all browsers, this one included."""
+    """Sign out of all browsers, including this one."""
     rights.require_whole_token(context.caller)
 
     def end(session: Session) -> None:
@@ -113,15 +114,16 @@ def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
 @router.post("/owners", status_code=201, responses=_CHANGES | refusals(400))
 @audited("owner.create")
 def make_organization(context: ForManager, body: NewOwner) -> OwnerInfo:
-    """Make an organisation, an owner without a user of its name; you are its first owner."""
-    what = (context.caller, context.settings, body.name)
-    return context.commit(lambda session: organizations.make_organization(session, *what))
+    """Create an organization, an owner without a user of its name. You become its first owner."""
+    arguments = (context.caller, context.settings, body.name)
+    return context.commit(lambda session: organizations.make_organization(session, *arguments))
 
 
 @router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES)
 @audited("owner.remove")
 def remove_organization(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
-    """End roles, invitations, tokens and trust of an organisation. What it published stays, and its name."""
+    """Remove an organization's roles, invitations, tokens and trusted publishers. Its name and content
+    remain."""
     context.commit(
         lambda session: organizations.remove_own_organization(session, context.caller, organisation)
     )
@@ -131,27 +133,27 @@ def remove_organization(context: ForManager, organisation: Annotated[str, Path(m
 def list_organizations(
     session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100
 ) -> OrganisationList:
-    """List the organisations; for administrators."""
-    found = [
-        OrganisationInfo(name=one.name, owners=owners, created_at=one.created_at)
-        for one, owners in organizations.with_owners(session, after=cursor, limit=limit + 1).items()
+    """List the organizations. For administrators."""
+    page = [
+        OrganisationInfo(name=owner.name, owners=owners, created_at=owner.created_at)
+        for owner, owners in organizations.with_owners(session, after=cursor, limit=limit + 1).items()
     ]
-    return OrganisationList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
+    return OrganisationList(data=page[:limit], next=page[limit - 1].name if len(page) > limit else None)
 
 
 @router.get("/users", responses=refusals(401, 403, 422))
 def list_users(
     session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100, q: Word = ""
 ) -> UserList:
-    """List the users; for administrators."""
-    found = departures.list_users(session, after=cursor, limit=limit + 1, word=q.strip())
-    return UserList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
+    """List the users. For administrators."""
+    page = departures.list_users(session, after=cursor, limit=limit + 1, word=q.strip())
+    return UserList(data=page[:limit], next=page[limit - 1].name if len(page) > limit else None)
 
 
 @router.post("/users", status_code=201, responses=_CHANGES | refusals(400))
 @audited("user.add")
 def add_user(context: ForAdministrator, body: NewUser) -> UserLink:
-    """Add a user, and get the link by which they choose a password. For administrators."""
+    """Add a user; returns a link with which they choose a password. For administrators."""
 
     def add(session: Session) -> UserLink:
         user = accounts.add_user(session, body.name)
@@ -164,14 +166,14 @@ def add_user(context: ForAdministrator, body: NewUser) -> UserLink:
 @router.post("/users/{user}/link", responses=_CHANGES)
 @audited("user.link")
 def give_link(context: ForAdministrator, user: UserName) -> UserLink:
-    """Get a link by which a user chooses another password, once, within a week. For administrators."""
+    """Create a link with which a user can choose a new password, once, within a week. For administrators."""
     return context.commit(lambda session: _link(context, session, _lock_other(context, session, user)))
 
 
 @router.delete("/users/{user}/second-factor", status_code=204, responses=_CHANGES)
 @audited("user.second_factor.remove")
 def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
-    """Let somebody in who lost phone and recovery codes. For administrators."""
+    """Remove the second factor of a user who lost the phone and the recovery codes. For administrators."""
     context.commit(
         lambda session: second_factor.remove_second_factor(session, _lock_other(context, session, user).id)
     )
@@ -179,23 +181,23 @@ def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
 
 @router.get("/users/{user}/identities", responses=refusals(401, 403, 404, 422))
 def list_identities(session: ReadSession, _caller: Administrator, user: UserName) -> IdentityList:
-    """List as whom a user signs in at a provider. For administrators."""
+    """List the identities with which a user signs in at a provider. For administrators."""
     known = user_named(session, normalize_owner(user))
     if known is None:
         raise departures.no_user(user)
     return IdentityList(
-        data=[fill(IdentityInfo, one) for one in identities.list_identities(session, known.id)]
+        data=[fill(IdentityInfo, identity) for identity in identities.list_identities(session, known.id)]
     )
 
 
 @router.post("/users/{user}/identities", status_code=204, responses=_LINKS)
 @audited("user.identity.link")
 def link_identity(context: ForAdministrator, user: UserName, body: NewIdentity) -> None:
-    """Let a user sign in as a subject of a provider. For administrators."""
-    place = body.issuer or _own_issuer(context)
+    """Let a user sign in with an identity of a provider. For administrators."""
+    issuer = body.issuer or _own_issuer(context)
 
     def link(session: Session) -> None:
-        identities.link_identity(session, place, body.subject, _lock_other(context, session, user).id)
+        identities.link_identity(session, issuer, body.subject, _lock_other(context, session, user).id)
 
     context.commit(link)
 
@@ -206,13 +208,13 @@ def unlink_identity(
     context: ForAdministrator,
     user: UserName,
     subject: Annotated[str, Query(max_length=255)],
-    issuer: Annotated[str | None, Query(max_length=300, description="unset: the hub's provider")] = None,
+    issuer: Annotated[str | None, Query(max_length=300, description="default: the hub's provider")] = None,
 ) -> None:
-    """Let a user sign in so no more; their sessions end. For administrators."""
-    place = issuer or _own_issuer(context)
+    """Remove a linked identity and end the user's sessions. For administrators."""
+    issuer_url = issuer or _own_issuer(context)
 
     def unlink(session: Session) -> None:
-        identities.unlink_identity(session, place, subject, _lock_other(context, session, user))
+        identities.unlink_identity(session, issuer_url, subject, _lock_other(context, session, user))
 
     context.commit(unlink)
 
@@ -220,50 +222,52 @@ def unlink_identity(
 @router.put("/users/{user}/disabled", responses=_CHANGES)
 @audited("user.disable")
 def disable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
-    """Let a user in no more: tokens, sessions and codes end at once. For administrators."""
+    """Disable a user and revoke all their tokens, sessions and codes. For administrators."""
     return context.commit(lambda session: departures.disable_user(session, user))
 
 
 @router.delete("/users/{user}/disabled", responses=_CHANGES)
 @audited("user.enable")
 def enable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
-    """Let a disabled user in again, with the roles of before and new tokens. For administrators."""
+    """Enable a disabled user with their previous roles. They need new tokens. For administrators."""
     return context.commit(lambda session: departures.enable_user(session, user))
 
 
 @router.delete("/users/{user}", responses=_CHANGES)
 @audited("user.remove")
 def remove_user(context: ForAdministrator, user: UserName) -> ChangedUser:
-    """Remove a user for good; what they published stays, and so does the name. For administrators."""
+    """Remove a user permanently. Their name and what they published remain. For administrators."""
     return context.commit(lambda session: departures.remove_user(session, user))
 
 
 def _renew(context: Context, answer: Response, cookie: str | None) -> None:
-    """Give a browser the cookie of the session that goes on after all of its user's ended."""
+    """Set the cookie of the new session that replaces the user's ended sessions."""
     if cookie is not None:
         cookies.write_cookie(answer, context.base_url, cookie, int(context.settings.session_hours * 3600))
 
 
 def _lock_other(context: Context, session: Session, name: str) -> User:
-    """Return a user who is no other administrator: a token that was stolen must not become their account."""
+    """Return a user who is not another administrator, so that a stolen token cannot take over an
+    administrator."""
     user = departures.lock_user(session, name)
     if user.admin and user.id != context.caller.user_id:
-        hint = f"whoever runs the hub does it by command: `wander-hub user password {user.name} --link`"
-        raise HubProblem(403, "administrator", f"`{user.name}` is an administrator too", hint=hint)
+        hint = f"the hub's operator can run `wander-hub user password {user.name} --link`"
+        raise HubProblem(403, "administrator", f"`{user.name}` is another administrator", hint=hint)
     audit.about(session, target=user.name)
     return user
 
 
 def _link(context: Context, session: Session, user: User) -> UserLink:
-    """Return a user with a link by which they choose a password, once, within a week; an earlier one ends."""
+    """Return a user with a new link for choosing a password; it is valid once, for a week, and replaces older
+    links."""
     code = sign_in.make_code(session, user)
     return UserLink(user=departures.info_of(session, user), link=sign_in.link_of(code, context.base_url))
 
 
 def _own_issuer(context: Context) -> str:
-    """Return the provider of the hub itself."""
+    """Return the issuer of the hub's own provider."""
     provider = context.settings.sign_in_provider
     if provider is None:
         hint = "pass `issuer`, or set `WANDER_HUB_SIGN_IN_PROVIDER`"
-        raise HubProblem(422, "no_provider", "this hub has no provider to sign in at", hint=hint)
+        raise HubProblem(422, "no_provider", "this hub has no sign-in provider", hint=hint)
     return provider.issuer

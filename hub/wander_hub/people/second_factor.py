@@ -1,4 +1,4 @@
-"""The second factor: codes of an authenticator app (TOTP, RFC 6238), and recovery codes for who lost it."""
+"""The second factor: codes of an authenticator app (TOTP, RFC 6238), and recovery codes as a fallback."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from wander_hub.security import token_hash
 _RECOVERY_CODES = 10
 _RECOVERY_BYTES = 10
 _CLOCKS_DIFFER = 1
-"""Steps of 30 s by which the clocks of phone and hub may differ."""
+"""Number of 30-second steps by which the clocks of phone and hub may differ."""
 
 
 def second_factor_of(session: Session, user_id: int) -> SecondFactorState:
-    """Tell whether a user has a second factor."""
+    """Return whether a user has a second factor."""
     row = _confirmed(session, user_id)
     return SecondFactorState(on=row is not None, recovery_codes=len(row.recovery) if row is not None else 0)
 
 
 def begin_second_factor(context: Context, password: str) -> NewSecondFactor:
-    """Return a new secret, which is asked for once a code of it was sent."""
+    """Create and return a new secret; it is required after the user confirmed it with a code."""
     from pyotp import TOTP, random_base32
 
     rights.require_whole_token(context.caller)
     caller, secret = context.caller, random_base32()
     with context.read() as session:
-        kept = session.get_one(User, caller.user_id).password_hash
-    if kept is None:
-        hint = "whoever runs the hub gives you one: `wander-hub user password NAME --link`"
-        raise HubProblem(409, "no_password", "a second factor goes with a password", hint=hint)
+        stored_hash = session.get_one(User, caller.user_id).password_hash
+    if stored_hash is None:
+        hint = "the hub's operator can run `wander-hub user password NAME --link` so that you can choose one"
+        raise HubProblem(409, "no_password", "a second factor requires a password", hint=hint)
     attempts.count_attempt(context.database, caller.user, _address(context))
-    if not passwords.verify_password(password, kept):
-        raise HubProblem(403, "wrong_password", "the password is another one")
+    if not passwords.verify_password(password, stored_hash):
+        raise HubProblem(403, "wrong_password", "the password is wrong")
 
     def keep(session: Session) -> None:
         session.get_one(User, caller.user_id, with_for_update=True)
         if _confirmed(session, caller.user_id) is not None:
             hint = "turn it off first, with a code: `POST /api/v1/account/second-factor/off`"
-            raise HubProblem(409, "second_factor_on", "there is a second factor already", hint=hint)
+            raise HubProblem(409, "second_factor_on", "your account already has a second factor", hint=hint)
         remove_second_factor(session, caller.user_id)
         session.flush()
         session.add(SecondFactor(user_id=caller.user_id, secret=secret, last_step=0, recovery=[]))
@@ -63,9 +63,9 @@ def begin_second_factor(context: Context, password: str) -> NewSecondFactor:
 
 
 def confirm_second_factor(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
-    """Ask for the second factor from now on; return its recovery codes, which are not shown again.
+    """Turn on the second factor; return its recovery codes, which cannot be shown again, and a cookie.
 
-    The caller's sessions end: the cookie of a new one, for a browser, is returned too.
+    The caller's sessions end. The cookie belongs to a new session, if the caller uses a browser.
     """
     rights.require_whole_token(context.caller)
     caller = context.caller
@@ -76,11 +76,11 @@ def confirm_second_factor(context: Context, code: str) -> tuple[RecoveryCodes, s
         user = session.get_one(User, caller.user_id, with_for_update=True)
         row = session.get(SecondFactor, caller.user_id)
         if row is None or row.confirmed_at is not None:
-            hint = "begin with `POST /api/v1/account/second-factor`"
-            raise HubProblem(409, "nothing_to_confirm", "no second factor waits for a code", hint=hint)
+            hint = "start with `POST /api/v1/account/second-factor`"
+            raise HubProblem(409, "nothing_to_confirm", "no second factor is waiting for a code", hint=hint)
         if not _spend(row, code):
             raise _wrong()
-        row.confirmed_at, row.recovery = now(), [token_hash(one) for one in codes]
+        row.confirmed_at, row.recovery = now(), [token_hash(recovery_code) for recovery_code in codes]
         attempts.forget_guesses(session, caller.user_id)
         audit.about(session, target=caller.user)
         return sessions.renew_session(session, user, caller, context.settings)
@@ -90,7 +90,7 @@ def confirm_second_factor(context: Context, code: str) -> tuple[RecoveryCodes, s
 
 
 def turn_off(context: Context, code: str) -> None:
-    """Ask for no second factor any more."""
+    """Turn off the caller's second factor."""
     rights.require_whole_token(context.caller)
     caller = context.caller
     attempts.count_guess(context.database, caller.user_id)
@@ -105,19 +105,20 @@ def turn_off(context: Context, code: str) -> None:
 
 
 def remove_second_factor(session: Session, user_id: int) -> None:
-    """Forget the second factor of a user, if there is one."""
+    """Delete the second factor of a user, if there is one."""
     if (row := session.get(SecondFactor, user_id)) is not None:
         session.delete(row)
 
 
 def code_fits(session: Session, user_id: int, code: str) -> bool:
-    """Tell whether a code would do; whatever is given does for who has no second factor."""
+    """Return whether a code is valid, without using it up; without a second factor, every code is valid."""
     row = _confirmed(session, user_id)
     return row is None or _step(row, code) is not None or _digest(row, code) != ""
 
 
 def spend_code(session: Session, user_id: int, code: str) -> bool:
-    """Use a code up, and tell whether it was right; of who has none, any is. The user's row is locked."""
+    """Use up a code and return whether it is valid; without a second factor, every code is. The user is
+    locked."""
     row = _confirmed(session, user_id)
     if row is not None and not _spend(row, code):
         return False
@@ -126,7 +127,7 @@ def spend_code(session: Session, user_id: int, code: str) -> bool:
 
 
 def require_code(session: Session, user_id: int, code: str) -> None:
-    """Use a code up; raise a 403 for a wrong one."""
+    """Use up a code; raise a 403 problem if it is wrong."""
     if not spend_code(session, user_id, code):
         raise _wrong()
 
@@ -137,23 +138,23 @@ def _confirmed(session: Session, user_id: int) -> SecondFactor | None:
 
 
 def _wrong() -> HubProblem:
-    hint = "send the `code` that your app shows now, or a recovery code; each is good once"
+    hint = "send the `code` that your app shows now, or a recovery code; each code works once"
     return HubProblem(403, "wrong_code", "the code of the second factor is missing or wrong", hint=hint)
 
 
 def _spend(row: SecondFactor, code: str) -> bool:
-    """Take a code once: neither it nor an older one is taken again."""
+    """Accept a code once; it and older codes are rejected afterwards."""
     if (step := _step(row, code)) is not None:
         row.last_step = step
         return True
     if digest := _digest(row, code):
-        row.recovery = [one for one in row.recovery if one != digest]
+        row.recovery = [unused for unused in row.recovery if unused != digest]
         return True
     return False
 
 
 def _step(row: SecondFactor, code: str) -> int | None:
-    """Return the time step of a code, when it is later than those that were used."""
+    """Return the time step of a code if it is later than the last used step, otherwise None."""
     from pyotp import TOTP
     from pyotp.exceptions import OTPVerificationError
 
@@ -167,7 +168,7 @@ def _step(row: SecondFactor, code: str) -> int | None:
 
 
 def _digest(row: SecondFactor, code: str) -> str:
-    """Return the hash of a recovery code that was not used yet, else nothing."""
+    """Return the hash of a recovery code if it is unused, otherwise an empty string."""
     digest = token_hash(code.strip().lower())
     return digest if digest in row.recovery else ""
 

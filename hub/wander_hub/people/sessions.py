@@ -1,4 +1,4 @@
-"""Sessions of browsers: begun by signing in, ended by signing out, by time, or all at once."""
+"""Browser sessions: they start with signing in, and end with signing out, after a time, or all together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BYTES = 32
 
 
 def begin_session(session: Session, user: User, settings: Settings) -> str:
-    """Begin a session; return the cookie, a new one each time, of which a hash is kept.
+    """Start a session and return its cookie, a new random value. Only the cookie's hash is stored.
 
-    Whatever somebody signs in with, a disabled user gets none; the row of `user` is locked.
+    Disabled users are rejected, no matter how they sign in. The row of `user` must be locked.
     """
     if user.disabled_at is not None:
         raise HubProblem(401, "user_disabled", "this account is disabled")
@@ -45,7 +45,8 @@ def begin_session(session: Session, user: User, settings: Settings) -> str:
 
 
 def authenticate(database: Database, settings: Settings, cookie: str) -> Identity | None:
-    """Return who signed in with that cookie, and note that they were here; None when their time is over."""
+    """Return the user of a session cookie and update the session's last use; None if the session has
+    ended."""
     moment, idle = now(), timedelta(hours=settings.session_idle_hours)
     with database.read() as session:
         row = session.scalar(select(BrowserSession).where(BrowserSession.sha256 == token_hash(cookie)))
@@ -63,7 +64,7 @@ def authenticate(database: Database, settings: Settings, cookie: str) -> Identit
         identity = identity_of_user(session, user, info, browser_session=row.id)
     if identity is not None and moment - row.seen_at >= _SEEN_PRECISION:
         with database.write() as session:
-            # In one statement: another request may end the session now.
+            # Use one statement, because another request may end the session now.
             here = update(BrowserSession).where(BrowserSession.id == row.id)
             session.execute(here.values(seen_at=moment))
     return identity
@@ -75,14 +76,14 @@ def end_session(session: Session, cookie: str) -> None:
 
 
 def end_sessions(session: Session, user_id: int) -> None:
-    """End the sessions of a user."""
+    """End all sessions of a user."""
     session.execute(delete(BrowserSession).where(BrowserSession.user_id == user_id))
 
 
 def renew_session(session: Session, user: User, caller: Identity, settings: Settings) -> str | None:
-    """End a user's sessions; return the cookie of a new one, if the caller is in a browser.
+    """End a user's sessions; return the cookie of a new session if the caller uses a browser.
 
-    The cookie of before ends with the rest, since it may be in other hands too. The row of `user` is locked.
+    The current cookie ends as well, because someone else may have it. The row of `user` must be locked.
     """
     end_sessions(session, user.id)
     return begin_session(session, user, settings) if caller.browser_session is not None else None

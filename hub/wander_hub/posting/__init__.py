@@ -1,1 +1,1 @@
-"""Posting runs: parts arrive, are checked, and become a run."""
+"""Posting runs: receiving parts, checking them, and creating the run."""

@@ -1,7 +1,7 @@
-"""Runs that come in parts: announced with their manifest, every line checked as it arrives.
+"""Runs that are posted in parts: announced with their manifest, with every line checked on arrival.
 
-The parts of the rollouts are stored in the form in which they stay; `finish` makes a run of them. A run that
-comes in one request is posted by the same steps.
+The parts of the rollouts are stored in their final form, and `finish` creates the run. A run that is posted
+in one request takes the same steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer, TransferPart
 
 _PART_BYTES = 8 * 1024 * 1024
-"""Bytes of a part of a run that comes in one request."""
+"""Size of the parts into which a run posted in one request is split."""
 
 
 class PinnedRuns:
-    """The manifests that were last used: every chunk of a run is checked against the same one."""
+    """Cache of recently used manifests, because every chunk of a run is checked against the same manifest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -51,7 +51,7 @@ class PinnedRuns:
         self._lock = Lock()
 
     def of(self, transfer: Transfer) -> PinnedRun:
-        """Return the manifest of a transfer with the places of its examples."""
+        """Return the manifest of a transfer, with the positions of its examples."""
         with self._lock:
             pinned = self._kept.get(transfer.digest)
         if pinned is None:
@@ -69,7 +69,7 @@ _pinned = PinnedRuns(2)
 
 
 def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
-    """Open the transfer of a run, identified by its digest. A run that was posted before is finished."""
+    """Open the transfer of a run, identified by its digest. It is finished if the run was posted before."""
     user_id, settings = context.caller.user_id, context.settings
     text = wanted.manifest.encode()
     manifest = manifests.parse(text)
@@ -101,7 +101,7 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
 
 
 def _check_files(wanted: NewRun, settings: Settings) -> None:
-    """Refuse files by what their announcement says, before any of their bytes arrive."""
+    """Reject files by their announcement, before any of their bytes arrive."""
     artifacts, names = artifacts_of(wanted.files), list[str]()
     if len(artifacts) > settings.max_artifacts:
         raise HubProblem(422, "too_many_artifacts", f"a run has at most {settings.max_artifacts} files")
@@ -110,12 +110,12 @@ def _check_files(wanted: NewRun, settings: Settings) -> None:
         require_apart(file.filename, names)
         names.append(file.filename)
         if file.size > (most := settings.max_artifact_bytes):
-            raise HubProblem(413, "too_large", f"`{file.filename}` is over {most:,} bytes")
+            raise HubProblem(413, "too_large", f"`{file.filename}` is larger than {most:,} bytes")
     if len({file.filename for file in wanted.files}) != len(wanted.files):
-        raise HubProblem(422, "invalid_request", "a file is named twice")
+        raise HubProblem(422, "invalid_request", "a file is listed twice")
     if any(file.size > settings.max_run_bytes for file in wanted.files):
         most = settings.max_run_bytes
-        raise HubProblem(413, "too_large", f"the rollouts are over this hub's {most:,} bytes")
+        raise HubProblem(413, "too_large", f"the rollouts are larger than this hub's limit of {most:,} bytes")
 
 
 def _admit(session: Session, transfer: Transfer, caller: Identity) -> PinnedRun:
@@ -125,7 +125,7 @@ def _admit(session: Session, transfer: Transfer, caller: Identity) -> PinnedRun:
 
 
 def _take(pinned: PinnedRun, part: transfers.Arriving, scratch: IO[bytes]) -> tuple[TransferPart, IO[bytes]]:
-    """Take an artifact unchanged, and rollouts in their final form once every line is valid."""
+    """Store an artifact unchanged, and rollouts in their final form after validating every line."""
     if part.file.filename != ROLLOUTS:
         return transfers.take_bytes(pinned, part, scratch)
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as plain:
@@ -148,7 +148,7 @@ def post_whole(
     private: bool,
     name: str = "",
 ) -> tuple[BaseModel, bool]:
-    """Post a run; `lines` of `plain` are its rollouts. Returns it and whether it is new."""
+    """Post a run whose rollouts are `lines` of `plain`; return it and whether it is new."""
     digest, size = RolloutsDigest(), 0
     for line in lines:
         text = _read(plain, line)
@@ -165,7 +165,7 @@ def post_whole(
         return transfers.finish(context, RUNS, opened.id)
     except HubProblem:
         if created:
-            with suppress(HubProblem):  # another request for the same run may have dropped it
+            with suppress(HubProblem):  # another request for the same run may have dropped the transfer
                 transfers.drop(context.part, RUNS, opened.id)
         raise
 
@@ -188,6 +188,6 @@ def _send(
 
 
 def _read(plain: BinaryIO, line: Line) -> bytes:
-    """Return a line with exactly one newline at its end."""
+    """Return a line that ends with exactly one newline."""
     plain.seek(line.offset)
     return plain.read(line.length).rstrip(b"\n") + b"\n"

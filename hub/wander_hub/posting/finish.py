@@ -1,7 +1,7 @@
-"""Makes a run of parts that have all arrived: aggregates, proof of its digest, and one transaction.
+"""Creates a run from parts that have all arrived: aggregates, digest, and one transaction.
 
-All numbers come from the stored rows of the parts, which the hub wrote itself when it validated the
-rollouts; no transcript is read again. Two numbers per rollout are held, whatever the size of the run.
+All numbers come from the stored rows of the parts, which the hub wrote when it validated the rollouts. No
+transcript is read again, and only two numbers per rollout are kept in memory.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class FinishedRun:
     rollouts_sha256: str | None
     order: bytes
     completions: Sequence[int]
-    """Digests by which runs with the same answers are found."""
+    """Digests for finding runs with the same answers."""
     own_seconds: float
-    """Seconds that the rollouts took without their models."""
+    """Seconds that the rollouts took, excluding their models."""
     checkpoints: Sequence[Checkpoint]
 
 
 def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisible:
-    """Compute what the hub shows of a run, and prove that its rollouts are those of its digest."""
+    """Compute everything that the hub shows of a run, and verify that its rollouts match its digest."""
     transfer, pinned = arrived.transfer, arrived.subject
     caller, storage = context.caller, context.storage
     artifacts = artifacts_of(transfer.files)
@@ -89,8 +89,8 @@ def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisibl
         raise HubProblem(
             422,
             "digest_mismatch",
-            "what arrived is not the run of this digest",
-            hint="its folder changed while it was sent: post it again",
+            "the received files do not match the digest of the run",
+            hint="the run folder changed during the upload; post it again",
         )
     order = io.BytesIO(finished.order)
     order_sha256 = storage.put(order) if finished.order else None
@@ -106,7 +106,9 @@ def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisibl
         place = posting.require_permission(session, pinned.manifest, caller)
         signature = RunSignature.model_validate(stated) if (stated := transfer.stated["signature"]) else None
         key = signing.verify_signature(session, caller, signature, sha256) if signature else None
-        limited = quotas.lock_poster(session, context.settings, caller.user)  # owners before environments
+        limited = quotas.lock_poster(
+            session, context.settings, caller.user
+        )  # lock owners before environments
         environments.lock_environment(session, place[0])
         audit.about(session, target=run_id, sha256=sha256, private=transfer.stated["private"])
         run = _run(transfer, pinned.manifest, place, finished, caller)
@@ -128,7 +130,7 @@ def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisibl
 
 
 def describe(session: Session, transfer: Transfer, base_url: str) -> RunDetail:
-    """Return the run that a transfer became."""
+    """Return the run that was created from a transfer."""
     return runs.detail_of(runs.find(session, transfer.stated["run_id"]), base_url)
 
 
@@ -154,8 +156,8 @@ def _sum_up(
     )
     summary = RunningSummary(manifest.environment.info)
     last, own_seconds = -1, 0.0
-    # An example's rollouts come one after another, so only its seed is held. Whether the environment gives
-    # the example that seed, a replay tells.
+    # The rollouts of an example are consecutive, so only its seed is kept. A replay checks whether the
+    # environment gives the example that seed.
     example: str | None = None
     seed: int | None = None
     for chunk in chunks:
@@ -164,28 +166,28 @@ def _sum_up(
             place = pinned.positions[facts.example_id] * manifest.rollouts_per_example + facts.index
             if place <= last:
                 where = f"line {number} of the part at {chunk.offset}"
-                raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
+                raise bad_rollouts(where, "rollouts must follow the manifest's order of examples, each once")
             last = place
             if facts.example_id != example:
                 example, seed = facts.example_id, facts.seed
             if manifest.kind == "evaluation" and facts.seed != seed:
                 where = f"line {number} of the part at {chunk.offset}"
                 raise bad_rollouts(
-                    where, f"another seed than a rollout of `{facts.example_id[:80]}` before it"
+                    where, f"its seed differs from an earlier rollout of `{facts.example_id[:80]}`"
                 )
             digest.add(row.line_sha256())
             order.add(facts.reward)
             own_seconds += facts.own_seconds
             completions.add(facts.example_id, row.completion_digest())
             summary.add(row.bare_rollout())
-    found = summary.summary(expected=manifest.expected_rollouts)
-    if len(found.metrics) > _MOST_METRICS or len(found.stop_reasons) > _MOST_REASONS:
-        fault = f"{len(found.metrics):,} metrics and {len(found.stop_reasons):,} stop reasons"
+    aggregates = summary.summary(expected=manifest.expected_rollouts)
+    if len(aggregates.metrics) > _MOST_METRICS or len(aggregates.stop_reasons) > _MOST_REASONS:
+        counts = f"{len(aggregates.metrics):,} metrics and {len(aggregates.stop_reasons):,} stop reasons"
         raise HubProblem(
-            422, "bad_rollouts", f"the rollouts have {fault}; a hub shows {_MOST_METRICS:,} of each"
+            422, "bad_rollouts", f"the rollouts have {counts}; the limit is {_MOST_METRICS:,} of each"
         )
     return FinishedRun(
-        found,
+        aggregates,
         digest.hexdigest(),
         order.content(),
         completions.values() if manifest.kind == "evaluation" else [],
@@ -195,21 +197,21 @@ def _sum_up(
 
 
 def _checkpoints(storage: Storage, artifacts: Sequence[TransferFile]) -> list[Checkpoint]:
-    """Return what a training run says of the weights that it made."""
-    found: dict[str, Checkpoint] = {}
+    """Return a training run's list of checkpoints."""
+    checkpoints: dict[str, Checkpoint] = {}
     for artifact in artifacts:
         if artifact.filename != CHECKPOINTS:
             continue
         for number, line in enumerate(split_lines([storage.read(artifact.sha256)]), start=1):
             try:
-                one = read_record(Checkpoint, line, CHECKPOINT)
+                checkpoint = read_record(Checkpoint, line, CHECKPOINT)
             except Refused as error:
                 raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {error}") from error
-            found[one.weights_sha256] = one
-            if len(found) > _MOST_CHECKPOINTS:
-                fault = f"`{CHECKPOINTS}` may name {_MOST_CHECKPOINTS:,} checkpoints"
+            checkpoints[checkpoint.weights_sha256] = checkpoint
+            if len(checkpoints) > _MOST_CHECKPOINTS:
+                fault = f"`{CHECKPOINTS}` may list at most {_MOST_CHECKPOINTS:,} checkpoints"
                 raise HubProblem(422, "bad_artifact", fault)
-    return list(found.values())
+    return list(checkpoints.values())
 
 
 def _run(

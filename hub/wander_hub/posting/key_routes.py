@@ -1,4 +1,4 @@
-"""The API of keys that sign runs."""
+"""The API of keys for signing runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = HubRouter(prefix="/api/v1", tags=["runs"])
 
 @router.get("/keys", responses=refusals(401))
 def list_keys(session: ReadSession, caller: Caller) -> KeyList:
-    """List your keys that sign runs."""
+    """List your keys for signing runs."""
     return signing.keys_of(session, caller.user_id)
 
 
@@ -27,13 +27,13 @@ def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     response_model=KeyInfo,
     status_code=201,
     responses={
-        200: {"model": KeyInfo, "description": "It was registered before"},
+        200: {"model": KeyInfo, "description": "The key was registered before"},
         **refusals(400, 401, 403, 409, 422),
     },
 )
 @audited("key.add")
 def add_key(context: ForManager, body: NewKey) -> Response:
-    """Register a public key that you sign runs with."""
+    """Register a public key for signing runs."""
     key, created = context.commit(lambda session: signing.add_key(session, body, context.caller))
     return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
 
@@ -43,5 +43,5 @@ def add_key(context: ForManager, body: NewKey) -> Response:
 def revoke_key(
     context: ForManager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
 ) -> KeyInfo:
-    """Revoke a key: it signs nothing any more, and runs that it signed say so."""
+    """Revoke a key. It can no longer sign runs, and earlier runs show that their key was revoked."""
     return context.commit(lambda session: signing.revoke_key(session, fingerprint, context.caller))

@@ -1,4 +1,4 @@
-"""The API that posts a run, in parts or in one request, publishes a private one, and withdraws one."""
+"""The API for posting runs, in parts or in one request, and for naming, publishing and withdrawing them."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _BODY = form_body(
         "rollouts": {"type": "string", "format": "binary", "description": "rollouts.jsonl, plain or zstd"},
         "artifacts": {"type": "array", "items": {"type": "string", "format": "binary"}},
         "private": {"type": "string", "enum": ["true", "false"]},
-        "name": {"type": "string", "maxLength": 100, "description": "what the run is called on the hub"},
+        "name": {"type": "string", "maxLength": 100, "description": "name of the run on the hub"},
     },
     required="manifest",
 )
 
 ONE_REQUEST_BYTES = 1024 * 1024 * 1024
-"""A run that is larger comes in parts."""
+"""Maximum size of a run in one request. A larger run must be posted in parts."""
 
 
 @transfer_router.post("", **OPENING)
 @part_of_another
 @takes(RUN_ANNOUNCEMENT)
 def open_run_transfer(wanted: NewRun, context: ForPoster) -> Response:
-    """Announce a run: its manifest, and the files that will be sent."""
+    """Announce a run with its manifest and the files that will follow."""
     return opened(context, *announce(context, wanted))
 
 
@@ -62,15 +62,17 @@ def open_run_transfer(wanted: NewRun, context: ForPoster) -> Response:
     status_code=201,
     response_model=RunDetail,
     responses={
-        200: {"model": RunDetail, "description": "The very same run was posted before"},
+        200: {"model": RunDetail, "description": "The same run was posted before"},
         **refusals(400, 401, 403, 409, 413, 415, 422, 507),
     },
     openapi_extra=_BODY,
 )
 @audited("run.post")
 async def post_run(request: Request, context: ForPoster) -> Response:
-    """Post a whole run folder at once, as `curl` can: it is taken in by the same steps as one that comes in
-    parts (`/api/v1/transfers/runs`). The hub validates every rollout and computes all aggregates itself.
+    """Post a whole run folder in one request, for example with `curl`.
+
+    The request takes the same steps as a run in parts (`/api/v1/transfers/runs`). The hub validates every
+    rollout and computes all aggregates itself.
     """
     max_files = 2 + context.settings.max_artifacts
     max_bytes = min(context.settings.max_run_bytes, ONE_REQUEST_BYTES)
@@ -84,7 +86,7 @@ async def post_run(request: Request, context: ForPoster) -> Response:
 @router.post("/{run_id}/publish", responses=refusals(401, 403, 404, 410, 422))
 @audited("run.publish")
 def publish_run(context: ForPoster, run_id: RunId) -> RunDetail:
-    """Show a private run to everybody, for good."""
+    """Make a private run public, permanently."""
 
     def record(session: Session) -> RunDetail:
         shown = posting.publish_run(session, run_id, context.caller)
@@ -96,7 +98,7 @@ def publish_run(context: ForPoster, run_id: RunId) -> RunDetail:
 @router.put("/{run_id}/name", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.rename")
 def rename_run(context: ForPoster, run_id: RunId, body: NewRunName) -> RunDetail:
-    """Name a run that you posted, or take its name away; its record and its digest stay as they are."""
+    """Name a run that you posted, or remove its name. Its record and digest do not change."""
 
     def record(session: Session) -> RunDetail:
         named = posting.rename_run(session, run_id, body.name, context.caller)
@@ -110,23 +112,23 @@ def rename_run(context: ForPoster, run_id: RunId, body: NewRunName) -> RunDetail
 def withdraw_run(
     context: ForPoster,
     run_id: RunId,
-    reason: Annotated[str, Query(min_length=1, max_length=500, description="shown to all")],
+    reason: Annotated[str, Query(min_length=1, max_length=500, description="public reason")],
 ) -> RunDetail:
-    """Remove the rollouts and files of a run one posted, and leave its manifest, digests and the reason."""
+    """Remove the rollouts and files of your own run. Its manifest, its digests and the reason remain."""
     posting.withdraw_run(context, run_id, reason)
     with context.read() as session:
         return service.detail_of(service.find(session, run_id), context.base_url)
 
 
 def _post(form: FormData, context: Context) -> tuple[BaseModel, bool]:
-    """Post what a form holds; return the run and whether it is new."""
+    """Post the run in a form; return it and whether it is new."""
     settings = context.settings
     part = form.get("manifest")
     if part is None:
         raise HubProblem(400, "bad_form", "the form has no part `manifest` (run.json)")
     text = part.encode() if isinstance(part, str) else part.file.read(MANIFEST.most_bytes + 1)
     if len(text) > MANIFEST.most_bytes:
-        raise HubProblem(413, "too_large", f"run.json is over {MANIFEST.most_bytes:,} bytes")
+        raise HubProblem(413, "too_large", f"run.json is larger than {MANIFEST.most_bytes:,} bytes")
     rollouts = form.get("rollouts")
     if isinstance(rollouts, str):
         raise HubProblem(400, "bad_form", "`rollouts` must be a file part")
@@ -135,14 +137,14 @@ def _post(form: FormData, context: Context) -> tuple[BaseModel, bool]:
         if isinstance(part, str) or not part.filename:
             raise HubProblem(400, "bad_form", "`artifacts` must be file parts")
         artifacts.append(check_file(part.filename, part.file, settings.max_artifact_bytes))
-    if len({fold(one.name) for one in artifacts}) != len(artifacts):
-        raise HubProblem(422, "bad_artifact", "two artifacts have one name, but for the case of letters")
+    if len({fold(artifact.name) for artifact in artifacts}) != len(artifacts):
+        raise HubProblem(422, "bad_artifact", "the names of two artifacts differ only in letter case")
     manifest = manifests.parse(text)
     if manifest.kind == "evaluation" and rollouts is None:
         raise HubProblem(400, "bad_form", "the form has no file part `rollouts`")
     private = form.get("private", "false")
     if private not in ("true", "false"):
-        raise HubProblem(400, "bad_form", "`private` is `true` or `false`")
+        raise HubProblem(400, "bad_form", "`private` must be `true` or `false`")
     try:
         name = NewRunName.model_validate({"name": form.get("name", "")}).name
     except ValidationError as error:

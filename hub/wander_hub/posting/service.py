@@ -1,4 +1,4 @@
-"""Who may post a run, and what its submitter may change afterwards: show it, name it, withdraw it."""
+"""Permissions for posting runs, and changes by the submitter: publish, rename and withdraw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from wander_hub.transfers import objects
 def require_permission(
     session: Session, manifest: RunManifest, caller: Identity
 ) -> tuple[Environment, Version]:
-    """Return what a run is recorded under; refuse a caller who may not post results there."""
+    """Return the environment and version of a run; raise a problem if the caller may not post results
+    there."""
     environment, version = manifests.find_pinned_version(session, manifest)
     if not rights.may(caller, "results", environment):
         raise rights.refusal(caller, "results", environment)
@@ -32,27 +33,30 @@ def require_permission(
 
 
 def is_poster(session: Session, run_id: str, user_id: int) -> bool:
-    """Tell whether a user posted the run of an id."""
+    """Return whether a user posted the run with this id."""
     known = session.get(Run, run_id)
     return known is not None and known.posted_by_id == user_id
 
 
 def is_known(session: Session, run_id: str, sha256: str) -> bool:
-    """Tell whether this very run was posted; refuse one whose id another run has, or that was withdrawn."""
-    known = session.get(Run, run_id)  # whoever may read it: ids are given once
+    """Return whether this run was already posted; raise if it was withdrawn or its id belongs to another
+    run."""
+    known = session.get(Run, run_id)  # regardless of who may read it, because ids are unique
     if known is None:
         return False
     if known.withdrawn_at is not None:
-        hint = "evaluate again for a new run"
-        raise HubProblem(409, "run_withdrawn", f"the run `{run_id}` was withdrawn for good", hint=hint)
+        hint = "evaluate again to get a new run"
+        raise HubProblem(409, "run_withdrawn", f"the run `{run_id}` was permanently withdrawn", hint=hint)
     if known.sha256 != sha256:
-        hint = "a posted run never changes; evaluate again for a new run"
-        raise HubProblem(409, "run_exists", f"the run `{run_id}` was posted with other content", hint=hint)
+        hint = "a posted run cannot be changed; evaluate again to get a new run"
+        raise HubProblem(
+            409, "run_exists", f"the run `{run_id}` was already posted, with other content", hint=hint
+        )
     return True
 
 
 def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
-    """Show a private run to everybody, for good; only its submitter may."""
+    """Make a private run public, permanently. Only its submitter may do this."""
     run = _find_own_run(session, run_id, caller, "publish")
     run_repository.lock_run(session, run)
     if runs.with_rollouts(run).private:
@@ -64,7 +68,7 @@ def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
 
 
 def rename_run(session: Session, run_id: str, name: str, caller: Identity) -> Run:
-    """Give a run a name for lists and boards, or none for an empty one; only its submitter may."""
+    """Set the name of a run; an empty name removes it. Only its submitter may do this."""
     run = _find_own_run(session, run_id, caller, "rename")
     run_repository.lock_run(session, run)
     before, run.name = run.name, name.strip() or None
@@ -76,14 +80,15 @@ def rename_run(session: Session, run_id: str, name: str, caller: Identity) -> Ru
 
 
 def withdraw_run(context: Context, run_id: str, reason: str) -> None:
-    """Remove the rollouts and files of a run, leave a tombstone with the reason; who posted it may."""
+    """Remove the rollouts and files of a run and leave a tombstone with the reason. Only its submitter may do
+    this."""
 
     def record(session: Session) -> list[str]:
         run = _find_own_run(session, run_id, context.caller, "withdraw")
         run_repository.lock_run(session, run)
         if run.withdrawn_at is not None:
             audit.nothing_done(session)
-            return []  # the first reason stands
+            return []  # the first reason remains
         audit.about(session, reason=reason)
         run.withdrawn_at, run.withdrawn_reason, run.withdrawn_by_id = now(), reason, context.caller.user_id
         loose = run_repository.remove_contents(session, run)
@@ -94,7 +99,7 @@ def withdraw_run(context: Context, run_id: str, reason: str) -> None:
 
 
 def is_own(run: Run, caller: Identity) -> bool:
-    """Tell whether a run is the caller's, who may publish and withdraw it."""
+    """Return whether the caller may publish, rename and withdraw a run."""
     covered = caller.covers("results", run.environment.owner_id, run.environment_id)
     return covered and (run.posted_by_id == caller.user_id or caller.administers)
 
@@ -103,5 +108,5 @@ def _find_own_run(session: Session, run_id: str, caller: Identity, verb: str) ->
     run = runs.find(session, run_id)
     if not is_own(run, caller):
         hint = f"ask `{run.posted_by.name}`"
-        raise HubProblem(403, "not_permitted", f"only who posted a run may {verb} it", hint=hint)
+        raise HubProblem(403, "not_permitted", f"only the submitter of a run may {verb} it", hint=hint)
     return run

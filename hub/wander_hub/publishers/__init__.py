@@ -1,1 +1,1 @@
-"""Trusted publishing: short-lived tokens for workflows that prove who they are."""
+"""Trusted publishing: short-lived tokens for workflows that prove their identity."""

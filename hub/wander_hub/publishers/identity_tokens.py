@@ -1,6 +1,7 @@
-"""Checks identity tokens against the keys that their issuers publish.
+"""Verification of identity tokens with the keys that their issuers publish.
 
-JSON Web Tokens are RFC 7519, where the keys lie is told by OpenID Connect Discovery 1.0.
+Identity tokens are JSON Web Tokens (RFC 7519). OpenID Connect Discovery 1.0 defines where an issuer publishes
+its keys.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ from wander.wire.gate import CLAIMS, Refused, read_json
 from wander_hub.http.outbound import SharedQuestions, ask_json
 from wander_hub.http.problems import HubProblem
 
-if TYPE_CHECKING:  # imported with the first token: few processes see one
+if TYPE_CHECKING:  # imported with the first token, which few processes receive
     import jwt
 
 logger = logging.getLogger("wander_hub")
 
 LEEWAY_SECONDS = 30
-"""How far clocks may differ."""
+"""Tolerated difference of clocks."""
 _LONGEST_SECONDS = 24 * 3600
-"""Identity tokens live for minutes; what lives longer was not made for this."""
+"""Maximum lifetime. Genuine identity tokens live for minutes, so a longer lifetime indicates another
+purpose."""
 _COOL_DOWN_SECONDS = 60
 _KEPT_SECONDS = 3600
-"""After this time keys are asked for again: an issuer may have taken one back."""
+"""Seconds after which keys are downloaded again, because an issuer may have revoked one."""
 _ALGORITHMS = ["RS256", "ES256", "EdDSA"]
 
 
 @dataclass
 class _Keys:
-    found: dict[str, jwt.PyJWK] = field(default_factory=dict)
+    by_id: dict[str, jwt.PyJWK] = field(default_factory=dict)
     asked_at: float = float("-inf")
 
 
 class IdentityTokens:
-    """Verifies identity tokens of the issuers it knows; keeps their keys.
+    """Verifies identity tokens of the trusted issuers and caches their keys.
 
-    Those of workflows have a `jti`, by which each is used once; those of people need none.
+    Tokens of workflows must have a `jti`, so that each can only be used once. Tokens of people do not need
+    it.
     """
 
     def __init__(self, issuers: Iterable[str], audience: str, *, jti: bool = True) -> None:
@@ -53,13 +56,14 @@ class IdentityTokens:
         self._required = ["iss", "aud", "sub", "iat", "exp", *(["jti"] if jti else [])]
 
     async def claims(self, token: str) -> dict[str, Any]:
-        """Return what a token claims; raise a 422 unless it is genuine, current and made for this hub."""
+        """Return the claims of a token; raise a 422 problem unless it is genuine, valid now and made for this
+        hub."""
         import jwt
 
         header, stated = (_read_part(token, place) for place in (0, 1))
         issuer = stated.get("iss")
         if not isinstance(issuer, str) or issuer not in self._keys:
-            raise refusal("unknown_issuer", f"its issuer `{str(issuer)[:200]}` is none that this hub trusts")
+            raise refusal("unknown_issuer", f"this hub does not trust its issuer `{str(issuer)[:200]}`")
         key = await self._key(issuer, str(header.get("kid", "")))
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -72,70 +76,70 @@ class IdentityTokens:
                 options={"require": self._required},
             )
         except jwt.PyJWTError as error:
-            said = str(error)
-            raise refusal("invalid_token", said[:1].lower() + said[1:200]) from error
+            reason = str(error)
+            raise refusal("invalid_token", reason[:1].lower() + reason[1:200]) from error
         if claims["aud"] not in (self._audience, [self._audience]):
-            raise refusal("invalid_token", "it is made for others, too")
+            raise refusal("invalid_token", "it has other audiences besides this hub")
         if claims["exp"] - claims["iat"] > _LONGEST_SECONDS:
             raise refusal("invalid_token", "it is valid for more than a day")
         return claims
 
     async def _key(self, issuer: str, kid: str) -> jwt.PyJWK:
-        """Return a key by its id; one that is not known yet is asked for, at most once a minute."""
+        """Return a key by its id; unknown keys are looked up at most once a minute."""
         keys = self._keys[issuer]
-        old = _KEPT_SECONDS if kid in keys.found else _COOL_DOWN_SECONDS
+        old = _KEPT_SECONDS if kid in keys.by_id else _COOL_DOWN_SECONDS
         if self._questions.is_asked(issuer) or time.monotonic() - keys.asked_at >= old:
             await self._questions.ask(issuer, lambda: self._refresh(issuer))
-        if kid not in keys.found:
+        if kid not in keys.by_id:
             raise refusal("unknown_key", f"`{issuer}` has no key `{kid[:80]}`")
-        return keys.found[kid]
+        return keys.by_id[kid]
 
     async def _refresh(self, issuer: str) -> None:
         self._keys[issuer].asked_at = time.monotonic()
-        self._keys[issuer].found = await _fetch(issuer)
+        self._keys[issuer].by_id = await _fetch(issuer)
 
 
 def _read_part(token: str, place: int) -> dict[str, Any]:
-    """Return header or claims of a token, unverified; raise a 422 for what is no token."""
+    """Return the unverified header or claims of a token; raise a 422 problem if it is not a token."""
     parts = token.split(".")
     try:
         text = base64.urlsafe_b64decode(parts[place] + "=" * (-len(parts[place]) % 4))
-        found = read_json(text, CLAIMS)
+        part = read_json(text, CLAIMS)
     except (Refused, IndexError, ValueError, binascii.Error) as error:
         raise refusal("invalid_token", "it is not a JSON Web Token") from error
-    if len(parts) != 3 or not isinstance(found, dict):
+    if len(parts) != 3 or not isinstance(part, dict):
         raise refusal("invalid_token", "it is not a JSON Web Token")
-    return found
+    return part
 
 
 def refusal(code: str, reason: str) -> HubProblem:
-    """Return the refusal of an identity token; twine and uv print what stands under `errors`."""
-    hint = "see `wander env publisher list` for what the hub trusts"
+    """Return the problem of a rejected identity token; twine and uv print the entries of `errors`."""
+    hint = "see `wander env publisher list` for the trusted publishers"
     errors = [{"code": code, "description": reason}]
-    return HubProblem(422, code, f"the identity token is refused: {reason}", hint=hint, errors=errors)
+    return HubProblem(422, code, f"the identity token was rejected: {reason}", hint=hint, errors=errors)
 
 
 @contextmanager
 def answering(issuer: str) -> Iterator[None]:
-    """Raise a 503 where an issuer cannot be asked, or answers with what is no answer."""
+    """Raise a 503 problem if an issuer cannot be reached or its answer is invalid."""
     import httpx
     import jwt
 
     try:
         yield
     except (httpx.HTTPError, jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s does not answer as it should: %s", issuer, error)
+        logger.warning("invalid answer from %s: %s", issuer, error)
         raise unreachable(issuer) from error
 
 
 def unreachable(issuer: str) -> HubProblem:
-    """Return the 503 of an issuer that does not answer as it should."""
-    detail = f"the hub gets no answer of `{issuer}` that it can use"
+    """Return the 503 problem of an issuer that does not answer correctly."""
+    detail = f"the hub gets no valid answer from `{issuer}`"
     return HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute")
 
 
 async def discover(issuer: str) -> dict[str, Any]:
-    """Return what an issuer says of itself."""
+    """Return the configuration of an issuer."""
     _, document = await ask_json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if document.get("issuer") != issuer:
         raise ValueError("its configuration names another issuer")

@@ -1,4 +1,4 @@
-"""Tables of trusted publishers and of the identity tokens that were traded already."""
+"""Tables of trusted publishers and of used identity tokens."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Publisher(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), index=True)
     name: Mapped[str | None] = mapped_column(String(200))
-    """Normalised name of an environment that may not exist yet; None for all of the owner's."""
+    """Normalized name of an environment, which may not exist yet; None for all environments of the owner."""
     kind: Mapped[str] = mapped_column(String(8))
     issuer: Mapped[str] = mapped_column(String(255), index=True)
     subject: Mapped[str] = mapped_column(String(255))
     workflow: Mapped[str | None] = mapped_column(String(255))
     deployment: Mapped[str | None] = mapped_column(String(255))
     pinned: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
-    """Ids among the claims of its first use; later ones must be the same."""
+    """Account ids from the claims of the first use. Later claims must have the same ids."""
     created_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    """Its tokens may do what this user may: they end with the user's role."""
+    """User whose permissions limit the publisher's tokens. The tokens become invalid when the user loses the
+    role."""
     created_at: Mapped[datetime]
     last_used_at: Mapped[datetime | None]
     owner: Mapped[Owner] = relationship(lazy="raise")
@@ -36,11 +37,11 @@ class Publisher(Base):
 
 
 class UsedAssertion(Base):
-    """An identity token that was traded; the row refuses it a second time."""
+    """A used identity token, stored so that it cannot be used again."""
 
     __tablename__ = "used_assertions"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Of issuer and `jti`."""
+    """Hash of issuer and `jti`."""
     expires_at: Mapped[datetime] = mapped_column(index=True)
-    """From then on the token's own expiry refuses it."""
+    """Time from which the row is not needed, because the token itself has expired."""

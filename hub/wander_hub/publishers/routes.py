@@ -1,4 +1,5 @@
-"""The API on trusted publishers, and the two addresses that twine, uv and pdm ask on an upload's host."""
+"""The API of trusted publishers, and the two addresses that twine, uv and pdm use on the host of an
+upload."""
 
 from __future__ import annotations
 
@@ -47,9 +48,10 @@ def list_publishers(session: ReadSession, caller: Caller, owner: str) -> Publish
 @router.post(_PUBLISHERS, status_code=201, responses=_REFUSALS)
 @audited("publisher.add")
 def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> PublisherInfo:
-    """Trust a workflow to publish one environment, which need not exist yet, or all of an owner's."""
-    what = (context.caller, owner, body, context.settings.oidc_issuers)
-    return context.commit(lambda session: service.add_publisher(session, *what))
+    """Trust a workflow to publish one environment, which may not exist yet, or all environments of an
+    owner."""
+    arguments = (context.caller, owner, body, context.settings.oidc_issuers)
+    return context.commit(lambda session: service.add_publisher(session, *arguments))
 
 
 @router.delete(_PUBLISHERS + "/{publisher}", responses=_REFUSALS)
@@ -61,17 +63,17 @@ def remove_publisher(context: ForManager, owner: str, publisher: Number) -> Publ
 
 @router.get("/_/oidc/audience", responses=refusals(404))
 def audience(settings: HubSettings) -> Audience:
-    """Return the audience that an identity token must be made for."""
+    """Return the required audience of identity tokens."""
     return Audience(audience=_audience(settings.audience))
 
 
 def identity_tokens(request: Request, settings: HubSettings) -> IdentityTokens:
-    """Return the application's checker of identity tokens, which keeps issuers' keys."""
+    """Return the application's verifier of identity tokens, which caches the issuers' keys."""
     state = request.app.state
     if getattr(state, "identity_tokens", None) is None:
         state.identity_tokens = IdentityTokens(settings.oidc_issuers, _audience(settings.audience))
-    checker: IdentityTokens = state.identity_tokens
-    return checker
+    verifier: IdentityTokens = state.identity_tokens
+    return verifier
 
 
 @router.post("/_/oidc/mint-token", responses=refusals(400, 404, 422, 503), dependencies=[Depends(ByBody())])
@@ -82,15 +84,15 @@ async def mint_token(
     settings: HubSettings,
     tokens: Annotated[IdentityTokens, Depends(identity_tokens)],
     body: MintRequest,
-    owner: Annotated[str | None, Query(max_length=39, description="under which to publish")] = None,
-    name: Annotated[str | None, Query(max_length=200, description="of the environment to publish")] = None,
+    owner: Annotated[str | None, Query(max_length=39, description="owner of the environment")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="name of the environment")] = None,
 ) -> MintedToken:
-    """Trade the identity token of a trusted workflow for an API token of 15 minutes.
+    """Exchange the identity token of a trusted workflow for an API token that is valid for 15 minutes.
 
-    Who does not say what to publish, as uv and twine, gets one that is good at the address of every owner who
-    trusts the workflow.
+    Without a target, as in uv and twine, the API token is valid at the address of every owner that trusts the
+    workflow.
     """
-    claims = await tokens.claims(body.token)  # may ask the issuer
+    claims = await tokens.claims(body.token)  # may send a request to the issuer
     kind = settings.oidc_issuers[claims["iss"]]
     work = audit.recorded(
         lambda session: service.mint_token(session, kind, claims, owner, name), origin_of(request, None)
@@ -100,6 +102,8 @@ async def mint_token(
 
 def _audience(known: str | None) -> str:
     if known is None:
-        hint = "its operator sets `WANDER_HUB_PUBLIC_URL`"
-        raise HubProblem(404, "trusted_publishing_off", "this hub has no trusted publishing", hint=hint)
+        hint = "the hub's operator can set `WANDER_HUB_PUBLIC_URL`"
+        raise HubProblem(
+            404, "trusted_publishing_off", "trusted publishing is disabled on this hub", hint=hint
+        )
     return known

@@ -1,1 +1,1 @@
-"""How much an owner may have on the hub: stored bytes, versions and runs."""
+"""Quotas: limits on an owner's stored bytes, versions and runs."""

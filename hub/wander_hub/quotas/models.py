@@ -1,4 +1,4 @@
-"""The table of limits that owners have of their own."""
+"""The table of quotas that are set for single owners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wander_hub.database import Base
 
 
 class Quota(Base):
-    """What one owner may have; None is what the hub's settings say, `UNLIMITED` is no limit."""
+    """Limits of one owner. None means the limit of the hub's settings, and `UNLIMITED` means no limit."""
 
     __tablename__ = "quotas"
 

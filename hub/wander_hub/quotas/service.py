@@ -1,8 +1,8 @@
-"""Counts what owners have, and refuses what would be more than they may have.
+"""Enforcement of quotas.
 
-Nothing is kept as a counter: what an owner has is summed from the rows, where a limit is to be held. Whoever
-adds something locks the owner, adds the rows, and sums then, so that of several at once no more come in than
-there is room for. `foresee` refuses before that, and before bytes are taken in, what cannot fit.
+Usage is not stored in counters. If an owner has a limit, the usage is summed from the rows. A transaction
+that adds something locks the owner, adds the rows and then sums, so simultaneous additions cannot exceed the
+limit together. `foresee` rejects an announced addition before any bytes are received.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _WORDS: dict[Kind, str] = {"stored_bytes": "stored bytes", "versions": "versions
 
 
 def limits_of(session: Session, settings: Settings, owner: Owner) -> dict[Kind, int]:
-    """Return what an owner may have, of each kind that is limited."""
+    """Return the limits of an owner, for each kind that is limited."""
     own = session.get(Quota, owner.id, populate_existing=True)
-    found: dict[Kind, int] = {}
+    limits: dict[Kind, int] = {}
     for kind in KINDS:
         limit: int | None = getattr(own, kind, None)
         limit = getattr(settings, f"quota_{kind}") if limit is None else limit
         if limit not in (None, UNLIMITED):
-            found[kind] = limit
-    return found
+            limits[kind] = limit
+    return limits
 
 
 def used_by(session: Session, owner: Owner, kind: Kind) -> int:
-    """Return how much an owner has; runs are of the user of that name, who posted them."""
+    """Return an owner's usage. Runs count for the owner that has the name of the user who posted them."""
     posted = select(func.count()).select_from(Run).join(User, Run.posted_by_id == User.id)
     posted = posted.where(User.name == owner.name)
     if kind == "runs":
@@ -66,7 +66,8 @@ def used_by(session: Session, owner: Owner, kind: Kind) -> int:
 
 
 def _objects(owner: Owner) -> Subquery:
-    """Return digests and sizes of all that an owner's versions and models have, one several times."""
+    """Return digests and sizes of the files of an owner's versions and models; a digest may occur several
+    times."""
     environments = select(Environment.id).where(Environment.owner_id == owner.id)
     versions = select(Version.id).where(
         Version.environment_id.in_(environments), Version.deleted_at.is_(None)
@@ -81,7 +82,7 @@ def _objects(owner: Owner) -> Subquery:
 
 
 def require_room(session: Session, settings: Settings, owner: Owner, kinds: Sequence[Kind]) -> None:
-    """Refuse what was just added, in a transaction that locked the owner before, where it is too much."""
+    """Raise a problem if the added rows exceed a limit. The transaction must have locked the owner before."""
     session.flush()
     for kind, allowed in limits_of(session, settings, owner).items():
         if kind in kinds and (needed := used_by(session, owner, kind)) > allowed:
@@ -98,7 +99,8 @@ def foresee(
     versions: int = 0,
     runs: int = 0,
 ) -> None:
-    """Refuse what is announced where it is too much; of files, those that are there cost nothing."""
+    """Raise a problem if an announced addition would exceed a limit; files that the owner already has are
+    free."""
     if owner is None:
         return
     limits = limits_of(session, settings, owner)
@@ -112,18 +114,18 @@ def foresee(
 def _fresh(session: Session, owner: Owner, files: Mapping[str, int]) -> set[str]:
     objects, fresh = _objects(owner), set(files)
     for start in range(0, len(files), _BATCH):
-        some = list(files)[start : start + _BATCH]
-        fresh.difference_update(session.scalars(select(objects.c.sha256).where(objects.c.sha256.in_(some))))
+        batch = list(files)[start : start + _BATCH]
+        fresh.difference_update(session.scalars(select(objects.c.sha256).where(objects.c.sha256.in_(batch))))
     return fresh
 
 
 def poster(session: Session, user: str) -> Owner | None:
-    """Return the owner that a user's runs count to."""
+    """Return the owner for which a user's runs count."""
     return accounts.owner_named(session, user)
 
 
 def lock_poster(session: Session, settings: Settings, user: str) -> Owner | None:
-    """Return the owner that a user's runs count to, where it is limited, and have others wait."""
+    """Return the owner for which a user's runs count, locked; None if it has no limits for runs."""
     owner = poster(session, user)
     if owner is None or not limits_of(session, settings, owner).keys() & set(OF_RUNS):
         return None
@@ -132,14 +134,14 @@ def lock_poster(session: Session, settings: Settings, user: str) -> Owner | None
 
 
 def quota_of_owner(session: Session, settings: Settings, caller: Identity, name: str) -> OwnerQuota:
-    """Return what an owner has and may have; for its members."""
+    """Return an owner's usage and limits. For its members."""
     return describe_quota(session, settings, rights.owner_for(session, caller, "read", name))
 
 
 def describe_quota(session: Session, settings: Settings, owner: Owner) -> OwnerQuota:
-    """Return what an owner has and may have."""
+    """Return an owner's usage and limits."""
     own, limits = session.get(Quota, owner.id), limits_of(session, settings, owner)
-    found = {
+    allowances = {
         kind: Allowance(
             used=used_by(session, owner, kind),
             allowed=limits.get(kind),
@@ -147,35 +149,36 @@ def describe_quota(session: Session, settings: Settings, owner: Owner) -> OwnerQ
         )
         for kind in KINDS
     }
-    return OwnerQuota(owner=owner.name, **found)
+    return OwnerQuota(owner=owner.name, **allowances)
 
 
 def change_quota(
     session: Session, settings: Settings, caller: Identity, name: str, wanted: NewQuota
 ) -> OwnerQuota:
-    """Give an owner limits of its own; for administrators. What it has already stays, however much it is."""
+    """Set the limits of an owner. For administrators. Existing content remains, even if it exceeds a new
+    limit."""
     rights.require_administrator(caller)
     owner = rights.find_owner(session, caller, name)
     accounts.lock_owner(session, owner)
     own = session.get(Quota, owner.id, populate_existing=True) or Quota(owner_id=owner.id)
-    told = wanted.model_dump()
+    values = wanted.model_dump()
     for kind in KINDS:
-        setattr(own, kind, UNLIMITED if told[kind] == "unlimited" else told[kind])
+        setattr(own, kind, UNLIMITED if values[kind] == "unlimited" else values[kind])
     session.add(own)
     session.flush()
-    audit.about(session, owner=owner.name, target=owner.name, **told)
+    audit.about(session, owner=owner.name, target=owner.name, **values)
     return describe_quota(session, settings, owner)
 
 
 def list_own(session: Session, settings: Settings) -> list[OwnerQuota]:
-    """Return the owners with limits of their own, by name."""
+    """Return the owners that have limits of their own, by name."""
     query = select(Owner).join(Quota, Quota.owner_id == Owner.id).order_by(Owner.name)
-    return [describe_quota(session, settings, one) for one in session.scalars(query)]
+    return [describe_quota(session, settings, owner) for owner in session.scalars(query)]
 
 
 def _refusal(owner: Owner, kind: Kind, allowed: int, needed: int) -> HubProblem:
-    detail = f"with this, `{owner.name}` would have {needed:,} {_WORDS[kind]}, and may have {allowed:,}"
-    hint = f"`wander env owner quota {owner.name}` shows what there is; delete some of it, or ask whoever"
-    hint += f" runs the hub for more: `wander-hub quota set {owner.name}`"
-    told = [{"limit": kind, "allowed": allowed, "needed": needed}]
-    return HubProblem(403, "quota_exceeded", detail, hint=hint, errors=told)
+    detail = f"with this, `{owner.name}` would have {needed:,} {_WORDS[kind]}, but the limit is {allowed:,}"
+    hint = f"see `wander env owner quota {owner.name}`; delete something, or ask the hub's operator"
+    hint += f" to raise the limit: `wander-hub quota set {owner.name}`"
+    exceeded = [{"limit": kind, "allowed": allowed, "needed": needed}]
+    return HubProblem(403, "quota_exceeded", detail, hint=hint, errors=exceeded)

@@ -1,1 +1,1 @@
-"""Who may do what: roles in an owner, and the rights that they give."""
+"""Permissions: roles, tokens and invitations."""

@@ -1,6 +1,6 @@
-"""Invitations: a role that waits by name until somebody of that name accepts it.
+"""Invitations to a role, addressed to a name.
 
-Nothing here looks whether there is such a user, so nobody learns it from an invitation.
+Whether a user of that name exists is never checked, so an invitation does not reveal it.
 """
 
 from __future__ import annotations
@@ -27,68 +27,69 @@ from wander_hub.rights.models import Grant, Invitation
 
 _LASTS = timedelta(days=14)
 _MOST = 100
-"""Invitations of one owner, or of one environment, that may wait."""
+"""Maximum number of pending invitations of one owner or one environment."""
 
 Target = Mapping[str, int]
-"""`owner_id` or `environment_id`."""
+"""Either `owner_id` or `environment_id`."""
 
 
 def invite(session: Session, caller: Identity, target: Target, name: str, role: Role) -> None:
-    """Have a role wait for whoever has a name; again, with another role and for another 14 days."""
+    """Invite a name to a role for 14 days, or update an existing invitation."""
     if not names.is_owner_name(name):
-        raise HubProblem(422, "bad_name", f"nobody can be called `{name[:80]}`")
+        raise HubProblem(422, "bad_name", f"`{name[:80]}` is not a valid user name")
     session.execute(delete(Invitation).where(Invitation.expires_at <= now()))
-    found = session.scalar(select(Invitation).where(*_at(target), Invitation.name == name))
-    if found is None:
+    invitation = session.scalar(select(Invitation).where(*_at(target), Invitation.name == name))
+    if invitation is None:
         count = session.scalar(select(func.count()).select_from(Invitation).where(*_at(target)))
         if count is not None and count >= _MOST:
-            hint = "withdraw some: `wander env owner remove OWNER NAME`"
-            raise HubProblem(409, "too_many_invitations", f"{count} invitations wait already", hint=hint)
-        found = Invitation(**target, name=name, created_at=now())
-        session.add(found)
-    found.role, found.invited_by_id, found.expires_at = role, caller.user_id, now() + _LASTS
+            hint = "withdraw some of them: `wander env owner remove OWNER NAME`"
+            raise HubProblem(409, "too_many_invitations", f"{count} invitations are pending", hint=hint)
+        invitation = Invitation(**target, name=name, created_at=now())
+        session.add(invitation)
+    invitation.role, invitation.invited_by_id, invitation.expires_at = role, caller.user_id, now() + _LASTS
 
 
 def withdraw_invitation(session: Session, target: Target, name: str) -> bool:
-    """Take an invitation back; tell whether there was one."""
+    """Withdraw an invitation; return whether it existed."""
     gone = session.execute(delete(Invitation).where(*_at(target), Invitation.name == name))
     return cast("CursorResult[Any]", gone).rowcount > 0
 
 
 def list_waiting(session: Session, target: Target) -> Sequence[Invitation]:
-    """Return the invitations that wait, by name."""
+    """Return the pending invitations, by name."""
     query = select(Invitation).where(*_at(target), Invitation.expires_at > now())
     return session.scalars(query.order_by(Invitation.name)).all()
 
 
 def drop_all(session: Session, target: Target) -> None:
-    """End all invitations to an owner or an environment."""
+    """Delete all invitations to an owner or an environment."""
     session.execute(delete(Invitation).where(*_at(target)))
 
 
 def drop_made_by(session: Session, user_id: int, target: Target) -> None:
-    """Take back what somebody invited others to who is no owner of it any more."""
+    """Delete the invitations by a user who is no longer an owner of the target."""
     below = select(Environment.id).where(Environment.owner_id == target.get("owner_id"))
     of_them = or_(*_at(target), Invitation.environment_id.in_(below))
     session.execute(delete(Invitation).where(Invitation.invited_by_id == user_id, of_them))
 
 
 def drop_of_user(session: Session, user: User) -> None:
-    """End the invitations that a user made.
+    """Delete the invitations that a user made.
 
-    Those to the user stay, which only they could accept: who made one would else learn that there was a user.
+    Invitations to the user remain, although only they could accept them. Otherwise the inviter would learn
+    that the user exists.
     """
     session.execute(delete(Invitation).where(Invitation.invited_by_id == user.id))
 
 
 def invitations_of_caller(session: Session, caller: Identity) -> list[InvitationInfo]:
-    """Return what the caller is invited to."""
+    """Return the caller's pending invitations."""
     rights.require_whole_token(caller)
-    return [_info(one) for one in session.scalars(_of(caller).order_by(Invitation.id))]
+    return [_info(invitation) for invitation in session.scalars(_of(caller).order_by(Invitation.id))]
 
 
 def accept_invitation(session: Session, caller: Identity, number: int) -> InvitationInfo:
-    """Give the caller the role that waits for them; a greater one that they have already stays."""
+    """Give the caller the role of an invitation; if they have a higher role, they keep it."""
     invitation = _lock(session, caller, number)
     key = {"user_id": caller.user_id, **_target_of(invitation)}
     table = Membership if invitation.environment_id is None else Grant
@@ -101,35 +102,36 @@ def accept_invitation(session: Session, caller: Identity, number: int) -> Invita
 
 
 def decline_invitation(session: Session, caller: Identity, number: int) -> InvitationInfo:
-    """Refuse a role that waits for the caller."""
+    """Decline an invitation of the caller."""
     return _end(session, _lock(session, caller, number))
 
 
 def _lock(session: Session, caller: Identity, number: int) -> Invitation:
-    """Return an invitation of the caller, when it still waits once nobody else changes those roles."""
+    """Lock and return an invitation of the caller, checked again once the roles cannot change anymore."""
     rights.require_whole_token(caller)
-    # Whoever disables or removes a user locks them first, too, and takes their roles.
+    # Disabling or removing a user also locks the user first and then deletes their roles.
     user = session.get_one(User, caller.user_id, with_for_update={"key_share": True}, populate_existing=True)
     query = _of(caller).where(Invitation.id == number, literal(user.disabled_at is None))
-    if (found := session.scalar(query)) is not None:
-        owner = found.environment.owner if found.environment is not None else found.owner
-        assert owner is not None  # an invitation is to one of both
+    if (invitation := session.scalar(query)) is not None:
+        environment = invitation.environment
+        owner = environment.owner if environment is not None else invitation.owner
+        assert owner is not None  # every invitation has an owner or an environment
         accounts.lock_owner(session, owner)
-        if found.environment is not None:
-            environments.lock_environment(session, found.environment)
-        found = session.scalar(query.execution_options(populate_existing=True))
-    if found is None:
-        hint = "`wander auth invitation list` shows yours"
-        raise HubProblem(404, "invitation_not_found", f"no invitation {number} waits for you", hint=hint)
-    return found
+        if environment is not None:
+            environments.lock_environment(session, environment)
+        invitation = session.scalar(query.execution_options(populate_existing=True))
+    if invitation is None:
+        hint = "`wander auth invitation list` shows your invitations"
+        raise HubProblem(404, "invitation_not_found", f"you have no invitation {number}", hint=hint)
+    return invitation
 
 
 def _end(session: Session, invitation: Invitation) -> InvitationInfo:
-    told = _info(invitation)
-    owner = told.target.partition("/")[0]
-    audit.about(session, owner=owner, target=told.target, role=told.role, invited_by=told.invited_by)
+    info = _info(invitation)
+    owner = info.target.partition("/")[0]
+    audit.about(session, owner=owner, target=info.target, role=info.role, invited_by=info.invited_by)
     session.delete(invitation)
-    return told
+    return info
 
 
 def _of(caller: Identity) -> Select[Invitation]:
@@ -140,7 +142,7 @@ def _of(caller: Identity) -> Select[Invitation]:
 
 
 def _inviter_may() -> ColumnElement[bool]:
-    """Return the condition that holds while who made an invitation may still make it."""
+    """Return the condition that the inviter still has the right to invite."""
     environment = select(Environment.owner_id).where(Environment.id == Invitation.environment_id)
     owner_id = func.coalesce(Invitation.owner_id, environment.scalar_subquery())
     roles = [

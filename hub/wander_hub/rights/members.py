@@ -22,20 +22,21 @@ from wander_hub.rights import tokens as token_service
 from wander_hub.rights.models import Grant
 
 _MOST_TOKENS = 100
-"""That are good at once and that one user made."""
+"""Maximum number of valid tokens that one user may create."""
 
 
 def members_of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
-    """Return who has a role on an owner; for members alone."""
+    """Return the members of an owner. Only members may see them."""
     return _members(session, rights.owner_for(session, caller, "read", name))
 
 
 def change_owner_role(
     session: Session, caller: Identity, name: str, user: str, role: Role | None
 ) -> list[Member]:
-    """Give somebody a role on all environments of an owner, or invite them; None takes it away.
+    """Set a user's role on an owner, or invite them; None removes the role.
 
-    Everybody may leave, and is told no more of those who stay.
+    Any member may leave. The result is then empty, because the caller may no longer see the remaining
+    members.
     """
     user = names.normalize_owner(user)
     leaving = role is None and user == caller.user
@@ -44,15 +45,15 @@ def change_owner_role(
     had_owner = accounts.has_owner(session, owner)
     _change_role(session, caller, Membership, {"owner_id": owner.id}, owner.name, user, role)
     if had_owner and not accounts.has_owner(session, owner):
-        hint = f"make somebody else an owner first: `wander env owner add {owner.name} USER --role owner`"
-        raise HubProblem(409, "last_owner", f"`{owner.name}` would be left without an owner", hint=hint)
+        hint = f"give someone else the role first: `wander env owner add {owner.name} USER --role owner`"
+        raise HubProblem(409, "last_owner", f"`{owner.name}` would have no owner left", hint=hint)
     return [] if leaving else _members(session, owner)
 
 
 def members_of_environment(session: Session, caller: Identity, owner: str, name: str) -> list[Member]:
-    """Return who has a role on an environment, its owner's members with them; for members alone."""
+    """Return the members of an environment, including those of its owner. Only members may see them."""
     environment = environments.find(session, owner, name)
-    # `private`, since the public, to whom an open environment is readable, has no role on it.
+    # `private=True`, because reading a public environment does not require a role.
     if not caller.may("read", environment.owner_id, environment.id, private=True):
         raise rights.refusal(caller, "read", environment)
     return _members_of(session, environment)
@@ -61,9 +62,10 @@ def members_of_environment(session: Session, caller: Identity, owner: str, name:
 def change_environment_role(
     session: Session, caller: Identity, owner: str, name: str, user: str, role: Role | None
 ) -> list[Member]:
-    """Give somebody a role on one environment, or invite them; None takes it away.
+    """Set a user's role on one environment, or invite them; None removes the role.
 
-    Everybody may leave, and is told no more of those who stay.
+    Any member may leave. The result is then empty, because the caller may no longer see the remaining
+    members.
     """
     user = names.normalize_owner(user)
     leaving = role is None and user == caller.user
@@ -95,18 +97,18 @@ def _change_role(
         if known is not None:
             session.delete(known)
         elif not invited:
-            hint = f"`wander env owner list {label}` shows who has one"
+            hint = f"`wander env owner list {label}` lists the members"
             raise HubProblem(404, "no_role", f"`{name[:80]}` has no role on `{label}` itself", hint=hint)
     elif known is not None:
         known.role = role
         invitations.withdraw_invitation(session, target, name)
     elif caller.administers:
-        found = accounts.user_named(session, name)
-        if found is None or found.removed_at is not None:
-            hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
+        new_member = accounts.user_named(session, name)
+        if new_member is None or new_member.removed_at is not None:
+            hint = f"the hub's operator can add users: `wander-hub user add {name[:80]}`"
             raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
         invitations.withdraw_invitation(session, target, name)
-        session.add(table(**target, user_id=found.id, role=role))
+        session.add(table(**target, user_id=new_member.id, role=role))
     else:
         audit.about(session, invited=True)
         invitations.invite(session, caller, target, name, role)
@@ -114,18 +116,18 @@ def _change_role(
 
 
 def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedToken:
-    """Make a token for the caller that does no more than the one it is made with, and no longer."""
+    """Create a token for the caller whose scopes and lifetime do not exceed those of the token in use."""
     rights.require_whole_token(caller)
-    if more := [one for one in wanted.scopes if one not in ("read", *caller.token.scopes)]:
-        hint = "a token makes others of its own scopes alone; log in with one of wider scope"
-        detail = f"this token is not of scope {', '.join(f'`{one}`' for one in more)} itself"
+    if more := [scope for scope in wanted.scopes if scope not in ("read", *caller.token.scopes)]:
+        hint = "a token can only create tokens with its own scopes; log in with a token of wider scope"
+        detail = f"this token does not have the scope {', '.join(f'`{scope}`' for scope in more)} itself"
         raise HubProblem(403, "token_scope", detail, hint=hint)
     owner, environment = _target(session, caller, wanted)
-    # Of two requests at once one waits, so that both count.
+    # Lock the user, so that simultaneous requests are counted correctly.
     session.get_one(User, caller.user_id, with_for_update={"key_share": True}, populate_existing=True)
     if (count := repository.count_live(session, caller.user_id)) >= _MOST_TOKENS:
-        hint = "revoke those that are of no use any more: `wander auth token revoke PREFIX`"
-        raise HubProblem(409, "too_many_tokens", f"you have {count} tokens that are good already", hint=hint)
+        hint = "revoke tokens that you no longer need: `wander auth token revoke PREFIX`"
+        raise HubProblem(409, "too_many_tokens", f"you already have {count} valid tokens", hint=hint)
     secret, token = token_service.make_token(
         session,
         caller.user_id,
@@ -137,19 +139,19 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
         latest=caller.token.expires_at,
         parent_id=caller.token_id,
     )
-    told = {"name": wanted.name, "scopes": wanted.scopes, "good_for": wanted.target, "days": wanted.days}
-    audit.about(session, target=token.prefix, **told)
+    details = {"name": wanted.name, "scopes": wanted.scopes, "good_for": wanted.target, "days": wanted.days}
+    audit.about(session, target=token.prefix, **details)
     return CreatedToken(**token_service.token_info(token).model_dump(), token=secret)
 
 
 def list_tokens(session: Session, caller: Identity) -> list[TokenInfo]:
     """Return the caller's tokens, oldest first."""
     rights.require_whole_token(caller)
-    return [token_service.token_info(one) for one in repository.tokens_of(session, caller.user)]
+    return [token_service.token_info(token) for token in repository.tokens_of(session, caller.user)]
 
 
 def revoke_own_token(session: Session, caller: Identity, prefix: str) -> TokenInfo:
-    """End one of the caller's tokens; an administrator may end anybody's."""
+    """Revoke one of the caller's tokens. Administrators may revoke anyone's tokens."""
     rights.require_whole_token(caller)
     user = None if caller.administers else caller.user
     return token_service.token_info(token_service.revoke_token(session, prefix, user=user))
@@ -160,10 +162,10 @@ def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner
         return None, None
     owner, slash, name = wanted.target.partition("/")
     if not slash:
-        found = rights.find_owner(session, caller, owner)
+        target_owner = rights.find_owner(session, caller, owner)
         for scope in wanted.scopes:
-            rights.owner_for(session, caller, scope, found.name)
-        return found, None
+            rights.owner_for(session, caller, scope, target_owner.name)
+        return target_owner, None
     environment = environments.find(session, owner, name)
     for scope in wanted.scopes:
         if not rights.may(caller, scope, environment):
@@ -173,14 +175,14 @@ def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner
 
 def _members(session: Session, owner: Owner) -> list[Member]:
     query = select(User.name, Membership.role).join(Membership.user).where(Membership.owner_id == owner.id)
-    found = session.execute(query.order_by(User.name))
-    members = [Member(user=user, role=role, through="owner") for user, role in found]
+    rows = session.execute(query.order_by(User.name))
+    members = [Member(user=user, role=role, through="owner") for user, role in rows]
     return members + _invited(session, {"owner_id": owner.id}, "owner")
 
 
 def _members_of(session: Session, environment: Environment) -> list[Member]:
     grants = repository.grants_of_environment(session, environment.id)
-    single = [Member(user=one.user.name, role=one.role, through="environment") for one in grants]
+    single = [Member(user=grant.user.name, role=grant.role, through="environment") for grant in grants]
     invited = _invited(session, {"environment_id": environment.id}, "environment")
     return _members(session, environment.owner) + single + invited
 
@@ -189,6 +191,6 @@ def _invited(
     session: Session, target: dict[str, int], through: Literal["owner", "environment"]
 ) -> list[Member]:
     return [
-        Member(user=one.name, role=one.role, through=through, pending_until=one.expires_at)
-        for one in invitations.list_waiting(session, target)
+        Member(user=invited.name, role=invited.role, through=through, pending_until=invited.expires_at)
+        for invited in invitations.list_waiting(session, target)
     ]

@@ -14,7 +14,7 @@ from wander_hub.environments.models import Environment
 
 
 class Grant(Base):
-    """What a user may do with one environment, beside what the owner's membership gives."""
+    """A user's role on one environment, in addition to any role on its owner."""
 
     __tablename__ = "grants"
 
@@ -25,7 +25,7 @@ class Grant(Base):
 
 
 class Invitation(Base):
-    """A role that waits for whoever has a name, which need not be a user's."""
+    """A role that is offered to a name, which may not belong to any user."""
 
     __tablename__ = "invitations"
     __table_args__ = (
@@ -60,23 +60,24 @@ class Token(Base):
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
-    """The end of its life; None for a token that lives until it is revoked."""
+    """Time when the token expires; None if it is valid until it is revoked."""
     scope: Mapped[str] = mapped_column(String(40))
-    """Words of `TokenScope`, separated by spaces."""
+    """Names of `TokenScope`, separated by spaces."""
     owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))
-    """Good for this owner's environments alone."""
+    """Owner to whose environments the token is limited."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
-    """Good for this environment alone."""
+    """Environment to which the token is limited."""
     environment_name: Mapped[str | None] = mapped_column(String(200))
-    """With an owner: good for its environment of this name alone, which need not exist yet."""
+    """Name of the environment of `owner_id` to which the token is limited, even if it does not exist yet."""
     claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
-    """What the trusted publisher proved to get this token; None for one that a user made."""
+    """Verified claims of the trusted publisher that obtained this token; None for a user's own token."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"), index=True)
-    """The token that it was made with: it ends when that one is revoked."""
+    """Token with which this token was created. Revoking it revokes this token as well."""
     version_id: Mapped[int | None]
-    """With its environment: reads this version of it alone, and what the version requires."""
+    """Version of the environment to which the token's reads are limited, together with what the version
+    requires."""
     job_id: Mapped[int | None]
-    """The job of the hub that it was made for: it ends when the job is not running."""
+    """Job of the hub for which the token was created. The token is only valid while the job runs."""
     user: Mapped[User] = relationship(lazy="raise")
     owner: Mapped[Owner | None] = relationship(lazy="raise")
     environment: Mapped[Environment | None] = relationship(lazy="raise")

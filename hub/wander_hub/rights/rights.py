@@ -1,4 +1,4 @@
-"""May the caller do this? Asked by every service that changes something, in the same transaction."""
+"""Permission checks. Every service that changes something calls them in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _WORDS: dict[Permission, str] = {
 
 
 def may(identity: Identity, permission: Permission, environment: Environment) -> bool:
-    """Tell whether the caller may do this to an environment."""
+    """Return whether the caller has a permission on an environment."""
     if identity.only_new == (environment.owner_id, environment.name):
-        identity = replace(identity, only_environment=environment.id)  # it may have begun in this transaction
+        identity = replace(identity, only_environment=environment.id)  # it may be new in this transaction
     seen = {"private": environment.private, "internal": environment.internal}
     return identity.may(permission, environment.owner_id, environment.id, **seen)
 
@@ -38,37 +38,38 @@ def may(identity: Identity, permission: Permission, environment: Environment) ->
 def environment_for(
     session: Session, identity: Identity, permission: Permission, owner: str, name: str
 ) -> Environment:
-    """Return an environment that the caller may change so, locked; raise 404, 410 or 403 otherwise."""
-    found = service.find(session, owner, name)
-    owner_id = found.owner_id
-    repository.lock_owner(session, found.owner)
-    environments.lock_environment(session, found)
-    if found.owner_id != owner_id or found.deleted_at is not None:
+    """Return a locked environment on which the caller has a permission; raise 404, 410 or 403 otherwise."""
+    environment = service.find(session, owner, name)
+    owner_id = environment.owner_id
+    repository.lock_owner(session, environment.owner)
+    environments.lock_environment(session, environment)
+    if environment.owner_id != owner_id or environment.deleted_at is not None:
         hint = "send the same request again"
-        raise HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
-    if not may(identity, permission, found):
-        raise refusal(identity, permission, found)
-    return found
+        raise HubProblem(409, "concurrent_change", "another request changed the same object", hint=hint)
+    if not may(identity, permission, environment):
+        raise refusal(identity, permission, environment)
+    return environment
 
 
 def owner_for(session: Session, identity: Identity, permission: Permission, name: str) -> Owner:
-    """Return an owner all of whose environments the caller may change so; raise 404 or 403 otherwise."""
+    """Return an owner on which the caller has a permission for all environments; raise 404 or 403
+    otherwise."""
     owner = find_owner(session, identity, name)
     if not identity.may_as_owner(permission, owner.id):
-        if permission == "read":  # what members alone read is not there for others
+        if permission == "read":  # only members may know that it exists
             raise _no_owner(identity, owner.name)
         raise _owner_refusal(identity, permission, owner.name)
     return owner
 
 
 def require_new(session: Session, identity: Identity, owner: Owner, name: str) -> None:
-    """Refuse a caller who may not publish a new environment of this name."""
+    """Raise a 403 problem if the caller may not publish a new environment of this name."""
     if not identity.may_begin(owner.id, name):
         raise _owner_refusal(identity, "publish", owner.name)
 
 
 def find_uploading_owner(session: Session, identity: Identity, name: str) -> Owner:
-    """Return an owner under which the caller may publish something; what exactly is asked again later."""
+    """Return an owner under which the caller may publish something; the exact permission is checked later."""
     owner = find_owner(session, identity, name)
     if owner.name not in identity.owners and not identity.may_as_owner("publish", owner.id):
         raise _owner_refusal(identity, "publish", owner.name)
@@ -76,7 +77,7 @@ def find_uploading_owner(session: Session, identity: Identity, name: str) -> Own
 
 
 def find_owner(session: Session, identity: Identity, name: str) -> Owner:
-    """Return the owner of that name or raise a 404."""
+    """Return the owner of that name; raise a 404 problem if it does not exist."""
     name = names.normalize_owner(name)
     owner = repository.owner_named(session, name)
     if owner is None:
@@ -90,9 +91,9 @@ def _no_owner(identity: Identity, name: str) -> HubProblem:
 
 
 def require_administrator(identity: Identity) -> None:
-    """Refuse everybody but the hub's administrators."""
+    """Raise a 403 problem if the caller is not an administrator."""
     if not identity.administers:
-        raise HubProblem(403, "not_permitted", "only the hub's administrators may do this")
+        raise HubProblem(403, "not_permitted", "only administrators may do this")
 
 
 async def _require_administrator(caller: Caller) -> Identity:
@@ -110,17 +111,17 @@ ForAdministrator = Annotated[Context, Depends(_for_administrator)]
 
 
 def require_whole_token(identity: Identity) -> None:
-    """Refuse a token that is good for a part only, so that none can make a mightier one."""
+    """Reject a token with limited rights, so that it cannot create a more powerful token."""
     if not identity.whole:
-        hint = "log in with a token of scope `manage` that has no target"
-        raise HubProblem(403, "token_scope", "this token may not act on the account as a whole", hint=hint)
+        hint = "log in with a token of scope `manage` that is not limited to an owner or environment"
+        raise HubProblem(403, "token_scope", "this token may not manage the whole account", hint=hint)
 
 
 def refusal(identity: Identity, permission: Permission, environment: Environment) -> HubProblem:
-    """Return the 403 of somebody who may see an environment and not do this to it."""
+    """Return the 403 problem of a caller who may see an environment but lacks a permission on it."""
     label = environment.label
     if not identity.covers(permission, environment.owner_id, environment.id):
-        hint = "`wander auth whoami` shows what the token is for"
+        hint = "`wander auth whoami` shows what the token may do"
         detail = f"this token may not {_WORDS[permission]} `{label}`"
         return HubProblem(403, "token_scope", detail, hint=hint)
     hint = f"ask an owner for a role: `wander env owner add {label} {identity.user}`"
@@ -135,5 +136,5 @@ def _owner_refusal(identity: Identity, permission: Permission, owner: str) -> Hu
 
 
 def _publishing_hint(identity: Identity) -> str | None:
-    mine = ", ".join(f"`{one}`" for one in identity.owners)
-    return f"you may publish under {mine}" if mine else None
+    owners = ", ".join(f"`{name}`" for name in identity.owners)
+    return f"you may publish under {owners}" if owners else None

@@ -1,4 +1,4 @@
-"""The API on callers, their tokens, and roles."""
+"""The API of callers, their tokens, roles and invitations."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _ANSWER_REFUSALS = refusals(401, 403, 404, 409, 422)
 
 @router.get("/whoami", responses=refusals(401))
 def whoami(caller: Caller) -> Whoami:
-    """Tell whose token this is and what it may publish under."""
+    """Return the token's user, and the owners under which the token may publish."""
     return Whoami(user=caller.user, admin=caller.admin, owners=list(caller.owners), token=caller.token)
 
 
 @router.post("/tokens", status_code=201, responses=_REFUSALS)
 @audited("token.create")
 def create_token(context: ForManager, body: NewToken) -> CreatedToken:
-    """Make a token for yourself; its secret is shown in this answer and never again."""
+    """Create a token for yourself. Its secret is only in this response and cannot be shown again."""
     return context.commit(lambda session: members.new_token(session, context.caller, body))
 
 
@@ -58,7 +58,7 @@ def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
 @router.delete("/tokens/{prefix}", responses=_REFUSALS)
 @audited("token.revoke")
 def revoke_token(context: ForManager, prefix: Annotated[str, Path(max_length=40)]) -> TokenInfo:
-    """Revoke one of your tokens at once."""
+    """Revoke one of your tokens immediately."""
     return context.commit(lambda session: members.revoke_own_token(session, context.caller, prefix))
 
 
@@ -67,21 +67,22 @@ def revoke_token(context: ForManager, prefix: Annotated[str, Path(max_length=40)
 def report_leaks(
     request: Request, database: HubDatabase, body: Annotated[list[LeakedToken], Body(max_length=100)]
 ) -> LeakReceipt:
-    """Report tokens that were found in the open: those that are live end at once.
+    """Report tokens that were found in public. Valid ones are revoked immediately.
 
-    Whoever holds a token may end it, so nobody is asked who they are; the answer is always the same.
+    No authentication is required, because anyone who has a token may revoke it. The response is the same in
+    all cases.
     """
     origin = origin_of(request, None)
-    formed = [one for one in body if well_formed(one.token)]
-    if not formed:
+    well_formed_leaks = [leak for leak in body if well_formed(leak.token)]
+    if not well_formed_leaks:
         return LeakReceipt(received=len(body))
 
     def end(session: Session) -> None:
-        for one in formed:
-            for token in token_service.revoke_leaked(session, one.token):
-                told = {"user": token.user.name, "url": one.url, "source": one.source}
-                who = {"actor": "a report", "owner": token.user.name, "target": token.prefix}
-                audit.record(session, origin, **who, **told)
+        for leak in well_formed_leaks:
+            for token in token_service.revoke_leaked(session, leak.token):
+                details = {"user": token.user.name, "url": leak.url, "source": leak.source}
+                subject = {"actor": "a report", "owner": token.user.name, "target": token.prefix}
+                audit.record(session, origin, **subject, **details)
 
     database.commit(end)
     return LeakReceipt(received=len(body))
@@ -89,85 +90,89 @@ def report_leaks(
 
 @router.get(_OWNER + "/members", responses=refusals(401, 403, 404, 422))
 def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> MemberList:
-    """List who has a role on an owner."""
+    """List the members of an owner."""
     return MemberList(data=members.members_of_owner(session, caller, owner))
 
 
 @router.put(_OWNER + "/members/{user}", responses=_REFUSALS)
 @audited("member.set")
 def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -> MemberList:
-    """Invite somebody to a role on all environments of an owner; of a member, change it at once.
+    """Invite someone to a role on all environments of an owner, or change the role of a member immediately.
 
-    The answer is the same whether there is such a user. Administrators give a role at once.
+    The response is the same whether or not the user exists. Administrators give a role without an invitation.
     """
-    what = (context.caller, owner, user, body.role)
-    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
+    arguments = (context.caller, owner, user, body.role)
+    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *arguments)))
 
 
 @router.delete(_OWNER + "/members/{user}", responses=_REFUSALS)
 @audited("member.remove")
 def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList:
-    """Remove somebody's role on an owner, or withdraw an invitation; your own role is yours to remove."""
-    what = (context.caller, owner, user, None)
-    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
+    """Remove a user's role on an owner, or withdraw an invitation. You may always remove your own role."""
+    arguments = (context.caller, owner, user, None)
+    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *arguments)))
 
 
 @router.get("/account/invitations", responses=refusals(401, 403))
 def list_invitations(session: ReadSession, caller: Caller) -> InvitationList:
-    """List the roles that wait for you."""
+    """List your pending invitations."""
     return InvitationList(data=invitations.invitations_of_caller(session, caller))
 
 
 @router.post("/account/invitations/{invitation}/accept", responses=_ANSWER_REFUSALS)
 @audited("invitation.accept")
 def accept_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
-    """Take a role that waits for you."""
+    """Accept an invitation."""
     return context.commit(lambda session: invitations.accept_invitation(session, context.caller, invitation))
 
 
 @router.delete("/account/invitations/{invitation}", responses=_ANSWER_REFUSALS)
 @audited("invitation.decline")
 def decline_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
-    """Refuse a role that waits for you."""
+    """Decline an invitation."""
     return context.commit(lambda session: invitations.decline_invitation(session, context.caller, invitation))
 
 
 @router.put(_OWNER + "/settings", responses=_REFUSALS)
 @audited("owner.settings")
 def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) -> OwnerSettings:
-    """Choose whether new environments of an owner are public, internal or private."""
+    """Choose whether an owner's new environments are public, internal or private."""
 
     def record(session: Session) -> OwnerSettings:
-        found = rights.owner_for(session, context.caller, "manage", owner)
+        namespace = rights.owner_for(session, context.caller, "manage", owner)
         internal = body.internal_by_default
-        found.private_by_default = body.private_by_default or internal
-        found.internal_by_default = internal
-        audit.about(session, visibility_by_default=found.default_visibility)
-        return OwnerSettings(private_by_default=found.private_by_default, internal_by_default=internal)
+        namespace.private_by_default = body.private_by_default or internal
+        namespace.internal_by_default = internal
+        audit.about(session, visibility_by_default=namespace.default_visibility)
+        return OwnerSettings(private_by_default=namespace.private_by_default, internal_by_default=internal)
 
     return context.commit(record)
 
 
 @router.get(_ENVIRONMENT + "/members", responses=refusals(401, 403, 404, 422))
 def list_environment_members(session: ReadSession, caller: Caller, owner: str, name: str) -> MemberList:
-    """List who has a role on an environment, through its owner or on itself."""
+    """List the members of an environment, with their roles on its owner or on the environment itself."""
     return MemberList(data=members.members_of_environment(session, caller, owner, name))
 
 
 @router.put(_ENVIRONMENT + "/members/{user}", responses=_REFUSALS)
 @audited("member.set")
 def set_environment_role(context: ForManager, owner: str, name: str, user: User, body: NewRole) -> MemberList:
-    """Invite somebody to a role on one environment; of a member, change it at once.
+    """Invite someone to a role on one environment, or change the role of a member immediately.
 
-    The answer is the same whether there is such a user. Administrators give a role at once.
+    The response is the same whether or not the user exists. Administrators give a role without an invitation.
     """
-    what = (context.caller, owner, name, user, body.role)
-    return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))
+    arguments = (context.caller, owner, name, user, body.role)
+    return MemberList(
+        data=context.commit(lambda session: members.change_environment_role(session, *arguments))
+    )
 
 
 @router.delete(_ENVIRONMENT + "/members/{user}", responses=_REFUSALS)
 @audited("member.remove")
 def remove_environment_role(context: ForManager, owner: str, name: str, user: User) -> MemberList:
-    """Remove a role on one environment, or withdraw an invitation; your own role is yours to remove."""
-    what = (context.caller, owner, name, user, None)
-    return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))
+    """Remove a role on one environment, or withdraw an invitation. You may always remove your own role."""
+    arguments = (context.caller, owner, name, user, None)
+    return MemberList(
+        data=context.commit(lambda session: members.change_environment_role(session, *arguments))
+    )

@@ -1,4 +1,4 @@
-"""API tokens: make, check and revoke them."""
+"""API tokens: create, authenticate and revoke them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAST_USE_PRECISION = timedelta(minutes=1)
 
 
 def add_token(session: Session, user: User, name: str, **limits: Any) -> str:
-    """Make a token for a user, with the limits of `make_token`, and return its secret, which is not kept."""
+    """Create a token with the limits of `make_token` and return its secret, which is not stored."""
     return make_token(session, user.id, name, **limits)[0]
 
 
@@ -51,24 +51,24 @@ def make_token(
     version_id: int | None = None,
     job_id: int | None = None,
 ) -> tuple[str, Token]:
-    """Make a token and return its secret, which is not kept, with its row.
+    """Create a token; return its secret, which is not stored, and its row.
 
-    Given an owner, an environment, or an owner and a name that need not exist yet, it is good for that alone.
-    Given a version of its environment too, it reads that version and what it requires, while the job runs.
-    It ends after its `lifetime`, and at `latest` then. A `shared` secret is that of several owners' tokens;
-    each is good at its owner's addresses alone.
+    With an owner, an environment, or an owner and a name that may not exist yet, the token is limited to
+    that. With a version of its environment as well, it can read that version and what the version requires,
+    while the job runs. It expires after `lifetime`, and not later than `latest`. A `shared` secret belongs to
+    the tokens of several owners, each of which is valid at the addresses of its owner.
     """
     if (user := session.get_one(User, user_id)).disabled_at is not None:
-        hint = f"an administrator lets them back in: `wander-hub user enable {user.name}`"
+        hint = f"an administrator can run `wander-hub user enable {user.name}`"
         raise HubProblem(409, "user_disabled", f"the user `{user.name}` is disabled", hint=hint)
     secret, moment = shared or security.new_token(), now()
-    ends = [one for one in (latest, moment + lifetime if lifetime else None) if one is not None]
+    ends = [end for end in (latest, moment + lifetime if lifetime else None) if end is not None]
     token = Token(
         user_id=user_id,
         name=name,
         prefix=secret[: security.SHOWN_LENGTH],
         sha256=security.token_hash(f"{owner.name}/{secret}" if shared and owner else secret),
-        scope=" ".join(one for one in ALL_SCOPES if one in scopes),
+        scope=" ".join(scope for scope in ALL_SCOPES if scope in scopes),
         owner=owner,
         environment=environment,
         environment_name=environment_name,
@@ -85,67 +85,69 @@ def make_token(
 
 
 def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> Token:
-    """End a token and all that were made with it; `user` refuses the tokens of others.
+    """Revoke a token and all tokens that were created with it.
 
-    It is named by the prefix that listings show.
+    `prefix` is the part that listings show. With `user`, only that user's tokens match.
     """
-    found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
-    if len(found) != 1:
+    matching = [token for token in repository.tokens_of(session, user) if token.prefix == prefix]
+    if len(matching) != 1:
         hint = "`wander auth token list` and `wander-hub token list` show prefixes"
         raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix[:40]}`", hint=hint)
-    _end(session, found)
-    return found[0]
+    _end(session, matching)
+    return matching[0]
 
 
 def revoke_leaked(session: Session, secret: str) -> list[Token]:
-    """End the live tokens of a secret that somebody found, and all that were made with them; return those."""
+    """Revoke the valid tokens with a leaked secret, and all tokens that were created with them; return the
+    former."""
     if not security.well_formed(secret):
         return []
     live = [
-        one
-        for one in repository.tokens_with_prefix(session, secret[: security.SHOWN_LENGTH])
-        if one.revoked_at is None and one.sha256 in map(security.token_hash, _spellings(one, secret))
+        token
+        for token in repository.tokens_with_prefix(session, secret[: security.SHOWN_LENGTH])
+        if token.revoked_at is None and token.sha256 in map(security.token_hash, _spellings(token, secret))
     ]
     _end(session, live)
     return live
 
 
 def _spellings(token: Token, secret: str) -> list[str]:
-    """Return of what a token's hash may be: its secret, or one that several owners' tokens share."""
+    """Return the texts whose hash a token may store: its secret, or a secret shared by several owners'
+    tokens."""
     return [secret, *([f"{token.owner.name}/{secret}"] if token.owner else [])]
 
 
 def _end(session: Session, tokens: Sequence[Token]) -> None:
     while tokens:
-        for one in tokens:
-            one.revoked_at = one.revoked_at or now()
-        tokens = repository.tokens_made_with(session, [one.id for one in tokens])
+        for token in tokens:
+            token.revoked_at = token.revoked_at or now()
+        tokens = repository.tokens_made_with(session, [token.id for token in tokens])
 
 
 def first_administrator(session: Session) -> str | None:
-    """On an empty hub add the user `admin` and return the secret of its token; later None."""
+    """Add the user `admin` on an empty hub and return the secret of a new token; None if there are users."""
     user = ensure_administrator(session)
     return add_token(session, user, "first start") if user is not None else None
 
 
 def ensure_administrator(session: Session) -> User | None:
-    """On an empty hub add the user `admin` and return it; later None."""
+    """Add and return the user `admin` on an empty hub; None if there are users."""
     anybody = select(User.id).limit(1)
     if session.scalar(anybody) is None and session.get_bind().dialect.name == "postgresql":
-        session.execute(text("LOCK TABLE users IN SHARE ROW EXCLUSIVE MODE"))  # of two hubs one waits
+        session.execute(text("LOCK TABLE users IN SHARE ROW EXCLUSIVE MODE"))  # another hub may start too
     if session.scalar(anybody) is not None:
         return None
     return add_user(session, "admin", admin=True)
 
 
 def authenticate(database: Database, secret: str, owner: str | None = None) -> Identity:
-    """Return whose token this is and note its use; raise a 401 for anything but a live token.
+    """Return the caller of a token and record its use; raise a 401 problem if the token is not valid.
 
-    The token is looked up by its hash, so how long that takes tells nothing about any token. `owner` is the
-    one in the request's address, for secrets that several owners' tokens share.
+    The token is looked up by its hash, so the timing reveals nothing about tokens. `owner` is the owner in
+    the request's address, for secrets that several owners' tokens share.
     """
     if not security.well_formed(secret):
-        hint = "a token begins with `wnd_`; copy it whole"
+        hint = "a token starts with `wnd_`; copy the whole token"
         raise HubProblem(401, "bad_token", "the token is malformed", hint=hint)
     sha256 = security.token_hash(secret)
     with database.read() as session:
@@ -156,7 +158,7 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
         if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
             raise _unknown()
         if token.expires_at is not None and token.expires_at <= now():
-            hint = "make a new one with `wander auth token new`, then run `wander login`"
+            hint = "create a new token with `wander auth token new`, then run `wander login`"
             raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
         identity = identity_of(session, token)
     if identity is None:
@@ -171,12 +173,12 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
 
 
 def _unknown() -> HubProblem:
-    hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
+    hint = "ask for a new token (`wander-hub token create`), then run `wander login`"
     return HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
 
 
 def identity_of(session: Session, token: Token) -> Identity | None:
-    """Return the caller that a loaded token stands for; None when its user is disabled or its job ended."""
+    """Return the identity of a loaded token; None if its user is disabled or its job has ended."""
     only_environment, only_new = token.environment_id, None
     reach: dict[str, Any] = {}
     if token.version_id is not None:
@@ -205,10 +207,10 @@ def identity_of(session: Session, token: Token) -> Identity | None:
 
 
 def _find_required(session: Session, version_id: int) -> frozenset[int]:
-    """Return the environments of the same owner that a version requires, and those that these require.
+    """Return the ids of the environments of the same owner that a version requires, directly or indirectly.
 
-    Whoever may publish one environment of an owner opens no other by requiring it: for a version whose
-    uploader is no member of the owner there are none.
+    Otherwise, someone who may publish only one environment could read others by requiring them. If the
+    version's uploader is not a member of the owner, the result is therefore empty.
     """
     query = select(Version).where(Version.id == version_id).options(joinedload(Version.environment))
     version = session.scalars(query).one()
@@ -221,18 +223,18 @@ def _find_required(session: Session, version_id: int) -> frozenset[int]:
     while texts:
         names = {canonicalize_name(Requirement(text).name) for text in texts}
         owned = (Environment.owner_id == owner_id) & Environment.name.in_(names)
-        found = set(session.scalars(select(Environment.id).where(owned))) - required
-        found.discard(version.environment_id)
-        required |= found
-        needs = select(Version.requires_dist).where(Version.environment_id.in_(found))
-        texts = [text for listed in session.scalars(needs) for text in listed]
+        required_ids = set(session.scalars(select(Environment.id).where(owned))) - required
+        required_ids.discard(version.environment_id)
+        required |= required_ids
+        needs = select(Version.requires_dist).where(Version.environment_id.in_(required_ids))
+        texts = [text for requirements in session.scalars(needs) for text in requirements]
     return frozenset(required)
 
 
 def identity_of_user(session: Session, user: User, token: TokenInfo, **limits: Any) -> Identity | None:
-    """Return a user, loaded with memberships, as a caller with what a token is good for.
+    """Return the identity of a user, loaded with memberships, within the limits of a token.
 
-    Every caller, with a token or a cookie, comes from here: a disabled user is nobody, and None.
+    Every identity, from a token or a cookie, is made here. Returns None for a disabled user.
     """
     if user.disabled_at is not None:
         return None
@@ -242,18 +244,22 @@ def identity_of_user(session: Session, user: User, token: TokenInfo, **limits: A
         user=user.name,
         admin=user.admin,
         token=token,
-        roles={one.owner_id: one.role for one in user.memberships},
-        grants={one.environment_id: one.role for one in grants},
+        roles={membership.owner_id: membership.role for membership in user.memberships},
+        grants={grant.environment_id: grant.role for grant in grants},
         **limits,
     )
     publishing = {
-        one.owner.name for one in user.memberships if identity.may_as_owner("publish", one.owner_id)
+        membership.owner.name
+        for membership in user.memberships
+        if identity.may_as_owner("publish", membership.owner_id)
     }
-    single = {one.environment_id for one in grants if outranks(one.role, "reader")}
+    single = {grant.environment_id for grant in grants if outranks(grant.role, "reader")}
     single |= {identity.only_environment} if identity.only_environment else set()
-    owner_ids = repository.owners_of_environments(session, sorted(single))
+    owners = repository.owners_of_environments(session, sorted(single))
     publishing |= {
-        owner.name for one, owner in owner_ids.items() if identity.may("publish", owner.id, one, private=True)
+        owner.name
+        for environment_id, owner in owners.items()
+        if identity.may("publish", owner.id, environment_id, private=True)
     }
     return replace(identity, owners=tuple(sorted(publishing)))
 
@@ -265,5 +271,5 @@ def token_info(token: Token) -> TokenInfo:
         target = f"{target}/{token.environment_name}"
     if token.environment is not None:
         target = token.environment.label
-    scopes = [one for one in ALL_SCOPES if one in token.scope.split()]
+    scopes = [scope for scope in ALL_SCOPES if scope in token.scope.split()]
     return fill(TokenInfo, token, scopes=scopes, target=target, revoked=token.revoked_at is not None)

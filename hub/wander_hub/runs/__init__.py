@@ -1,1 +1,1 @@
-"""Runs: posted run folders, validated and summarised by the hub itself."""
+"""Runs: posted run folders, validated and aggregated by the hub itself."""

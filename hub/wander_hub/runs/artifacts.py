@@ -1,4 +1,4 @@
-"""Files that come with a run: which are taken, and how they are sent again."""
+"""Artifacts of runs: which files are accepted, and how they are sent."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MEDIA_TYPES = {
     "toml": "text/plain; charset=utf-8",
     "txt": "text/plain; charset=utf-8",
 }
-"""By suffix; none of these can run in a browser here."""
+"""Media types by suffix. None of them lets a file run scripts in a browser."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 
 
 @dataclass(frozen=True)
 class PostedFile:
-    """One artifact as it arrived."""
+    """An artifact that was received."""
 
     name: str
     media_type: str
@@ -38,25 +38,27 @@ class PostedFile:
 
 
 def check_file(name: str, body: BinaryIO, max_bytes: int) -> PostedFile:
-    """Return a file that arrived, or refuse it."""
+    """Return a received file; raise a problem if its name or size is invalid."""
     media_type = media_type_of(name)
     sha256, size = digest_of(body)
     if size > max_bytes:
-        raise HubProblem(413, "too_large", f"`{name}` is over {max_bytes:,} bytes")
+        raise HubProblem(413, "too_large", f"`{name}` is larger than {max_bytes:,} bytes")
     return PostedFile(name, media_type, body, size, sha256)
 
 
 def require_apart(name: str, others: Iterable[str]) -> None:
-    """Refuse a name that some file systems take for one of the others; the very same name is fine."""
+    """Raise if some file systems would treat a name and a different one of `others` as the same file."""
     for other in others:
         if other != name and fold(other) == fold(name):
-            raise HubProblem(422, "bad_artifact", f"`{name}` and `{other}` are one file on some systems")
+            raise HubProblem(422, "bad_artifact", f"`{name}` and `{other}` are the same file on some systems")
 
 
 def media_type_of(name: str) -> str:
-    """Return what a file of that name is sent as, or refuse the name."""
+    """Return the media type for a file name; raise if the name is invalid."""
     suffix = name.rpartition(".")[2].lower()
     if not _NAME.fullmatch(name) or suffix not in MEDIA_TYPES or is_device(name):
-        hint = f"a plain name ending in one of {', '.join(f'.{one}' for one in MEDIA_TYPES)}"
-        raise HubProblem(422, "bad_artifact", f"the hub takes no artifact `{name[:100]}`", hint=hint)
+        hint = (
+            f"use a plain name with one of the suffixes {', '.join(f'.{suffix}' for suffix in MEDIA_TYPES)}"
+        )
+        raise HubProblem(422, "bad_artifact", f"`{name[:100]}` is not a valid name of an artifact", hint=hint)
     return MEDIA_TYPES[suffix]

@@ -1,9 +1,10 @@
-"""Stored chunks of rollouts: each one object of zstd frames, rollouts first, then what lists show of them.
+"""Stored chunks of rollouts. Each chunk is one object of zstd frames: first the rollouts, then their rows for
+lists.
 
-    frames of some 128 KiB of rollout lines | frames of at most 128 rows, one JSON array a line
+    frames of about 128 KiB of rollout lines | frames of at most 128 rows, one JSON array per line
 
-So one rollout of a million is two small range reads, and neither a list nor the aggregates of a run unpack a
-single transcript. An object holds what one request brought, and is never written again.
+Reading one rollout of a million therefore takes two small range reads, and neither lists nor aggregates
+decompress transcripts. A chunk has the content of one request and is never rewritten.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PREVIEW = 160
 
 @dataclass
 class Place:
-    """Where one line lies: its frame in the object, and its bytes in the unpacked frame."""
+    """Position of a line: its frame in the object, and its bytes in the decompressed frame."""
 
     block_start: int
     block_length: int
@@ -42,7 +43,7 @@ class Place:
 
 
 class BlockWriter:
-    """Appends lines to a file of frames; a line's place is whole once its frame is closed."""
+    """Appends lines to a file of frames. The place of a line is complete after its frame is closed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -52,7 +53,7 @@ class BlockWriter:
         self._position = 0
 
     def add(self, line: bytes) -> Place:
-        """Append a line; call `close` before relying on the place."""
+        """Append a line and return its place, which is complete after the next `close`."""
         place = Place(self._position, 0, self._pending.tell(), len(line))
         self._open_places.append(place)
         self._pending.write(line)
@@ -61,7 +62,7 @@ class BlockWriter:
         return place
 
     def close(self) -> None:
-        """Write the frame that is being filled."""
+        """Write the current frame."""
         if not self._open_places:
             return
         frame = self._compressor.compress(self._pending.getvalue())
@@ -79,7 +80,7 @@ def unpack(block: bytes) -> bytes:
 
 
 class RowFacts(NamedTuple):
-    """What a list shows of one rollout, and what the aggregates need of it."""
+    """Data of one rollout for lists and aggregates."""
 
     example_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -96,28 +97,28 @@ class RowFacts(NamedTuple):
     refused: bool
     filtered: bool
     estimated: bool
-    """Whether its tokens were estimated, at least in part."""
+    """Whether the token counts were estimated, at least in part."""
     digest: str
-    """SHA-256 of its line, base64."""
+    """SHA-256 of the rollout's line, in base64."""
     seed: int
-    """The seed of its example."""
+    """Seed of the example."""
     completion: str
-    """Digest of its completion (`completions.py`), base64."""
+    """Digest of the completion (`completions.py`), in base64."""
     own_seconds: float
-    """Seconds that it took without its model."""
+    """Seconds that the rollout took, excluding its model."""
     fault: str = ""
-    """Type and message of its failure; empty without one."""
+    """Type and message of the failure; empty without a failure."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rollout without its messages, and where the whole lies in its chunk."""
+    """One rollout without its messages, and the position of the whole rollout in its chunk."""
 
     facts: RowFacts
     place: Place
 
     def line(self) -> bytes:
-        """Return the row as a line of JSON; its place must be whole."""
+        """Return the row as a line of JSON; its place must be complete."""
         place = self.place
         where = [place.block_start, place.block_length, place.offset, place.length]
         facts = self.facts if self.facts.fault else self.facts[:-1]
@@ -125,13 +126,13 @@ class Row:
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
-        """Read the row of a line."""
+        """Parse the row of a line."""
         values: list[Any] = json.loads(line)
         return cls(cls.facts_of(values), Place(*values[-4:]))
 
     @staticmethod
     def facts_of(values: list[Any]) -> RowFacts:
-        """Return the facts among the values of a line."""
+        """Return the facts from the values of a line."""
         return RowFacts(*values[:-4])
 
     def line_sha256(self) -> bytes:
@@ -143,7 +144,8 @@ class Row:
         return base64.b64decode(self.facts.completion)
 
     def bare_rollout(self) -> Rollout:
-        """Return what the aggregates read of a rollout; a real one would take ten times as long to make."""
+        """Return an object with the fields that aggregates read; a real rollout would take ten times as
+        long."""
         facts = self.facts
         bare = _BareRollout(
             facts.example_id,
@@ -162,7 +164,7 @@ class Row:
         return cast(Rollout, bare)
 
     def show(self, number: int) -> RolloutRow:
-        """Return what a list shows."""
+        """Return the row as lists show it."""
         facts = self.facts
         stop_reason = one_line(facts.stop_reason) if facts.stop_reason is not None else None
         return fill(RolloutRow, facts, number=number, stop_reason=stop_reason)
@@ -179,7 +181,7 @@ class _BareUsage(NamedTuple):
 
 
 class _BareRollout(NamedTuple):
-    """A rollout without its messages; of its turns there is only the number."""
+    """A rollout without its messages, and with only the number of its turns."""
 
     example_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -196,15 +198,16 @@ class _BareRollout(NamedTuple):
 
 
 class StoredChunk(Protocol):
-    """Where a chunk lies."""
+    """Position of a chunk and its frames."""
 
     object_sha256: str
     row_frames: list[list[int]]
-    """Start and length of each frame of rows; the frames before the first hold the rollouts."""
+    """Start and length of each frame of rows. The frames before the first of these contain the rollouts."""
 
 
 def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: IO[bytes]) -> tuple[list[list[int]], int]:
-    """Write rollouts with their lines as a chunk; return where the frames of their rows lie, and how many."""
+    """Write rollouts with their lines as a chunk; return the frames of their rows and the number of
+    rollouts."""
     writer = BlockWriter(target)
     rows = []
     for rollout, line in rollouts:
@@ -220,32 +223,32 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: IO[bytes]) ->
 
 
 def stored_size(chunk: StoredChunk) -> int:
-    """Return the bytes of a chunk's object, which ends with its rows."""
+    """Return the size of a chunk's object, which ends with its rows."""
     return sum(chunk.row_frames[-1]) if chunk.row_frames else 0
 
 
 def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
-    """Yield all rows of a chunk, a frame at a time."""
+    """Yield all rows of a chunk, reading one frame at a time."""
     for number in range(len(chunk.row_frames)):
         yield from map(Row.parse, row_lines(storage, chunk, number))
 
 
 def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
-    """Return the lines of the rows of one frame; all but the last hold `ROWS_PER_FRAME`."""
+    """Return the row lines of one frame. Every frame except the last has `ROWS_PER_FRAME` rows."""
     start, length = chunk.row_frames[number]
     return unpack(storage.read(chunk.object_sha256, start, length)).split(b"\n")[:-1]
 
 
-def rollout_at(storage: Storage, chunk: StoredChunk, place: int) -> bytes:
-    """Return the line of the rollout at a place of a chunk, from 0: two range reads."""
-    frame, line = divmod(place, ROWS_PER_FRAME)
+def rollout_at(storage: Storage, chunk: StoredChunk, index: int) -> bytes:
+    """Return the line of the rollout at an index of a chunk, with two range reads."""
+    frame, line = divmod(index, ROWS_PER_FRAME)
     where = Row.parse(row_lines(storage, chunk, frame)[line]).place
     block = unpack(storage.read(chunk.object_sha256, where.block_start, where.block_length))
     return block[where.offset : where.offset + where.length]
 
 
 def lines_of(storage: Storage, chunk: StoredChunk) -> Iterator[bytes]:
-    """Yield the lines of a chunk's rollouts, a block of them at a time."""
+    """Yield the rollout lines of a chunk, one block at a time."""
     blocks = {(row.place.block_start, row.place.block_length) for row in rows_of(storage, chunk)}
     for start, length in sorted(blocks):
         yield unpack(storage.read(chunk.object_sha256, start, length))
@@ -277,7 +280,7 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
 
 
 def preview_of(rollout: Rollout) -> str:
-    """Return the beginning of the last assistant message, on one line and without control characters."""
+    """Return the start of the last assistant message, on one line and without control characters."""
     for message in reversed(rollout.completion):
         if message.get("role") == "assistant":
             return one_line(message_text(message))
@@ -285,12 +288,12 @@ def preview_of(rollout: Rollout) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the beginning of a text on one line and without control characters."""
+    """Return the start of a text, on one line and without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:_PREVIEW]
 
 
 def transcript_of(line: bytes) -> Iterator[str]:
-    """Yield what was said in a rollout, also in reasoning and in calls of tools."""
+    """Yield all texts of a rollout, including reasoning and tool calls."""
     rollout = json.loads(line)
     for message in (*rollout["prompt"], *rollout.get("completion", ())):
         yield message_text(message)
@@ -301,7 +304,7 @@ def transcript_of(line: bytes) -> Iterator[str]:
 
 
 def message_text(message: dict[str, object]) -> str:
-    """Return a message's text; of content parts, the text ones."""
+    """Return the text of a message, or of its text parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -309,9 +312,9 @@ def message_text(message: dict[str, object]) -> str:
 
 
 def call_text(call: dict[str, Any]) -> tuple[str, str]:
-    """Return the name and the arguments of a tool call, as they were written."""
+    """Return the name and the arguments of a tool call, as the model wrote them."""
     function = call.get("function")
     function = function if isinstance(function, dict) else call
-    given = function.get("arguments", "")
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return str(function.get("name", "?")), text

@@ -1,12 +1,12 @@
-"""Digests of what a run's model wrote, by which a board finds runs with the same answers.
+"""Digests of completions, with which a board finds runs with the same answers.
 
 The digest of a completion covers all assistant messages of a rollout: content, reasoning and tool calls. Only
-letters and digits count, in one case, unless a message has none. So spaces and punctuation make no other text
-of it, while a paraphrase does.
+letters and digits count, without letter case, unless a message has none. Changes to spaces and punctuation
+therefore do not change the digest, but a paraphrase does.
 
-Two runs share a completion if both have it for the same example; the order of an example's rollouts does not
-matter. A run keeps the digests of `MOST` rollouts, so for larger runs the share is that of a sample: the
-examples whose ids have the smallest digests, which are the same for all runs of a task set.
+Two runs share a completion if both have it for the same example, in any order of the example's rollouts. A
+run stores the digests of at most `MOST` rollouts. For larger runs, the share is estimated from a sample: the
+examples whose ids have the smallest digests, which are the same examples for all runs of a task set.
 """
 
 from __future__ import annotations
@@ -22,67 +22,68 @@ from typing import Any
 from wander.types import Rollout
 
 MOST = 256
-"""Most rollouts of a run that are compared. The share in a sample of so many is off by about 3 %."""
+"""Maximum number of rollouts of a run that are compared. The share in a sample of this size is accurate to
+about 3 %."""
 _OTHER = re.compile(r"[\W_]+")
 _DIGEST_BYTES = 9
 
 
 def completion_digest(rollout: Rollout) -> bytes:
     """Return the digest of the assistant messages of a rollout."""
-    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for message in rollout.completion:
         if message.get("role") != "assistant":
             continue
-        said = " ".join(
+        text = " ".join(
             texts_in([message.get(part) for part in ("reasoning_content", "content", "tool_calls")])
         )
-        folded = unicodedata.normalize("NFKC", said).casefold()
-        whole.update((_OTHER.sub("", folded) or folded).encode(errors="replace") + b"\0")
-    return whole.digest()
+        folded = unicodedata.normalize("NFKC", text).casefold()
+        digest.update((_OTHER.sub("", folded) or folded).encode(errors="replace") + b"\0")
+    return digest.digest()
 
 
 def texts_in(value: Any) -> Iterator[str]:
     """Yield the texts of a message, without the ids and types of its parts and calls."""
     if isinstance(value, dict):
-        for name, each in value.items():
+        for name, item in value.items():
             if name not in ("id", "type", "role"):
-                yield from texts_in(each)
+                yield from texts_in(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from texts_in(each)
+        for item in value:
+            yield from texts_in(item)
     elif value is not None:
         yield str(value)
 
 
 class CompletionSample:
-    """Collects the digests that a run keeps; its rollouts come example by example."""
+    """Collects the digests that a run stores. Rollouts must be added example by example."""
 
     def __init__(self, rollouts_per_example: int) -> None:
         self._most = max(1, MOST // rollouts_per_example)
         self._chosen: list[tuple[int, str, list[bytes]]] = []
-        """A heap of the examples that are kept: the one with the largest digest first."""
+        """Heap of the chosen examples, with the largest digest first."""
         self._example: str | None = None
         self._digests: list[bytes] = []
 
     def add(self, example_id: str, digest: bytes) -> None:
-        """Take the digest of the next rollout's completion."""
+        """Add the digest of the next rollout's completion."""
         if example_id != self._example:
             self._keep()
             self._example, self._digests = example_id, []
         self._digests.append(digest)
 
     def values(self) -> list[int]:
-        """Return the numbers that two runs share as often as they share a completion, each once."""
+        """Return the distinct numbers of the sample. Two runs share one number for each shared completion."""
         self._keep()
         self._example = None
-        found = []
+        numbers = []
         for _, example_id, digests in self._chosen:
             seen: Counter[bytes] = Counter()
             for digest in digests[:MOST]:
                 seen[digest] += 1
                 key = f"{example_id}\0{seen[digest]}\0".encode() + digest
-                found.append(_number(key))
-        return sorted(set(found))
+                numbers.append(_number(key))
+        return sorted(set(numbers))
 
     def _keep(self) -> None:
         if self._example is None:
@@ -95,5 +96,5 @@ class CompletionSample:
 
 
 def _number(key: bytes) -> int:
-    """Return a digest as a number that every database keeps."""
+    """Return a digest as a number that fits into a database column."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1

@@ -1,4 +1,4 @@
-"""What webhooks are told of runs."""
+"""Webhook events of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tell_of_run(
     kind: type[RunEvent] = RunEvent,
     **more: Any,
 ) -> None:
-    """Tell webhooks what happened to a `Run`, whose module imports this one for its changes of level."""
+    """Add a webhook event about a `Run`. `run` is not typed, because the module of `Run` imports this one."""
 
     def describe() -> RunEvent:
         return fill(

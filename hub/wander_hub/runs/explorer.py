@@ -1,8 +1,8 @@
-"""Finds rollouts of a run by what their rows say: reward, metrics, endings, strata; and by words, of which
-their transcripts are read too where those are not too large.
+"""Search for rollouts of a run: by rewards, metrics, endings and strata of their rows, and by text.
 
-The rows of 100,000 rollouts take half a second of a processor to read, so what a filter found is kept: as
-numbers, by the digest of the run, which never changes.
+A text search also reads the transcripts if the run is not too large. Reading the rows of 100,000 rollouts
+takes half a second of CPU time, so the numbers that a filter finds are cached by the digest of the run, which
+never changes.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from wander_hub.runs.repository import chunks_of
 from wander_hub.storage import Storage
 
 MOST_SEARCHED = 250_000
-"""Rollouts of a run whose rows are read to find some."""
+"""Maximum number of rollouts of a run whose rows are searched."""
 MOST_STORED = 64 * 1024 * 1024
-"""Bytes of a run, packed, whose transcripts are searched for words; of a larger one what its rows say is."""
+"""Maximum stored size of a run whose transcripts are searched. Of a larger run, only the rows are
+searched."""
 _MOST_READ = 512 * 1024 * 1024
-"""Bytes of transcripts, unpacked, that one search reads: what was packed well may be far more."""
+"""Maximum bytes of decompressed transcripts that one search reads, because data may compress very well."""
 _MOST_FAULTS = 20
 _NUMBERS = re.compile(r"\d+")
 
 
 def _or_none(value: object) -> object:
-    return None if value == "" else value  # a field of a form that was left empty
+    return None if value == "" else value  # a form field that was left empty
 
 
 Bound = Annotated[Annotated[float, Field(allow_inf_nan=False)] | None, BeforeValidator(_or_none)]
 
 
 class RolloutFilter(BaseModel):
-    """Which rollouts of a run are asked for, and in which order."""
+    """Filter and order of a run's rollouts."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -58,31 +59,31 @@ class RolloutFilter(BaseModel):
     reward_min: Bound = None
     reward_max: Bound = None
     metric: Annotated[str, Field(max_length=1000)] = ""
-    """Name of a reward function; rollouts without it are left out."""
+    """Name of a reward function. Rollouts without it are left out."""
     metric_min: Bound = None
     metric_max: Bound = None
     stop_reason: Annotated[str, Field(max_length=1000)] = ""
     failure: Annotated[str, Field(max_length=20)] = ""
-    """Boundary that broke."""
+    """Boundary at which the rollout failed."""
     fault: Annotated[str, Field(max_length=200)] = ""
-    """What broke: error and message as the run's page groups them, each number written `#`."""
+    """Error and message as the run's page groups them, with every number replaced by `#`."""
     stratum: Annotated[int | None, BeforeValidator(_or_none)] = None
     text: Annotated[str, Field(max_length=200)] = ""
-    """Part of the transcript, or of the example's id."""
+    """Text that the transcript or the example's id contains."""
 
     def asked(self, **changes: Any) -> dict[str, Any]:
-        """Return what differs from asking for everything, with changes, as an address has it."""
-        given = self.model_copy(update=changes)
-        return given.model_dump(exclude_defaults=True, include=set(RolloutFilter.model_fields))
+        """Return the non-default fields as query parameters, after applying changes."""
+        changed = self.model_copy(update=changes)
+        return changed.model_dump(exclude_defaults=True, include=set(RolloutFilter.model_fields))
 
     @property
     def searches(self) -> bool:
-        """True where rows must be read to know which rollouts are meant."""
+        """Whether rows must be read to find the matching rollouts."""
         return bool(self.asked(sort="number", only="all"))
 
 
 class RolloutQuery(RolloutFilter):
-    """A page of them."""
+    """A filter with the range of a page."""
 
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
@@ -96,53 +97,53 @@ class Group:
     failed: int = 0
     total: float = 0.0
     first: int = 0
-    """Number of the first of them."""
+    """Number of the first rollout."""
 
     @property
     def mean(self) -> float | None:
-        """Mean reward of those that were scored."""
+        """Mean reward of the scored rollouts."""
         scored = self.count - self.failed
         return self.total / scored if scored else None
 
 
 @dataclass
 class Breakdown:
-    """The rollouts of a run by stratum, and the failed ones by what broke."""
+    """Rollouts of a run by stratum, and failed rollouts by fault."""
 
     strata: dict[int, Group] = field(default_factory=dict)
-    """The first in order."""
+    """First strata, in order."""
     other_strata: int = 0
-    """How many there are beside those."""
+    """Number of strata that are not listed."""
     faults: dict[tuple[str, str], Group] = field(default_factory=dict)
-    """By boundary and error, the most frequent first."""
+    """Groups by boundary and error, most frequent first."""
     other_faults: int = 0
-    """Failed rollouts of faults that are rarer than those."""
+    """Number of failed rollouts with faults that are not listed."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers have the room of it."""
+        """Memory of this object, in units of one cached number."""
         return OF_ENTRY * (len(self.strata) + len(self.faults))
 
 
 class _Found(NamedTuple):
-    """A row of a run, and where the whole rollout lies."""
+    """A row of a run, and the position of its rollout."""
 
     number: int
     facts: RowFacts
     chunk: RunChunk
     place: list[int]
-    """Start and length of its block in the chunk, its offset and length in that."""
+    """Start and length of the block in the chunk, and offset and length within the block."""
 
 
 def fault_of(text: str) -> str:
-    """Return what identical failures share: numbers, as ports and times, do not tell them apart."""
+    """Return the part that similar failures share: numbers, such as ports and times, are replaced by `#`."""
     return _NUMBERS.sub("#", text)
 
 
 def list_page(
     session: Session, storage: Storage, run: Run, wanted: RolloutFilter, offset: int, limit: int
 ) -> tuple[list[RolloutRow], int]:
-    """Return a page of the rows that are asked for, and how many there are in all."""
+    """Return a page of the matching rows, and the total number of matches."""
     if not wanted.searches:
         return service.read_sorted_page(
             session, storage, run, sort=wanted.sort, only=wanted.only, offset=offset, limit=limit
@@ -152,7 +153,7 @@ def list_page(
 
 
 def numbers_of(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -> Sequence[int]:
-    """Return the numbers of all rollouts that are asked for, in order."""
+    """Return the numbers of all matching rollouts, in order."""
     if not wanted.asked():
         return range(service.count_of(run))
     find = (
@@ -160,38 +161,39 @@ def numbers_of(session: Session, storage: Storage, run: Run, wanted: RolloutFilt
         if wanted.searches
         else partial(_all, storage, run, wanted)
     )
-    found: array[int] = KEPT.get((run.sha256, canonical_json(wanted.asked())), find)
-    return found
+    numbers: array[int] = KEPT.get((run.sha256, canonical_json(wanted.asked())), find)
+    return numbers
 
 
-def neighbours(numbers: Sequence[int], number: int, *, ascending: bool) -> tuple[int | None, int | None]:
-    """Return the numbers before and after one; where it is not among them, those it would stand between."""
+def neighbors(numbers: Sequence[int], number: int, *, ascending: bool) -> tuple[int | None, int | None]:
+    """Return the numbers before and after a number, or around its position if it is not in the sequence."""
     if ascending:
-        place = bisect_left(numbers, number)
-        there = place < len(numbers) and numbers[place] == number
+        index = bisect_left(numbers, number)
+        is_present = index < len(numbers) and numbers[index] == number
     else:
-        there = number in numbers
-        place = numbers.index(number) if there else 0
-    before = numbers[place - 1] if place else None
-    following = place + 1 if there else place
+        is_present = number in numbers
+        index = numbers.index(number) if is_present else 0
+    before = numbers[index - 1] if index else None
+    following = index + 1 if is_present else index
     return before, numbers[following] if following < len(numbers) else None
 
 
 def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
-    """Return the rollouts of a run by stratum and by fault; nothing where reading all rows takes too long."""
+    """Return the rollouts of a run by stratum and by fault; empty if the run is too large to read all
+    rows."""
     if run.withdrawn_at is not None or service.count_of(run) > MOST_SEARCHED:
-        return Breakdown()  # also where something is kept from before it was withdrawn
-    found: Breakdown = KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
-    return found
+        return Breakdown()  # even if an older breakdown of a withdrawn run is cached
+    breakdown: Breakdown = KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
+    return breakdown
 
 
 def list_strata(manifest: RunManifest) -> list[int]:
     """Return the first strata of a run's examples in order, from its brief manifest."""
-    return [one for one in manifest.strata if one is not None]
+    return [stratum for stratum in manifest.strata if stratum is not None]
 
 
 def is_broken_down(run: Run) -> bool:
-    """Tell whether that is kept already, so that nothing has to be read."""
+    """Return whether the breakdown of a run is cached."""
     return KEPT.has(run.sha256)
 
 
@@ -213,7 +215,7 @@ def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
             group.total += facts.reward or 0.0
     most = Counter({fault: group.count for fault, group in faults.items()}).most_common(_MOST_FAULTS)
     shown = {fault: faults[fault] for fault, _ in most}
-    others = sum(one.count for one in faults.values()) - sum(one.count for one in shown.values())
+    others = sum(group.count for group in faults.values()) - sum(group.count for group in shown.values())
     first = dict(sorted(strata.items())[:MOST_STRATA])
     return Breakdown(first, len(strata) - len(first), shown, others)
 
@@ -229,54 +231,56 @@ def _find(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -
         raise HubProblem(
             422,
             "run_too_large",
-            f"`{run.run_id}` has more than {MOST_SEARCHED:,} rollouts, which are not searched here",
-            hint=f"`GET /api/v1/runs/{run.run_id}/rollouts.jsonl` sends them all",
+            f"`{run.run_id}` has more than {MOST_SEARCHED:,} rollouts, which is too many to search here",
+            hint=f"download them with `GET /api/v1/runs/{run.run_id}/rollouts.jsonl`",
         )
-    fits = _condition(wanted, _strata(run) if wanted.stratum is not None else {})
-    rows: Iterator[_Found] = (row for row in _rows(session, storage, run) if fits(row.facts))
+    matches = _condition(wanted, _strata(run) if wanted.stratum is not None else {})
+    rows: Iterator[_Found] = (row for row in _rows(session, storage, run) if matches(row.facts))
     if wanted.text:
-        rows = _say(storage, rows, wanted.text.casefold(), reading=reads_transcripts(run))
-    found = [(row.facts.reward, row.number) for row in rows]
+        rows = _search(storage, rows, wanted.text.casefold(), reading=reads_transcripts(run))
+    pairs = [(row.facts.reward, row.number) for row in rows]
     if wanted.sort == "number":
-        found.sort(key=lambda one: one[1])
+        pairs.sort(key=lambda pair: pair[1])
     else:
         sign = -1 if wanted.sort == "-reward" else 1
-        # As in the stored order, read forwards or backwards; failed ones stand last.
-        found.sort(key=lambda one: (1, 0.0, one[1]) if one[0] is None else (0, sign * one[0], -sign * one[1]))
-    return array("I", (number for _, number in found))
+        # Same as the stored order, read forwards or backwards; failed rollouts come last.
+        pairs.sort(
+            key=lambda pair: (1, 0.0, pair[1]) if pair[0] is None else (0, sign * pair[0], -sign * pair[1])
+        )
+    return array("I", (number for _, number in pairs))
 
 
 def _condition(wanted: RolloutFilter, stratum_of: dict[str, int]) -> Callable[[RowFacts], bool]:
     tests: list[Callable[[RowFacts], bool]] = []
     if wanted.only != "all":
-        tests.append(lambda one: (one.reward is None) == (wanted.only == "failed"))
+        tests.append(lambda facts: (facts.reward is None) == (wanted.only == "failed"))
     if (wanted.reward_min, wanted.reward_max) != (None, None):
-        tests.append(lambda one: _within(one.reward, wanted.reward_min, wanted.reward_max))
+        tests.append(lambda facts: _within(facts.reward, wanted.reward_min, wanted.reward_max))
     if wanted.metric:
         bounds = wanted.metric_min, wanted.metric_max
-        tests.append(lambda one: _within(one.metrics.get(wanted.metric), *bounds))
+        tests.append(lambda facts: _within(facts.metrics.get(wanted.metric), *bounds))
     if wanted.stop_reason:
-        tests.append(lambda one: one.stop_reason == wanted.stop_reason)
+        tests.append(lambda facts: facts.stop_reason == wanted.stop_reason)
     if wanted.failure:
-        tests.append(lambda one: one.failure == wanted.failure)
+        tests.append(lambda facts: facts.failure == wanted.failure)
     if wanted.fault:
-        tests.append(lambda one: one.failure is not None and fault_of(one.fault) == wanted.fault)
+        tests.append(lambda facts: facts.failure is not None and fault_of(facts.fault) == wanted.fault)
     if wanted.stratum is not None:
-        tests.append(lambda one: stratum_of.get(one.example_id) == wanted.stratum)
-    return lambda one: all(test(one) for test in tests)
+        tests.append(lambda facts: stratum_of.get(facts.example_id) == wanted.stratum)
+    return lambda facts: all(test(facts) for test in tests)
 
 
 def reads_transcripts(run: Run) -> bool:
-    """Tell whether words are looked for in the transcripts of a run, not only in what its rows say."""
+    """Return whether a text search of a run reads its transcripts, and not only its rows."""
     return run.stored_bytes <= MOST_STORED
 
 
-def _say(storage: Storage, rows: Iterable[_Found], text: str, *, reading: bool) -> Iterator[_Found]:
-    """Yield those of the rows in whose rollouts a text, folded, stands; each block of them is read once."""
+def _search(storage: Storage, rows: Iterable[_Found], text: str, *, reading: bool) -> Iterator[_Found]:
+    """Yield the rows whose rollouts contain a case-folded text; each block of rollouts is read once."""
     words, read = json.dumps(text, ensure_ascii=False)[1:-1], 0
-    for (chunk, start, length), some in groupby(rows, key=lambda one: (one.chunk, *one.place[:2])):
+    for (chunk, start, length), block_rows in groupby(rows, key=lambda row: (row.chunk, *row.place[:2])):
         unknown = []
-        for row in some:
+        for row in block_rows:
             if text in row.facts.example_id.casefold() or text in row.facts.preview.casefold():
                 yield row
             else:
@@ -289,15 +293,15 @@ def _say(storage: Storage, rows: Iterable[_Found], text: str, *, reading: bool) 
             continue
         for row in unknown:
             line = block[row.place[2] : row.place[2] + row.place[3]]
-            if _may_hold(line, words) and any(text in one.casefold() for one in chunks.transcript_of(line)):
+            if _may_hold(line, words) and any(text in part.casefold() for part in chunks.transcript_of(line)):
                 yield row
 
 
 def _may_hold(part: bytes, words: str) -> bool:
-    """Tell whether words, folded and as JSON writes them, may stand in lines, without parsing these."""
-    if b"\\u" in part:  # a letter that is written by its code
+    """Return whether lines may contain a case-folded JSON-encoded text, without parsing the lines."""
+    if b"\\u" in part:  # an escaped character could be part of the text
         return True
-    if words.isascii():  # the usual case, ten times as fast
+    if words.isascii():  # the common case, which is ten times as fast
         return words.encode() in part.lower()
     return words in part.decode("utf-8", "replace").casefold()
 
@@ -317,7 +321,7 @@ def _strata(run: Run) -> dict[str, int]:
 
 
 def _rows(session: Session, storage: Storage, run: Run) -> Iterator[_Found]:
-    """Yield every row of a run, a frame read at a time: half the time of line by line."""
+    """Yield every row of a run. Parsing a whole frame at once takes half the time of parsing lines."""
     for chunk in chunks_of(session, run.run_id):
         number = chunk.first
         for frame in range(len(chunk.row_frames)):

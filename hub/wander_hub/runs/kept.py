@@ -1,4 +1,4 @@
-"""What takes long to find of a run and never changes: a process keeps it, by a digest and what it is of."""
+"""A cache of results about runs that are expensive to compute and never change, by digest and filter."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Callable
 from typing import Any
 
 _MOST = 4_000_000
-"""Numbers that are kept, of all runs."""
+"""Capacity of the cache, in numbers of all runs."""
 OF_ENTRY = 100
-"""Numbers that have the room of what is known of an example, a stratum or a fault."""
+"""Memory of an example, a stratum or a fault, in units of one number."""
 
 
 class Kept:
-    """What was found, the longest unused forgotten first."""
+    """A cache that forgets the least recently used results first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[Any, Any] = OrderedDict()
         self._finding: dict[Any, threading.Lock] = {}
-        """Held by who finds what stands under a key, so that others wait for that and find it not again."""
+        """Locks by key, so that concurrent readers wait for one computation instead of repeating it."""
         self._size = 0
 
     def has(self, key: Any) -> bool:
-        """Tell whether something is kept under a key."""
+        """Return whether a result is cached."""
         with self._lock:
             return key in self._found
 
     def get(self, key: Any, find: Callable[[], Any]) -> Any:
-        """Return what is kept under a key, or find it."""
+        """Return the cached result of a key, or compute it."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -41,25 +41,25 @@ class Kept:
                 if key in self._found:
                     return self._found[key]
             try:
-                found = find()
-                self._keep(key, found)
+                result = find()
+                self._keep(key, result)
             finally:
                 self._finding.pop(key, None)
-        return found
+        return result
 
-    def _keep(self, key: Any, found: Any) -> None:
+    def _keep(self, key: Any, result: Any) -> None:
         with self._lock:
-            if key not in self._found:  # where a search failed, two that waited for it may have found it
-                self._found[key] = found
-                self._size += _size(found)
+            if key not in self._found:  # after a failed computation, two waiting readers may both compute it
+                self._found[key] = result
+                self._size += _size(result)
             while self._size > _MOST:
                 self._size -= _size(self._found.popitem(last=False)[1])
 
 
-def _size(found: object) -> int:
-    if isinstance(found, tuple):  # of dictionaries by example
-        return OF_ENTRY * (1 + sum(len(part) for part in found))
-    numbers: int = len(found) if isinstance(found, array) else getattr(found, "numbers", 0)
+def _size(result: object) -> int:
+    if isinstance(result, tuple):  # of dictionaries by example
+        return OF_ENTRY * (1 + sum(len(part) for part in result))
+    numbers: int = len(result) if isinstance(result, array) else getattr(result, "numbers", 0)
     return OF_ENTRY + numbers
 
 

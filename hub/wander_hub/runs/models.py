@@ -1,4 +1,4 @@
-"""Tables of runs and of those on their way here, where their rollouts lie, and of the keys that sign them."""
+"""Tables of runs, their chunks, artifacts, checkpoints and examinations, and of signing keys."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ MISPLACED = text(
     "board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN ''"
     " WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' ELSE level END"
 )
-"""Holds for runs that stand on their board otherwise than they should; an index has just these."""
+"""Condition for runs whose placement on a board is out of date, which have an index of their own."""
 INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
-"""Holds for evaluations that a board leaves out; an index has just these."""
+"""Condition for evaluations that boards leave out, which have an index of their own."""
 MOST_STRATA = 100
-"""Strata of a run that are told apart; a manifest may have as many as examples."""
+"""Maximum number of strata of a run that are distinguished. A manifest may have one for each example."""
 TRAINING = text("kind = 'training'")
-"""Holds for training runs, which are few among many evaluations; an index has just these."""
+"""Condition for training runs, which have an index of their own because they are rare."""
 
 
 class Run(Base):
-    """A posted run; every number in it was computed here from the rollouts."""
+    """A posted run. The hub computed its numbers from the rollouts."""
 
     __tablename__ = "runs"
     __table_args__ = (
@@ -74,53 +74,54 @@ class Run(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"))
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str | None] = mapped_column(String(100))
-    """The name that its submitter gave the run, if any."""
+    """Name that the submitter gave the run, if any."""
     model: Mapped[str] = mapped_column(Text)
     skeleton: Mapped[str] = mapped_column(Text)
-    """What all model names have that look like this one (`wander_hub.names.skeleton`)."""
+    """Form that all similar-looking model names share (`wander_hub.names.skeleton`)."""
     model_kind: Mapped[str] = mapped_column(Text)
     task_set_sha256: Mapped[str] = mapped_column(String(64))
     protocol_sha256: Mapped[str] = mapped_column(String(64))
-    """Digest of what must be equal for two runs on one task set to be comparable."""
+    """Digest of everything that must be equal for two runs on one task set to be comparable."""
     rollouts_per_example: Mapped[int]
     examples: Mapped[int]
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     level_reason: Mapped[str] = mapped_column(Text)
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text, deferred=True)
-    """`run.json` as posted, which may have 32 MiB."""
+    """The posted `run.json`, of up to 32 MiB."""
     brief: Mapped[str] = mapped_column(Text)
-    """The same without its examples, at most 64 KiB."""
+    """The manifest without its examples, of at most 64 KiB."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
-    """Digest over those of the rollouts, as in `wander.wire.postings`; None when there are none."""
+    """Digest over the digests of the rollouts, as in `wander.wire.postings`; None without rollouts."""
     order_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Object with the order of the rollouts by reward (`runs/order.py`); None when there are none."""
+    """Object with the order of the rollouts by reward (`runs/order.py`); None without rollouts."""
     weights_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Weights of the model that was evaluated, or that training began with."""
+    """Weights of the evaluated model, or the initial weights of a training run."""
     private: Mapped[bool] = mapped_column(default=False)
-    """For its submitter and those with a role on the environment only, and on no board."""
+    """Whether only its submitter and people with a role on the environment can see it; then it is on no
+    board."""
     public_at: Mapped[datetime | None]
-    """Since when everybody may see it: from its posting, or later where it was private; None while it is."""
+    """Time since which the run is public; None while it is private."""
     withdrawn_at: Mapped[datetime | None]
     withdrawn_reason: Mapped[str | None] = mapped_column(Text)
     withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     hidden: Mapped[bool] = mapped_column(default=False)
-    """Kept off its board by an owner of the environment, who gave a public reason (`HiddenRun`)."""
+    """Whether an owner of the environment removed it from its board, with a public reason (`HiddenRun`)."""
     on_top: Mapped[bool] = mapped_column(default=False)
-    """Chosen by an owner of the environment to stand for all runs with its answers."""
+    """Whether an owner of the environment chose it to represent all runs with the same answers."""
     board_level: Mapped[str] = mapped_column(String(16), default="")
-    """The level with which it stands on its board, `withdrawn` where it only keeps its turn there, and empty
-    while on none (`leaderboards/placement.py`)."""
+    """Level with which it was placed on its board; `withdrawn` if only its place remains; empty if it is on
+    no board (`leaderboards/placement.py`)."""
     signature: Mapped[str | None] = mapped_column(String(100))
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     posted_at: Mapped[datetime] = mapped_column(index=True)
     own_seconds: Mapped[float] = mapped_column(default=0.0)
-    """Seconds that its rollouts took together without their models, as they state it."""
+    """Total seconds of its rollouts excluding their models, as they state them."""
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    """Of its manifest and its objects, each counted once."""
+    """Size of its manifest and its objects, each object counted once."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")
     posted_by: Mapped[User] = relationship(lazy="raise", foreign_keys=[posted_by_id])
@@ -130,7 +131,8 @@ class Run(Base):
 
     @cached_property
     def parsed_manifest(self) -> RunManifest:
-        """The whole manifest: half a second for a million examples, so pages use the brief one."""
+        """The whole manifest. Parsing takes half a second for a million examples, so pages use the brief
+        manifest."""
         return read_record(RunManifest, self.manifest, MANIFEST)
 
     @cached_property
@@ -140,26 +142,26 @@ class Run(Base):
 
 
 def without_examples(manifest: RunManifest) -> RunManifest:
-    """Return a manifest without the ids of its examples; of their strata it has the first, each once."""
-    strata = sorted({one for one in manifest.strata if one is not None})[:MOST_STRATA]
+    """Return a manifest without example ids, and with only the first distinct strata."""
+    strata = sorted({stratum for stratum in manifest.strata if stratum is not None})[:MOST_STRATA]
     return manifest.model_copy(update={"example_ids": [], "strata": strata})
 
 
 class RunChunk(Base):
-    """Some hundred rollouts of a run, in an object of their own (`runs/chunks.py`)."""
+    """Some hundred rollouts of a run, stored in one object (`runs/chunks.py`)."""
 
     __tablename__ = "run_chunks"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
     first: Mapped[int] = mapped_column(primary_key=True)
-    """Number of its first rollout; they are numbered from 0, in the manifest's order of examples."""
+    """Number of its first rollout. Rollouts are numbered from 0, in the manifest's order of examples."""
     rollouts: Mapped[int]
     object_sha256: Mapped[str] = mapped_column(String(64), index=True)
     row_frames: Mapped[list[list[int]]] = mapped_column(JSON)
 
 
 class RunArtifact(Base):
-    """A file that came with a run."""
+    """A file that was posted with a run."""
 
     __tablename__ = "run_artifacts"
 
@@ -171,7 +173,7 @@ class RunArtifact(Base):
 
 
 class RunCheckpoint(Base):
-    """Weights that a training run made; evaluations name them by the same digest."""
+    """Weights from a training run. Evaluations refer to them by the same digest."""
 
     __tablename__ = "run_checkpoints"
 
@@ -181,7 +183,7 @@ class RunCheckpoint(Base):
 
 
 class RunCompletion(Base):
-    """A digest by which runs with the same completions are found (`completions.py`)."""
+    """A digest for finding runs with the same completions (`completions.py`)."""
 
     __tablename__ = "run_completions"
 
@@ -190,29 +192,29 @@ class RunCompletion(Base):
 
 
 class RunExamination(Base):
-    """The results of reading a run: its tokens, and whether it agrees with the run that it repeats."""
+    """Results of examining a run: its tokens, and whether it agrees with the run that it repeats."""
 
     __tablename__ = "run_examinations"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
     rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
-    """The run that it repeats, by its manifest."""
+    """Id of the run that it repeats, according to its manifest."""
     agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.wire.verification.Agreement` with that run; None if the two cannot be compared."""
+    """`wander.wire.verification.Agreement` with that run; None if they cannot be compared."""
     agrees: Mapped[bool] = mapped_column(default=False)
-    """Whether it agrees with that run, by a manifest that differs only in the endpoint."""
+    """Whether it agrees with that run, and their manifests differ only in the endpoint."""
     tokens: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.wire.verification.TokenCheck`; None if the hub has no tokenizer of the model."""
+    """`wander.wire.verification.TokenCheck`; None if the hub has no tokenizer for the model."""
     examined_at: Mapped[datetime]
 
     @property
     def token_check(self) -> TokenCheck | None:
-        """The comparison of its stated completion tokens with its texts."""
+        """Comparison of the stated completion tokens with the texts."""
         return TokenCheck.model_validate(self.tokens) if self.tokens else None
 
 
 class SigningKey(Base):
-    """A public key with which its user signs runs; revoked ones stay, for what they signed."""
+    """A public key with which a user signs runs. Revoked keys are kept because of earlier signatures."""
 
     __tablename__ = "signing_keys"
 
@@ -227,9 +229,9 @@ class SigningKey(Base):
 
 
 @event.listens_for(Session, "before_flush")
-def _tell_levels(session: Session, *_: object) -> None:
-    """Have audit log and webhooks tell of every level that changes, whoever found out; it decides ranks."""
-    for run in [one for one in session.dirty if isinstance(one, Run)]:
+def _record_levels(session: Session, *_: object) -> None:
+    """Record every change of a level in the audit log and for webhooks, because levels decide ranks."""
+    for run in [row for row in session.dirty if isinstance(row, Run)]:
         change = inspect(run).attrs.level.history
         if change.added and change.deleted:
             environment = session.get_one(Environment, run.environment_id)

@@ -1,7 +1,8 @@
-"""The order of a run's rollouts by reward, stored once, so that no page sorts or counts a million of them.
+"""The order of a run's rollouts by reward, stored once so that no page has to sort or count a million
+rollouts.
 
-An object of unsigned 32-bit numbers, least significant byte first: those of the scored rollouts, the highest
-reward first, then those of the failed ones, the lowest number first.
+The object contains unsigned 32-bit little-endian rollout numbers: first the scored rollouts, highest reward
+first, then the failed rollouts, lowest number first.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ _WIDTH = 4
 
 
 class OrderWriter:
-    """Takes rewards in the order of the rollouts' numbers."""
+    """Collects rewards in the order of the rollouts' numbers."""
 
     def __init__(self) -> None:
         self._rewards = array("d")
         self._scored, self._failed = array("I"), array("I")
 
     def add(self, reward: float | None) -> None:
-        """Take the next rollout; None for a failed one."""
+        """Add the reward of the next rollout; None for a failed one."""
         number = len(self._scored) + len(self._failed)
         (self._failed if reward is None else self._scored).append(number)
         self._rewards.append(0.0 if reward is None else reward)
 
     def content(self) -> bytes:
-        """Return the object."""
+        """Return the content of the object."""
         by_reward = sorted(self._scored, key=self._rewards.__getitem__, reverse=True)
         numbers = array("I", by_reward) + self._failed
         if sys.byteorder == "big":
@@ -39,15 +40,17 @@ class OrderWriter:
 
 
 class RolloutOrder:
-    """Reads the numbers of a page of rollouts from the object, and no more of it than that takes."""
+    """Reads the rollout numbers of a page with minimal range reads."""
 
     def __init__(self, storage: Storage, sha256: str, *, scored: int, failed: int) -> None:
         self._storage, self._sha256 = storage, sha256
         self._scored, self._failed = scored, failed
 
     def page(self, *, sort: str, only: str, offset: int, limit: int) -> tuple[list[int], int]:
-        """Return the numbers of a page (sort: number, reward, -reward; only: all, scored, failed), and how
-        many there are in all."""
+        """Return the rollout numbers of a page, and the total number of matches.
+
+        `sort` is number, reward or -reward; `only` is all, scored or failed.
+        """
         total = {"all": self._scored + self._failed, "scored": self._scored, "failed": self._failed}[only]
         stop = min(offset + limit, total)
         places = range(min(offset, stop), stop)
@@ -60,17 +63,17 @@ class RolloutOrder:
         return self._lowest_first(places), total
 
     def _lowest_first(self, places: range) -> list[int]:
-        """Read the scored ones backwards, then the failed ones."""
+        """Return scored rollouts in reverse order, then failed ones."""
         scored = range(places.start, min(places.stop, self._scored))
-        found = self._read(self._scored - scored.stop, len(scored))[::-1] if scored else []
+        numbers = self._read(self._scored - scored.stop, len(scored))[::-1] if scored else []
         failed = range(max(places.start, self._scored), places.stop)
-        return found + (self._read(failed.start, len(failed)) if failed else [])
+        return numbers + (self._read(failed.start, len(failed)) if failed else [])
 
     def _find_scored(self, places: Sequence[int]) -> list[int]:
-        """Return the numbers that are left when the failed ones are taken out."""
+        """Return the numbers at these positions after leaving out the failed rollouts."""
         failed = self._read(self._scored, self._failed)
-        # Before the i-th failed one stand `failed[i] - i` scored ones.
-        before = [number - place for place, number in enumerate(failed)]
+        # `failed[i] - i` scored rollouts come before the failed rollout i.
+        before = [number - index for index, number in enumerate(failed)]
         return [place + bisect_left(before, place + 1) for place in places]
 
     def _read(self, start: int, count: int) -> list[int]:

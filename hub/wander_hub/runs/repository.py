@@ -33,20 +33,20 @@ from wander_hub.identity import Identity
 from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
 
 _OF_HIDDEN = 8
-"""Digits of a digest in the id of a hidden run."""
+"""Number of hexadecimal digits of the digest in the id of a hidden run."""
 _LONGEST_STATED = 64 - _OF_HIDDEN - 1
 
 
 def readable_run(session: Session) -> ColumnElement[bool]:
-    """Return the condition on runs that holds for those the session's reader may see; joins environments.
+    """Return the condition on runs that the session's reader may see; the statement must join environments.
 
-    A private run is for its submitter and for those with a role on its environment.
+    A private run is visible to its submitter and to people with a role on its environment.
     """
     return readable_run_by(session.info.get(READER))
 
 
 def readable_run_by(reader: Identity | None) -> ColumnElement[bool]:
-    """Return the condition on runs that holds for those somebody may see; None is the public."""
+    """Return the condition on runs that a reader may see; None is the public."""
     open_to_all = Run.private.is_(False)
     if reader is None:
         return and_(readable_by(reader), open_to_all)
@@ -68,24 +68,24 @@ def readable_run_by(reader: Identity | None) -> ColumnElement[bool]:
 
 
 def counts() -> ColumnElement[bool]:
-    """Return the condition on runs that lists, totals and boards show: public, and not withdrawn."""
+    """Return the condition on runs that lists, totals and boards show: public and not withdrawn."""
     return and_(Run.private.is_(False), Run.withdrawn_at.is_(None))
 
 
 def readable_runs(session: Session) -> Select[Any]:
-    """Return the statement on the runs that the caller may see."""
+    """Return the statement for the runs that the session's reader may see."""
     return runs_readable_by(session.info.get(READER))
 
 
 @lru_cache(KEPT_STATEMENTS)
 def runs_readable_by(reader: Identity | None) -> Select[Any]:
-    """Return the statement on the runs that somebody may see; None is the public."""
+    """Return the statement for the runs that a reader may see; None is the public."""
     query = select(Run).join(Run.environment).join(Environment.owner)
     return query.where(readable_run_by(reader))
 
 
 def visible(session: Session) -> Select[Run]:
-    """Return the statement every read of whole runs builds on, with what belongs to them."""
+    """Return the base statement of every read of whole runs, with their related rows."""
     return readable_runs(session).options(
         contains_eager(Run.environment).contains_eager(Environment.owner),
         joinedload(Run.version),
@@ -97,7 +97,7 @@ def visible(session: Session) -> Select[Run]:
 
 
 class ListedRun(NamedTuple):
-    """What a table of runs shows of one."""
+    """One row of a table of runs."""
 
     run_id: str
     kind: str
@@ -115,7 +115,7 @@ class ListedRun(NamedTuple):
 
 
 def listed(session: Session) -> Select[Any]:
-    """Return the statement on the runs that the caller may see, of each the fields of `ListedRun`."""
+    """Return the statement for the fields of `ListedRun`, of the runs that the session's reader may see."""
     return _listed_for(session.info.get(READER))
 
 
@@ -136,7 +136,7 @@ def _newest_listed(reader: Identity | None, *, training: bool) -> Select[Any]:
 
 
 def newest_of(session: Session, environment_id: int, limit: int) -> tuple[list[ListedRun], list[ListedRun]]:
-    """Return the newest runs of an environment, and its newest training runs that count."""
+    """Return the newest runs of an environment, and its newest public training runs."""
     reader, values = session.info.get(READER), {"environment_id": environment_id, "most": limit}
     recent, trainings = (
         [ListedRun(*row) for row in session.execute(_newest_listed(reader, training=training), values)]
@@ -147,19 +147,20 @@ def newest_of(session: Session, environment_id: int, limit: int) -> tuple[list[L
 
 
 def list_rows(session: Session, query: Select[Any]) -> list[ListedRun]:
-    """Return what tables show of the runs of a `listed` statement, with the names that theirs look like."""
+    """Return the rows of a `listed` statement, with the names that their model names look like."""
     return _with_lookalikes(session, [ListedRun(*row) for row in session.execute(query)])
 
 
 def _with_lookalikes(session: Session, runs: list[ListedRun]) -> list[ListedRun]:
-    names = find_lookalikes(session, [one.run_id for one in runs])
-    return [one._replace(looks_like=names[one.run_id]) for one in runs]
+    names = find_lookalikes(session, [run.run_id for run in runs])
+    return [run._replace(looks_like=names[run.run_id]) for run in runs]
 
 
 def lock_run(session: Session, run: Run) -> None:
-    """Make other changes of a run wait (PostgreSQL), and read it once more.
+    """Lock a run against concurrent changes on PostgreSQL, and read it again.
 
-    They wait for the environment, whose boards they change too: with one lock nobody takes two in two orders.
+    This locks the environment, because changes of runs also change its boards. With a single lock, there can
+    be no deadlock.
     """
     lock_environment(session, session.get_one(Environment, run.environment_id))
     never_change = {"manifest", "brief"}
@@ -167,25 +168,25 @@ def lock_run(session: Session, run: Run) -> None:
 
 
 def hidden_id(run_id: str, user_id: int) -> str:
-    """Return the id under which the hub stores a user's run that only some readers may see.
+    """Return the id under which the hub stores a user's run if only some readers may see it.
 
-    A manifest cannot state such an id. So if somebody posts a run with the id of a hidden run, the response
-    does not reveal that the hidden run exists.
+    A manifest cannot state such an id. If someone posts a run with the stated id of a hidden run, the
+    response therefore does not reveal that the hidden run exists.
     """
     digest = hashlib.sha256(f"{user_id} {run_id}".encode()).hexdigest()
     return f"{run_id[:_LONGEST_STATED]}~{digest[:_OF_HIDDEN]}"
 
 
 def run_named(session: Session, run_id: str) -> Run | None:
-    """Return one run by its id, or by the id in its manifest if only one run that is visible has it."""
+    """Return a run by its id, or by the id in its manifest if only one visible run has it; otherwise None."""
     run = session.scalar(visible(session).where(Run.run_id == run_id))
     if run is not None or "~" in run_id:
         return run
     start = f"{run_id[:_LONGEST_STATED]}~"
-    within = Run.run_id.between(start + "0" * _OF_HIDDEN, start + "f" * _OF_HIDDEN)  # which an index has
+    within = Run.run_id.between(start + "0" * _OF_HIDDEN, start + "f" * _OF_HIDDEN)  # uses the index
     query = visible(session).where(within, Run.run_id.startswith(start, autoescape=True)).limit(2)
-    found = session.scalars(query).all()
-    return found[0] if len(found) == 1 else None
+    matches = session.scalars(query).all()
+    return matches[0] if len(matches) == 1 else None
 
 
 def newest_first(
@@ -196,7 +197,7 @@ def newest_first(
     limit: int,
     cursor: str | None = None,
 ) -> Select[Any]:
-    """Return a statement for up to `limit` runs of it, newest first; withdrawn ones are not listed."""
+    """Return a statement for up to `limit` runs, newest first, without withdrawn runs."""
     query = query.where(Run.withdrawn_at.is_(None))
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
@@ -210,7 +211,7 @@ def newest_first(
 
 
 def count_runs(session: Session, environment_id: int | None = None, *, most: int | None = None) -> int:
-    """Return the number of public runs, of one environment or of all; counts up to `most`."""
+    """Return the number of public runs of one environment or of all, counting up to `most`."""
     query = select(Run.run_id).join(Run.environment).where(readable(session), counts())
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
@@ -220,14 +221,14 @@ def count_runs(session: Session, environment_id: int | None = None, *, most: int
 
 
 def chunks_of(session: Session, run_id: str) -> Sequence[RunChunk]:
-    """Return the chunks of a run in the order of its rollouts."""
+    """Return the chunks of a run, in the order of its rollouts."""
     return session.scalars(select(RunChunk).where(RunChunk.run_id == run_id).order_by(RunChunk.first)).all()
 
 
 def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
-    """Return the chunk that holds a rollout."""
-    found = session.scalar(_chunk_with(), {"run": run_id, "number": number})
-    return found if found is not None and number < found.first + found.rollouts else None
+    """Return the chunk that contains a rollout, or None."""
+    chunk = session.scalar(_chunk_with(), {"run": run_id, "number": number})
+    return chunk if chunk is not None and number < chunk.first + chunk.rollouts else None
 
 
 @cache
@@ -237,7 +238,7 @@ def _chunk_with() -> Select[RunChunk]:
 
 
 def chunks_around(session: Session, run_id: str, numbers: Sequence[int]) -> Sequence[RunChunk]:
-    """Return in order the chunks from the one with the least to that with the greatest of these rollouts."""
+    """Return the consecutive chunks that cover these rollout numbers, in order."""
     least, greatest = min(numbers, default=0), max(numbers, default=-1)
     query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= greatest)
     return session.scalars(
@@ -246,7 +247,7 @@ def chunks_around(session: Session, run_id: str, numbers: Sequence[int]) -> Sequ
 
 
 def remove_contents(session: Session, run: Run) -> list[str]:
-    """Remove what a run holds beside its manifest and aggregates; return the digests of the objects."""
+    """Remove everything except a run's manifest and aggregates; return the digests of the unused objects."""
     chunks, artifacts = RunChunk.run_id == run.run_id, RunArtifact.run_id == run.run_id
     loose = [
         *session.scalars(select(RunChunk.object_sha256).where(chunks)),
@@ -262,7 +263,7 @@ def remove_contents(session: Session, run: Run) -> list[str]:
 
 
 class RunsOfWeights(NamedTuple):
-    """The evaluations of a model's weights: their number, and the one with the best mean reward."""
+    """Evaluations of a model's weights: their number, and the evaluation with the best mean reward."""
 
     runs: int
     run_id: str
@@ -271,7 +272,7 @@ class RunsOfWeights(NamedTuple):
 
 
 def runs_of_weights(session: Session, weights: Collection[str]) -> dict[str, RunsOfWeights]:
-    """Return the evaluations of weights by digest; weights without an evaluation are left out."""
+    """Return the evaluations of weights, by digest. Weights without evaluations are left out."""
     own = Run.weights_sha256
     place = func.row_number().over(
         partition_by=own, order_by=(Run.reward_mean.desc().nulls_last(), Run.run_id)
@@ -287,7 +288,7 @@ def runs_of_weights(session: Session, weights: Collection[str]) -> dict[str, Run
 
 
 def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
-    """Return training runs that made these weights, and at which step."""
+    """Return the training runs that produced these weights, with the step of each."""
     query = visible(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)
     query = query.where(RunCheckpoint.weights_sha256 == weights_sha256, Run.withdrawn_at.is_(None))
     pairs = query.add_columns(RunCheckpoint.step).order_by(Run.posted_at.desc()).limit(limit)
@@ -297,18 +298,19 @@ def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[t
 def evaluations_of(
     query: Select[Any], weights: Sequence[str], limit: int, *, kind: str = "evaluation"
 ) -> Select[Any]:
-    """Return a statement for evaluations of these weights, or trainings that began with them."""
+    """Return a statement for evaluations of these weights, or for training runs that started from them."""
     return newest_first(query.where(Run.weights_sha256.in_(weights), Run.kind == kind), limit=limit)
 
 
 def find_lookalikes(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
-    """Return other names that the model names of runs look like: ASCII, or names of public runs of the same
-    environment, at most two.
+    """Return for each run up to two other names that its model name looks like.
+
+    These are an ASCII form of the name, and names of public runs of the same environment.
     """
     if not run_ids:
         return {}
-    found = session.execute(_names_of_runs(), {"run_ids": list(run_ids)})
-    return {run_id: name_lookalikes(*names) for run_id, *names in found}
+    names = session.execute(_names_of_runs(), {"run_ids": list(run_ids)})
+    return {run_id: name_lookalikes(*neighbors) for run_id, *neighbors in names}
 
 
 @cache
@@ -318,7 +320,7 @@ def _names_of_runs() -> Select[Any]:
 
 
 def name_lookalikes(model: str, skeleton: str, *neighbors: str | None) -> list[str]:
-    """Return at most two names that a model's name looks like, from its `neighboring_names`."""
+    """Return up to two names that a model's name looks like, from its `neighboring_names`."""
     names = [name for name in neighbors if name is not None]
     if not model.isascii() and skeleton.isascii() and skeleton not in names:
         names.insert(0, skeleton)
@@ -326,7 +328,8 @@ def name_lookalikes(model: str, skeleton: str, *neighbors: str | None) -> list[s
 
 
 def neighboring_names() -> tuple[Any, ...]:
-    """Return the skeleton of a run's model name, and the names of that skeleton right before and after it."""
+    """Return the skeleton of a run's model name, and the names with this skeleton directly before and after
+    it."""
     other = aliased(Run)
     same = select(other.model).where(
         other.environment_id == Run.environment_id,
@@ -334,7 +337,7 @@ def neighboring_names() -> tuple[Any, ...]:
         other.private.is_(False),
         other.withdrawn_at.is_(None),
     )
-    # Each a step in an index, however many runs have these names.
+    # Each is a single step in an index, no matter how many runs have these names.
     before = same.where(other.model < Run.model).with_only_columns(func.max(other.model))
     after = same.where(other.model > Run.model).with_only_columns(func.min(other.model))
     return Run.skeleton, before.scalar_subquery(), after.scalar_subquery()

@@ -1,4 +1,4 @@
-"""The API on runs and rollouts that were posted."""
+"""The API of posted runs and their rollouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The file"}
 }
 _LINES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/jsonl": {}}, "description": "One rollout a line"}
+    200: {"content": {"application/jsonl": {}}, "description": "One rollout per line"}
 }
 RunId = Annotated[str, Path(max_length=64)]
 
@@ -38,7 +38,7 @@ def list_runs(
     environment: Annotated[str | None, Query(max_length=250, description="`owner/name`")] = None,
     model: Annotated[str | None, Query(max_length=300)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=300, description="`next` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=300, description="`next` of the previous page")] = None,
 ) -> RunPage:
     """List runs, newest first."""
     return service.list_page(
@@ -49,7 +49,7 @@ def list_runs(
 @router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
 @open_to_jobs
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> Response:
-    """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
+    """Show a run with its manifest and the hub's summary. The first characters of its id are sufficient."""
     run = service.find_by_prefix(session, run_id)
     return Response(service.whole_detail(run, base_url), media_type="application/json")
 
@@ -61,13 +61,14 @@ def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> Response:
 )
 @open_to_jobs
 def get_manifest(session: ReadSession, run_id: RunId) -> Response:
-    """Send a run's manifest byte for byte as it was posted, which its digest is made of."""
+    """Send a run's manifest byte for byte as it was posted, which is what its digest covers."""
     return Response(service.find(session, run_id).manifest.encode(), media_type="application/json")
 
 
 @router.get("/{run_id}/links", responses=refusals(404, 422))
 def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
-    """Show the evaluations of a training run's weights, or the training runs behind an evaluation."""
+    """Show the evaluations of a training run's weights, or the training runs that produced an evaluation's
+    weights."""
     return service.links(session, service.find(session, run_id))
 
 
@@ -79,7 +80,7 @@ def list_rollouts(
     run_id: RunId,
     wanted: Annotated[RolloutQuery, Query()],
 ) -> RolloutPage:
-    """List a run's rollouts without their messages, in the order and of the kinds asked for."""
+    """List a run's rollouts without their messages, with filters and order."""
     run = service.with_rollouts(service.find(session, run_id))
     rows, total = explorer.list_page(session, storage, run, wanted, wanted.offset, wanted.limit)
     return RolloutPage(data=rows, total=total, offset=wanted.offset)
@@ -92,7 +93,7 @@ def list_rollouts(
 )
 @open_to_jobs
 def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) -> Response:
-    """Download every whole rollout of a run as JSON lines."""
+    """Download all rollouts of a run as JSON lines."""
     run = service.with_rollouts(service.find(session, run_id))
     return StreamingResponse(service.rollout_lines(session, storage, run), media_type="application/jsonl")
 
@@ -105,7 +106,7 @@ def get_rollout(
     run_id: RunId,
     number: Annotated[int, Path(ge=0, le=2**31)],
 ) -> Response:
-    """Send one rollout byte for byte as it was posted."""
+    """Send one rollout, byte for byte as it was posted."""
     line = service.rollout_line(session, storage, service.find(session, run_id), number)
     return Response(line, media_type="application/json")
 
@@ -123,8 +124,8 @@ def get_artifact(
     run = service.with_rollouts(service.find(session, run_id))
     artifact = session.get(RunArtifact, (run.run_id, name))
     if artifact is None:
-        hint = did_you_mean(name[:100], [one.name for one in run.artifacts])
+        hint = did_you_mean(name[:100], [known.name for known in run.artifacts])
         raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`", hint=hint)
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": _ARTIFACT_CSP}
-    what = (artifact.sha256, artifact.size, artifact.media_type, headers)
-    return stored_object(request, storage, *what, private=True)  # who may see the run may be one of few
+    stored = (artifact.sha256, artifact.size, artifact.media_type, headers)
+    return stored_object(request, storage, *stored, private=True)  # the run may be private

@@ -1,4 +1,4 @@
-"""Takes posted runs in, and gives runs and rollouts out."""
+"""Reading runs and rollouts: lists, details, and links between training runs and evaluations."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from wander_hub.runs.repository import ListedRun
 from wander_hub.storage import Storage
 
 MOST_LINKED = 50
-"""Evaluations of a training run's checkpoints that its page names."""
+"""Maximum number of evaluations that the page of a training run lists."""
 _MOST_WEIGHTS = 500
-"""Checkpoints of one training run, the last ones, of which evaluations are looked for."""
+"""Maximum number of checkpoints of a training run, the last ones, for which evaluations are searched."""
 
 
 SHORTEST_BEGINNING = 6
-"""Characters of a run's id that may stand for the whole."""
+"""Minimum number of characters of a run id's prefix."""
 SHOWN = 10
-"""How many characters of the end of a run's id its lists show."""
+"""Number of last characters of a run's id that lists show."""
 _NEWEST = 10_000
-"""Runs among which such an end is looked for: no index leads to it."""
+"""Number of newest runs that are searched for such an ending, because no index covers endings."""
 
 
 def list_page(
@@ -55,17 +55,17 @@ def list_page(
 ) -> RunPage:
     """Return one page of runs, newest first."""
     query = _narrow(session, repository.visible(session), environment, model, limit, cursor)
-    found = session.scalars(query).all()
-    return RunPage(data=details_of(session, found[:limit], base_url), next=_position_after(found, limit))
+    runs = session.scalars(query).all()
+    return RunPage(data=details_of(session, runs[:limit], base_url), next=_position_after(runs, limit))
 
 
 def list_rows(
     session: Session, *, environment: str | None, model: str | None, limit: int, cursor: str | None
 ) -> tuple[list[ListedRun], str | None]:
-    """Return the same as the page shows it, and the cursor of the next page."""
+    """Return one page of table rows, and the cursor of the next page."""
     query = _narrow(session, repository.listed(session), environment, model, limit, cursor)
-    found = repository.list_rows(session, query)
-    return found[:limit], _position_after(found, limit)
+    rows = repository.list_rows(session, query)
+    return rows[:limit], _position_after(rows, limit)
 
 
 def _narrow(
@@ -76,25 +76,25 @@ def _narrow(
     limit: int,
     cursor: str | None,
 ) -> Select[Any]:
-    """Return a statement for one more than a page of runs."""
+    """Return a statement for a page of runs and one more run."""
     environment_id = None
     if environment is not None:
         owner, slash, name = environment.partition("/")
         if not slash:
-            raise HubProblem(422, "invalid_request", "`environment` is written `owner/name`")
+            raise HubProblem(422, "invalid_request", "`environment` must have the form `owner/name`")
         environment_id = environments.resolve(session, owner, name).id
     return repository.newest_first(
         query, environment_id=environment_id, model=model, limit=limit + 1, cursor=cursor
     )
 
 
-def _position_after(found: Sequence[Run | ListedRun], limit: int) -> str | None:
-    last = found[limit - 1 : limit]
-    return Position(last[0].posted_at, last[0].run_id).cursor() if len(found) > limit else None
+def _position_after(runs: Sequence[Run | ListedRun], limit: int) -> str | None:
+    last = runs[limit - 1 : limit]
+    return Position(last[0].posted_at, last[0].run_id).cursor() if len(runs) > limit else None
 
 
 def find(session: Session, run_id: str) -> Run:
-    """Return a run or raise a 404."""
+    """Return a run; raise a 404 problem if it does not exist."""
     run = repository.run_named(session, run_id)
     if run is None:
         raise HubProblem(404, "run_not_found", f"there is no run `{run_id[:80]}`")
@@ -102,10 +102,10 @@ def find(session: Session, run_id: str) -> Run:
 
 
 def find_by_prefix(session: Session, word: str) -> Run:
-    """Return the run of an id, of its beginning, or of the end that lists show of newer ones, when it is the
-    only one.
+    """Return the run with an id, with a unique prefix of an id, or with the unique ending that lists show of
+    newer runs.
 
-    Raises a 404.
+    Raises a 404 problem if there is no such run or there are several.
     """
     run = repository.run_named(session, word)
     if run is not None:
@@ -113,27 +113,26 @@ def find_by_prefix(session: Session, word: str) -> Run:
     if len(word) < SHORTEST_BEGINNING:
         return find(session, word)
     query = repository.visible(session).where(Run.run_id.startswith(word, autoescape=True))
-    found = session.scalars(query.limit(2)).all()
-    if len(found) > 1:
-        raise HubProblem(
-            404, "run_ambiguous", f"several runs begin with `{word[:80]}`", hint="write more of it"
-        )
-    if not found and len(word) == SHOWN:
+    matches = session.scalars(query.limit(2)).all()
+    if len(matches) > 1:
+        detail = f"several runs start with `{word[:80]}`"
+        raise HubProblem(404, "run_ambiguous", detail, hint="use more characters of the id")
+    if not matches and len(word) == SHOWN:
         newest = select(Run.run_id).order_by(Run.run_id.desc()).limit(_NEWEST).subquery()
         ends = select(newest.c.run_id).where(newest.c.run_id.endswith(word, autoescape=True))
         query = repository.visible(session).where(Run.run_id.in_(ends))
-        found = session.scalars(query.limit(2)).all()
-    return found[0] if len(found) == 1 else find(session, word)
+        matches = session.scalars(query.limit(2)).all()
+    return matches[0] if len(matches) == 1 else find(session, word)
 
 
 def details_of(session: Session, runs: Sequence[Run], base_url: str) -> list[RunDetail]:
-    """Return runs as lists show them, each with the model names that its own looks like."""
-    names = repository.find_lookalikes(session, [one.run_id for one in runs])
-    return [detail_of(one, base_url, names[one.run_id]) for one in runs]
+    """Return runs as lists show them, each with the names that its model name looks like."""
+    names = repository.find_lookalikes(session, [run.run_id for run in runs])
+    return [detail_of(run, base_url, names[run.run_id]) for run in runs]
 
 
 def detail_of(run: Run, base_url: str, looks_like: Sequence[str] = ()) -> RunDetail:
-    """Return a run as lists, pages and the answers to changes show it: without its examples."""
+    """Return a run without its examples, as lists, pages and responses show it."""
     withdrawn = None
     if run.withdrawn_at is not None:
         by = run.withdrawn_by.name if run.withdrawn_by else ""
@@ -148,14 +147,14 @@ def detail_of(run: Run, base_url: str, looks_like: Sequence[str] = ()) -> RunDet
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{run.run_id}",
         version_deleted=run.version.deleted_at is not None,
-        artifacts=[fill(ArtifactInfo, one, url=f"{address}/{one.name}") for one in run.artifacts],
+        artifacts=[fill(ArtifactInfo, file, url=f"{address}/{file.name}") for file in run.artifacts],
         withdrawn=withdrawn,
         signature=signing.signature_of(run),
     )
 
 
 def whole_detail(run: Run, base_url: str) -> bytes:
-    """Return a run with its whole manifest as JSON; the manifest is passed on as it was posted, unread."""
+    """Return a run with its whole manifest as JSON; the manifest is copied without parsing it."""
     detail = detail_of(run, base_url).model_dump_json(by_alias=True, exclude={"manifest"})
     return b'{"manifest":' + run.manifest.encode() + b"," + detail.encode()[1:]
 
@@ -163,7 +162,7 @@ def whole_detail(run: Run, base_url: str) -> bytes:
 def read_sorted_page(
     session: Session, storage: Storage, run: Run, *, sort: str, only: str, offset: int, limit: int
 ) -> tuple[list[RolloutRow], int]:
-    """Return a page of thin rows in the order and of the kind asked for, and how many there are in all."""
+    """Return a page of rows in the requested order, and the total number of matches."""
     if run.order_sha256 is None:
         return [], 0
     numbers, total = order_of(storage, run).page(sort=sort, only=only, offset=offset, limit=limit)
@@ -178,19 +177,19 @@ def order_of(storage: Storage, run: Run) -> RolloutOrder:
 
 
 def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:
-    """Return the thin rows of these rollouts, in this order; numbers that no rollout has are passed over."""
+    """Return the rows of these rollouts, in this order. Numbers that do not exist are skipped."""
     frames: dict[tuple[int, int], list[bytes]] = {}
-    found = repository.chunks_around(session, run.run_id, numbers)
+    covering = repository.chunks_around(session, run.run_id, numbers)
     rows = []
     for number in numbers:
-        place = bisect_right(found, number, key=lambda one: one.first) - 1
-        if place < 0 or number >= found[place].first + found[place].rollouts:
+        index = bisect_right(covering, number, key=lambda chunk: chunk.first) - 1
+        if index < 0 or number >= covering[index].first + covering[index].rollouts:
             continue
-        chunk = found[place]
-        frame, place = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
+        chunk = covering[index]
+        frame, line = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
         if (chunk.first, frame) not in frames:
             frames[chunk.first, frame] = chunks.row_lines(storage, chunk, frame)
-        rows.append(chunks.Row.parse(frames[chunk.first, frame][place]).show(number))
+        rows.append(chunks.Row.parse(frames[chunk.first, frame][line]).show(number))
     return rows
 
 
@@ -200,7 +199,7 @@ def rollout(session: Session, storage: Storage, run: Run, number: int) -> Rollou
 
 
 def rollout_line(session: Session, storage: Storage, run: Run, number: int) -> bytes:
-    """Return the line of one rollout as it was posted, with two small range reads."""
+    """Return the line of a rollout as it was posted, with two small range reads."""
     chunk = repository.chunk_with(session, with_rollouts(run).run_id, number)
     if chunk is None:
         count = count_of(run)
@@ -210,26 +209,27 @@ def rollout_line(session: Session, storage: Storage, run: Run, number: int) -> b
 
 
 def rollout_lines(session: Session, storage: Storage, run: Run) -> Iterator[bytes]:
-    """Return every rollout of a run as JSON lines, read a block at a time."""
-    found = repository.chunks_of(session, run.run_id)
-    return (block for chunk in found for block in chunks.lines_of(storage, chunk))
+    """Return all rollouts of a run as JSON lines, read one block at a time."""
+    stored = repository.chunks_of(session, run.run_id)
+    return (block for chunk in stored for block in chunks.lines_of(storage, chunk))
 
 
 def count_of(run: Run) -> int:
-    """Return how many rollouts a run holds."""
+    """Return the number of a run's rollouts."""
     return int(run.summary["rollouts"])
 
 
 def with_rollouts(run: Run) -> Run:
-    """Return the run, or raise a 410 for one whose rollouts are gone."""
+    """Return the run; raise a 410 problem if it was withdrawn."""
     if run.withdrawn_at is not None:
         detail = f"the run `{run.run_id}` was withdrawn: {run.withdrawn_reason}"
-        raise HubProblem(410, "run_withdrawn", detail, hint="its manifest and digests are still there")
+        raise HubProblem(410, "run_withdrawn", detail, hint="its manifest and digests are still available")
     return run
 
 
 def links(session: Session, run: Run) -> RunLinks:
-    """Return the other ends of what a training run made, or of what an evaluation evaluated."""
+    """Return the links of a run: from a training run to evaluations, or from an evaluation to training
+    runs."""
     if run.kind != "training":
         if run.weights_sha256 is None:
             return RunLinks()
@@ -242,38 +242,38 @@ def links(session: Session, run: Run) -> RunLinks:
             ),
         )
     of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
-    made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
-    steps = {one.weights_sha256: one.step for one in made}
-    kept = list(steps)[-_MOST_WEIGHTS:]
-    query = repository.evaluations_of(repository.visible(session), kept, MOST_LINKED, kind="training")
+    produced = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
+    steps = {checkpoint.weights_sha256: checkpoint.step for checkpoint in produced}
+    recent = list(steps)[-_MOST_WEIGHTS:]
+    query = repository.evaluations_of(repository.visible(session), recent, MOST_LINKED, kind="training")
     later = session.scalars(query).all()
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
     weights = list(steps)[-_MOST_WEIGHTS:]
-    found = session.scalars(
+    evaluations = session.scalars(
         repository.evaluations_of(repository.visible(session), weights, MOST_LINKED)
     ).all()
     return RunLinks(
-        checkpoints=[fill(Checkpoint, one) for one in made],
-        evaluated_by=_link_by_step(session, found, steps),
-        continued_by=_link_by_step(session, [one for one in later if one.run_id != run.run_id], steps),
+        checkpoints=[fill(Checkpoint, checkpoint) for checkpoint in produced],
+        evaluated_by=_link_by_step(session, evaluations, steps),
+        continued_by=_link_by_step(session, [other for other in later if other.run_id != run.run_id], steps),
         pushed=names_of_weights(session, weights),
     )
 
 
 def makers_of(session: Session, weights_sha256: str) -> list[LinkedRun]:
-    """Return the training runs that made these weights."""
+    """Return the training runs that produced these weights."""
     makers = repository.find_makers(session, weights_sha256, MOST_LINKED)
     pushers = first_pushers(session, [weights_sha256])
-    return [_link(one, step, weights_sha256, pushers) for one, step in makers]
+    return [_link(maker, step, weights_sha256, pushers) for maker, step in makers]
 
 
-def _link_by_step(session: Session, found: Sequence[Run], steps: Mapping[str, int]) -> list[LinkedRun]:
-    """Return runs by the step at which their weights were made."""
-    weights = [(one, one.weights_sha256 or "") for one in found]
+def _link_by_step(session: Session, runs: Sequence[Run], steps: Mapping[str, int]) -> list[LinkedRun]:
+    """Return links to runs, ordered by the step at which their weights were produced."""
+    weights = [(run, run.weights_sha256 or "") for run in runs]
     pushers = first_pushers(session, [digest for _, digest in weights])
-    links = [_link(one, steps[digest], digest, pushers) for one, digest in weights]
-    return sorted(links, key=lambda one: one.step)
+    links = [_link(run, steps[digest], digest, pushers) for run, digest in weights]
+    return sorted(links, key=lambda link: link.step)
 
 
 def _link(run: Run, step: int, weights_sha256: str, pushers: Mapping[str, int]) -> LinkedRun:
@@ -290,8 +290,8 @@ def _link(run: Run, step: int, weights_sha256: str, pushers: Mapping[str, int]) 
 def stated_by(
     posted_by_id: int, posted_by: str, weights_sha256: str | None, pushers: Mapping[str, int]
 ) -> str | None:
-    """Return who names these weights in a run, unless it is the user who pushed them first.
+    """Return the user who stated these weights in a run, or None if the same user pushed them first.
 
-    Anyone can name the digest of somebody else's weights.
+    This is shown because anyone can state the digest of someone else's weights.
     """
     return None if pushers.get(weights_sha256 or "") == posted_by_id else posted_by

@@ -1,4 +1,5 @@
-"""Who uses an environment: those that need it or came of it, and the models and authors of its runs."""
+"""Use of an environment: environments that require it or were forked from it, and models and authors of its
+runs."""
 
 from __future__ import annotations
 
@@ -29,27 +30,28 @@ _MOST_ENVIRONMENTS, _MOST_RUNS, _MOST_NAMES = 100, 500, 50
 
 @router.get("/{owner}/{name}/used-by", responses=refusals(404, 410, 422))
 def get_use(session: ReadSession, owner: str, name: str) -> UsedBy:
-    """Tell who uses an environment: what requires it or was forked from it, and its last 500 runs."""
+    """Return the use of an environment: what requires it, its forks, and the models and authors of its last
+    500 runs."""
     return used_by(session, service.find(session, owner, name))
 
 
 def used_by(session: Session, environment: Environment) -> UsedBy:
-    """Return who uses an environment, as far as the reader may see it."""
+    """Return the use of an environment, within what the reader may see."""
     owner = environment.owner.name
-    # Whose a required name is: the owner's own, else that of the owner in whose namespace it lies.
-    everybodys = owner == BUNDLED_OWNER or f"{environment.name}-".startswith(f"{owner}-")
+    # A required name belongs to the owner who requires it, or to the owner whose namespace contains it.
+    is_shared = owner == BUNDLED_OWNER or f"{environment.name}-".startswith(f"{owner}-")
     wanted = EnvironmentFilter(
-        requires=environment.name, owner=None if everybodys else owner, limit=_MOST_ENVIRONMENTS
+        requires=environment.name, owner=None if is_shared else owner, limit=_MOST_ENVIRONMENTS
     )
-    marked = search.marked(session, wanted, None if everybodys else environment.owner_id)
-    is_required = session.scalar(select(marked.c.id).limit(1)) is not None  # which most are not
+    marked = search.marked(session, wanted, None if is_shared else environment.owner_id)
+    is_required = session.scalar(select(marked.c.id).limit(1)) is not None  # false for most environments
     required_by = browse.page(session, wanted)[0] if is_required else []
     reader, values = session.info.get(READER), {"environment_id": environment.id}
     runs = session.execute(_newest_runs(reader), values).all()
     models, authors = Counter(model for model, _ in runs), Counter(author for _, author in runs)
     return UsedBy(
-        required_by=[service.summary_of(one) for one in required_by if one.id != environment.id],
-        forks=[service.summary_of(one) for one in session.scalars(_forks(reader), values)],
+        required_by=[service.summary_of(user) for user in required_by if user.id != environment.id],
+        forks=[service.summary_of(fork) for fork in session.scalars(_forks(reader), values)],
         runs=environment.run_count,
         models=[ModelUse(model=model, runs=number) for model, number in models.most_common(_MOST_NAMES)],
         authors=[author for author, _ in authors.most_common(_MOST_NAMES)],

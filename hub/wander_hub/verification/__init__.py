@@ -1,1 +1,1 @@
-"""Verification: the hub plays posted runs again and says what came out."""
+"""Verification: the hub replays posted runs and records the results."""

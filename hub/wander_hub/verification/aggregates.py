@@ -1,4 +1,4 @@
-"""The aggregates of a stored run, from its rows, within the bounds that its environment declares."""
+"""Aggregates of a stored run, computed from its rows within the bounds that its environment declares."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from wander_hub.storage import Storage
 
 
 def add_bounds(stated: EnvironmentInfo, declared: EnvironmentInfo) -> EnvironmentInfo:
-    """Return what a run states of its environment, with the bounds that the environment itself declares.
+    """Return a run's statements about its environment, with bounds added from the environment's own
+    declaration.
 
-    A run that states other bounds is contradicted by its replay; one that states none may have had them taken
-    out.
+    Bounds that the run states are kept, because a replay contradicts wrong ones. A run without bounds may
+    have had them removed.
     """
-    if stated.reward_bounds is not None or any(one.bounds for one in stated.reward_functions):
+    if stated.reward_bounds is not None or any(function.bounds for function in stated.reward_functions):
         return stated
-    bounds = {one.name: one.bounds for one in declared.reward_functions}
-    functions = [one.model_copy(update={"bounds": bounds.get(one.name)}) for one in stated.reward_functions]
+    bounds = {function.name: function.bounds for function in declared.reward_functions}
+    functions = [
+        function.model_copy(update={"bounds": bounds.get(function.name)})
+        for function in stated.reward_functions
+    ]
     return stated.model_copy(update={"reward_bounds": declared.reward_bounds, "reward_functions": functions})
 
 
-def summarise(
+def summarize(
     session: Session, storage: Storage, run: Run, info: EnvironmentInfo, expected: int
 ) -> RunSummary:
-    """Return the aggregates of a run's rows."""
+    """Return the aggregates of a run, computed from its rows."""
     summary = RunningSummary(info)
     for chunk in chunks_of(session, run.run_id):
         for row in rows_of(storage, chunk):

@@ -1,4 +1,4 @@
-"""What the hub reads of a run without replaying it: its tokens, and whether it repeats another run."""
+"""Examination of a run without a replay: its token counts, and whether it repeats another run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from wander_hub.verification.tokens import count_tokens, find_tokenizer, written
 logger = logging.getLogger("wander_hub")
 
 KIND = "examine"
-"""The kind of the jobs that read a posted run."""
+"""Kind of the jobs that examine a posted run."""
 KEY = f"{KIND} "
-"""The beginning of the key of such a job; the run's id follows."""
+"""Prefix of the key of such a job; the run's id follows."""
 _MOST_REPETITIONS = 100
 
 
 def submit(session: Session, queue: TableQueue, run_id: str, poster_id: int) -> None:
-    """Have a run read, which takes a moment and so costs no turn."""
+    """Submit the examination of a run. It takes a moment, so it does not count against the user's turns."""
     payload = {"run_id": run_id}
     queue.submit(session, KIND, f"{KEY}{run_id}", payload, priority=2, created_by=poster_id, cost=0)
 
 
 class Findings(NamedTuple):
-    """The results of reading a run."""
+    """Results of an examination."""
 
     tokens: TokenCheck | None
     agreement: Agreement | None
@@ -52,9 +52,9 @@ class Findings(NamedTuple):
 
 
 class Examiner:
-    """The handler of examination jobs: reads a run, and the run that it repeats.
+    """Job handler that reads a run, and the run that it repeats.
 
-    No code of an environment runs here, so this needs no sandbox.
+    It runs no environment code, so it needs no sandbox.
     """
 
     def __init__(self, database: Database, storage: Storage, tokenizers: Path | None = None) -> None:
@@ -63,38 +63,38 @@ class Examiner:
         self._tokenizers = tokenizers
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
-        """Read a run; return what stores the findings."""
+        """Examine a run; return a function that stores the findings."""
         run_id = str(context.lease.payload["run_id"])
         try:
             with self._database.read(HUB) as session:
                 run = runs.find(session, run_id)
-                found = Findings(
+                findings = Findings(
                     self._count(session, run, context), self._compare_with_original(session, run, context)
                 )
         except HubProblem as problem:
             raise JobRefused(problem.detail) from problem
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            logger.exception("the run %s cannot be read", run_id)
-            raise JobRefused(type(error).__name__) from error  # a second try would end the same way
+            logger.exception("cannot read run %s", run_id)
+            raise JobRefused(type(error).__name__) from error  # trying again would fail in the same way
         except Exception:
             with self._database.read(HUB) as session:
                 if runs.find(session, run_id).withdrawn_at is None:
                     raise
-            return lambda session: None  # its rollouts were removed while they were read
-        return lambda session: keep_examination(session, run_id, found)
+            return lambda session: None  # the run was withdrawn while it was read
+        return lambda session: keep_examination(session, run_id, findings)
 
     def _count(self, session: Session, run: Run, context: JobContext) -> TokenCheck | None:
-        """Count the tokens of a run that states some, if the tokenizer of its model is here."""
+        """Count the tokens of a run that states any, if the tokenizer of its model is available."""
         path = find_tokenizer(self._tokenizers, run.model)
         if path is None or not run.summary["usage"]["completion_tokens"]:
             return None
-        texts = (text for one in self._rollouts(session, run, context) for text in written(one))
+        texts = (text for rollout in self._rollouts(session, run, context) for text in written(rollout))
         letters = sum(map(len, texts))
         rollouts = self._rollouts(session, run, context)
         return count_tokens(path, run.model, rollouts, letters, context.check)
 
     def _compare_with_original(self, session: Session, run: Run, context: JobContext) -> Agreement | None:
-        """Compare a run with the run that it repeats, if the two can be compared."""
+        """Compare a run with the run that it repeats; return None if they cannot be compared."""
         original = original_of(session, run)
         if original is None:
             return None
@@ -106,7 +106,7 @@ class Examiner:
                 self._rollouts(session, run, context),
             )
         except RunError:
-            return None  # they share no example
+            return None  # the runs have no example in common
 
     def _rollouts(self, session: Session, run: Run, context: JobContext) -> Iterator[Rollout]:
         for block in runs.rollout_lines(session, self._storage, run):
@@ -116,39 +116,39 @@ class Examiner:
 
 
 def original_of(session: Session, run: Run) -> Run | None:
-    """Return the run that this one repeats, if the hub has it under the same environment version."""
+    """Return the run that this run repeats, if it was posted for the same environment version; otherwise
+    None."""
     named = run.brief_manifest.rerun_of
     if named is None or named in (run.run_id, run.brief_manifest.run_id):
         return None
-    found = run_repository.run_named(session, named)
-    if found is None or found.version_id != run.version_id or found.kind != "evaluation":
+    original = run_repository.run_named(session, named)
+    if original is None or original.version_id != run.version_id or original.kind != "evaluation":
         return None
-    return found if found.withdrawn_at is None else None
+    return original if original.withdrawn_at is None else None
 
 
-def keep_examination(session: Session, run_id: str, found: Findings) -> None:
-    """Store the results of reading a run, and give the run the level that follows."""
+def keep_examination(session: Session, run_id: str, findings: Findings) -> None:
+    """Store the findings about a run, and update its level."""
     run = runs.find(session, run_id)
     run_repository.lock_run(session, run)
-    one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
-    one.tokens = found.tokens.model_dump(mode="json") if found.tokens is not None else None
+    tokens, agreement = findings.tokens, findings.agreement
+    examination = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
+    examination.tokens = tokens.model_dump(mode="json") if tokens is not None else None
     original = original_of(session, run)
-    one.rerun_of = original.run_id if original is not None else run.brief_manifest.rerun_of
-    one.agreement = found.agreement.model_dump(mode="json") if found.agreement is not None else None
-    one.agrees = (
-        found.agreement is not None and found.agreement.verdict == "agrees" and not found.agreement.differing
-    )
-    one.examined_at = now()
-    session.add(one)
+    examination.rerun_of = original.run_id if original is not None else run.brief_manifest.rerun_of
+    examination.agreement = agreement.model_dump(mode="json") if agreement is not None else None
+    examination.agrees = agreement is not None and agreement.verdict == "agrees" and not agreement.differing
+    examination.examined_at = now()
+    session.add(examination)
     session.flush()
     settle_level(session, run)
     refresh_results(session, run.environment)
 
 
 def evidence_of(session: Session, run: Run) -> RunEvidence:
-    """Return what a run's level rests on."""
+    """Return the evidence for a run's level."""
     run_id = run.run_id
-    one = session.get(RunExamination, run_id)
+    examination = session.get(RunExamination, run_id)
     reruns = session.scalars(
         run_repository.visible(session)
         .join(RunExamination, RunExamination.run_id == Run.run_id)
@@ -156,14 +156,14 @@ def evidence_of(session: Session, run: Run) -> RunEvidence:
         .order_by(Run.posted_at.desc())
         .limit(_MOST_REPETITIONS)
     ).all()
-    tokens = one.token_check if one else None
+    tokens = examination.token_check if examination else None
     return RunEvidence(
         run_id=run_id,
         level=run.level,
         level_reason=run.level_reason,
-        examined_at=one.examined_at if one else None,
-        rerun_of=one.rerun_of if one else None,
-        reruns=[_rerun(session, each, run) for each in reruns],
+        examined_at=examination.examined_at if examination else None,
+        rerun_of=examination.rerun_of if examination else None,
+        reruns=[_rerun(session, rerun, run) for rerun in reruns],
         repeated_by=repeated_by(session, [run_id]).get(run_id, []),
         proofs=prove(session, run) if run.kind == "evaluation" else [],
         tokens=tokens,
@@ -172,11 +172,11 @@ def evidence_of(session: Session, run: Run) -> RunEvidence:
 
 
 def _rerun(session: Session, run: Run, original: Run) -> Rerun:
-    one = session.get_one(RunExamination, run.run_id)
-    agreement = Agreement.model_validate(one.agreement) if one.agreement else None
+    examination = session.get_one(RunExamination, run.run_id)
+    agreement = Agreement.model_validate(examination.agreement) if examination.agreement else None
     return fill(
         Rerun,
-        one,
+        examination,
         posted_by=run.posted_by.name,
         level=run.level,
         agreement=agreement,

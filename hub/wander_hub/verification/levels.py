@@ -1,7 +1,7 @@
-"""Every decision on a run's level.
+"""All decisions on a run's verification level.
 
 A level follows from the run's own rollouts and from the best evidence that the hub has about them. It never
-depends on runs of other people, and a verification that did not finish decides nothing.
+depends on other people's runs, and a verification that did not finish decides nothing.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ Verdict = tuple[VerificationLevel, str]
 
 
 def level_of(manifest: RunManifest, summary: RunSummary) -> Verdict:
-    """Return the verification level that the rollouts alone support, and why it is not higher."""
+    """Return the level that the rollouts alone support, and why it is not higher."""
     if manifest.kind == "training":
-        return "claimed", "a training run: its metrics are as the trainer reported them"
+        return "claimed", "a training run: its metrics are self-reported by the trainer"
     missing = summary.expected - summary.rollouts
     if missing or summary.failed:
         parts = [f"{n} {word}" for n, word in ((missing, "missing"), (summary.failed, "failed")) if n]
         return "claimed", " and ".join(parts).replace(" ", f" of {summary.expected} rollouts ", 1)
     if manifest.environment.wheel_sha256 is None:
-        return "claimed", "the manifest does not say which wheel was used"
-    return "complete", "every expected rollout is here; the hub computed all aggregates from them"
+        return "claimed", "the manifest does not name the wheel that was used"
+    return "complete", "all expected rollouts were posted; the hub computed all aggregates from them"
 
 
 def level_from(
     rollouts: Verdict, reports: Sequence[tuple[ReplayReport, bool]], tokens: TokenCheck | None = None
 ) -> Verdict:
-    """Return a run's level from the best evidence so far, and why.
+    """Return a run's level from the best evidence so far, and the reason.
+    - `rollouts`: the level that the rollouts alone support (`level_of`). If that is `claimed`, no evidence
+      raises it.
+    - `reports`: the reports of all finished verifications, oldest first, each with whether it was `whole`: of
+      all rollouts and for the highest level. Anyone may request less. That lowers the level only if a replay
+      finds a difference, because a rubric may need state that only a replay recreates.
 
-    - `rollouts`: what the rollouts alone support (`level_of`). A run that is only claimed by that stays so.
-    - `reports`: those of every verification that ended, the oldest first, each with whether it was a `whole`
-      one: of all rollouts, for the highest level. Anyone may ask for less, which lowers nothing unless a
-      replay finds a difference: a rubric may need the state that only playing leaves.
-
-    Replays in which every rollout was the same raise the level. A replay that found a difference, and found
-    it again, lowers it; after that it takes as many replays without one. A rescoring does not answer what a
-    replay found: the environment may have said something else. A replay that could not finish or compare
-    makes a run `unverifiable` only if no other replay says more.
+    A replay in which every rollout was the same raises the level. A replay that found a difference twice
+    lowers it. Afterwards, raising it again takes the same number of replays without a difference. A rescoring
+    does not settle a difference that a replay found, because the environment may have sent other messages. A
+    replay that could not finish or compare makes a run `unverifiable` only if no other verification says
+    more.
     """
     if rollouts[0] != "complete":
         return rollouts
     if tokens is not None and tokens.understated:
-        return "claimed", f"it understates its tokens, so it ranks nowhere: {tokens.told}"
+        return "claimed", f"it understates its tokens, so it is not ranked: {tokens.told}"
     against: list[Verdict] = []
     proofs: list[Verdict] = []
     undecided: Verdict | None = None
@@ -77,34 +78,35 @@ def level_from(
 
 
 def _objection(report: ReplayReport) -> str | None:
-    """Return what a replay found that the run says otherwise, or None."""
+    """Return what a verification found that contradicts the run, or None."""
     if report.contradicted:
         return f"the hub could not replay it: {report.refused}"
     if report.differing:
-        again = "scored" if report.method == "rescore" else "replayed"
+        verb = "rescored" if report.method == "rescore" else "replayed"
         return (
-            f"{report.differing} of {report.replayed} rollouts came out otherwise when the hub {again} them"
+            f"{report.differing} of {report.replayed} rollouts "
+            f"produced different results when the hub {verb} them"
         )
     return None
 
 
 def _proof(report: ReplayReport) -> Verdict | None:
-    """Return the level that a replay of every rollout proves, and how; None if it proves none."""
+    """Return the level that a verification of every rollout proves, and how; None if it proves none."""
     if not report.agrees:
         return None
     count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
     did = f"the hub replayed {count}: the same messages, metrics and rewards"
     if report.method == "rescore":
-        did = f"the hub scored the transcripts of {count}: the same rewards"
+        did = f"the hub rescored the transcripts of {count}: the same rewards"
     if report.answered:
         return "complete", f"{did}; {report.taken_as_recorded}"
     if report.method == "rescore":
-        return "rescored", f"{did}; what tools answered is as its submitter states it"
+        return "rescored", f"{did}; the answers of tools are self-reported"
     return "replayed", did
 
 
 def _obstacle(report: ReplayReport) -> str:
-    """Return why a replay decided nothing."""
+    """Return why a verification decided nothing."""
     if report.refused is not None:
         return report.refused
     if report.undecided:
@@ -114,7 +116,7 @@ def _obstacle(report: ReplayReport) -> str:
 
 
 def settle_level(session: Session, run: Run) -> None:
-    """Give a run the level that its rollouts and all evidence so far support; the caller locked it.
+    """Set the level that a run's rollouts and all evidence support. The caller must have locked the run.
 
     A withdrawn run keeps its level.
     """
@@ -127,14 +129,14 @@ def settle_level(session: Session, run: Run) -> None:
     rollouts = level_of(run.parsed_manifest, summary)
     run.level, run.level_reason = level_from(rollouts, reports, examined.token_check if examined else None)
     if run.level in LEVELS_UP and (cut_short := summary.stated_endings):
-        told = "ended for their time or the model's context, as the submitter states"
-        run.level_reason += f"; {cut_short:,} of its {summary.rollouts:,} rollouts {told}"
+        cause = "ended because of time or the model's context, according to the submitter"
+        run.level_reason += f"; {cut_short:,} of its {summary.rollouts:,} rollouts {cause}"
     if run.level in LEVELS_UP and (others := run.brief_manifest.stated_players):
-        run.level_reason += f"; who played {' and '.join(others)} is as its submitter states"
+        run.level_reason += f"; the identity of {' and '.join(others)} is self-reported"
 
 
 def _read_reports(verifications: Iterable[Verification]) -> list[tuple[ReplayReport, bool]]:
     return [
-        (ReplayReport.model_validate(one.report), one.sample is None and one.level == "highest")
-        for one in verifications
+        (ReplayReport.model_validate(row.report), row.sample is None and row.level == "highest")
+        for row in verifications
     ]

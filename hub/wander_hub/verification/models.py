@@ -1,4 +1,4 @@
-"""Tables of what the hub found out by itself: verifications of runs, checks of versions."""
+"""Tables of the hub's own findings: verifications of runs and checks of versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wander_hub.runs.models import Run
 
 
 class Verification(Base):
-    """One request to play a run again, and what came out."""
+    """One request to verify a run, and its result."""
 
     __tablename__ = "verifications"
 
@@ -26,17 +26,17 @@ class Verification(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), index=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     sample: Mapped[int | None]
-    """How many rollouts to draw; None means all."""
+    """Number of rollouts to sample; None means all."""
     level: Mapped[LevelSought] = mapped_column(String(12), default="highest")
-    """The level that was asked for."""
+    """Requested level."""
     gave: Mapped[VerificationLevel | None] = mapped_column(String(16))
-    """The level that the run had after it; None until the job is done."""
+    """Level of the run after this verification; None until the job is done."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     """`wander.wire.verification.ReplayReport` without its divergences; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     """`wander.wire.verification.VerifiedWith`."""
     requested_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """The user who asked; None where the hub asked by itself, after a post."""
+    """User who requested it; None if the hub requested it after a post."""
     created_at: Mapped[datetime]
     job: Mapped[Job] = relationship(lazy="raise")
     run: Mapped[Run] = relationship(lazy="raise")
@@ -44,13 +44,13 @@ class Verification(Base):
 
 
 class VerificationDivergence(Base):
-    """One rollout that came out otherwise."""
+    """One rollout with a different result."""
 
     __tablename__ = "verification_divergences"
 
     verification_id: Mapped[int] = mapped_column(ForeignKey("verifications.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
-    """From 0, in the order of the report."""
+    """Position in the report, from 0."""
     example_id: Mapped[str] = mapped_column(Text)
     index: Mapped[int]
     part: Mapped[str] = mapped_column(String(40))
@@ -59,14 +59,15 @@ class VerificationDivergence(Base):
 
 
 class VersionCheck(Base):
-    """The checks of a version that the hub ran itself."""
+    """The hub's own checks of a version."""
 
     __tablename__ = "version_checks"
 
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`summary`, a `wander.wire.CheckSummary`, `seconds` and `earned`; None until the job is done."""
+    """Object with `summary` (a `wander.wire.CheckSummary`), `seconds` and `earned`; None until the job is
+    done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """`wander.wire.verification.CheckedWith`."""
     created_at: Mapped[datetime]

@@ -1,13 +1,13 @@
-"""The `wander` command as a program of its own, which does on the hub what any stranger would do.
+"""Runs the `wander` command as a separate program, as any user would.
 
-It fetches runs, environments and packages from this hub over HTTP, with a token that may only read what the
-job is about and lives as long as the job. An environment's code runs in its sandbox; nothing of it enters
-the hub's process.
+The command downloads runs, environments and packages from this hub over HTTP, with a token that can only read
+what the job is about and that is only valid during the job. Environment code runs in the command's sandbox
+and never in the hub's process.
 
-A command that ends without a result either says something about the run or package that it worked on
-(`JobRefused`), or it met a fault of the hub: no sandbox, no disk, no index. Then the job waits
-(`JobPostponed`). A command that was killed is tried again a few times (`JobUnfinished`): a package can have
-itself killed for good.
+If a command ends without a result, the cause is either the run or the package (`JobRefused`) or a fault of
+the hub, such as no sandbox, no disk space or no index. In that case the job waits (`JobPostponed`). A command
+that was killed is tried again a few times (`JobUnfinished`), but not forever, because a package can cause
+that as well.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ threading.Thread(target=end_with_hub, args=(os.dup(0),), daemon=True).start()
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 runpy.run_module("wander_client", run_name="__main__", alter_sys=True)
 """
-"""Runs `wander` until the hub ends, however that ends: standard input is a pipe whose other end it holds."""
+"""Starts `wander` so that it is killed when the hub exits for any reason: its standard input is a pipe from
+the hub."""
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
-"""How operators name the package index that environments' dependencies come from."""
+"""Prefixes of variables with which operators configure the package index for the dependencies of
+environments."""
 _FOLDERS = {
     "DATA": ".local/share/wander",
     "CACHE": ".cache/wander",
@@ -63,19 +65,20 @@ _FOLDERS = {
     "STATE": ".local/state/wander",
     "RUNS": "runs",
 }
-"""As in anybody's home: where the files of an environment lie does not tell its code that this is a hub."""
+"""Usual folders below a home folder, so that paths do not reveal to environment code that it runs on a
+hub."""
 _LONGEST_LINE = 16 << 20
 _MOST_OUTPUT = 64 << 20
-"""Bytes of output that are read of a command: its answer, and a line of progress a second."""
+"""Maximum bytes of a command's output that are read: its answer, and one progress line per second."""
 _MOST_LOGGED = 1 << 20
-"""Bytes that are kept of what a command writes to stderr."""
+"""Maximum bytes of a command's standard error that are kept."""
 _GRACE_SECONDS = 60.0
-"""Time that a command has beyond its own limit, to end what it started and to answer."""
+"""Additional time for a command, beyond its own limit, to stop its processes and answer."""
 _STRANGER = "bad_token"
-"""Code of a hub that does not know the token of the job, which is a new one: another hub, most likely."""
+"""Error code if a hub does not know the job's new token, most likely because it is another hub."""
 _ASKED = ("uv_failed", "index_unreachable")
-"""Codes of errors whose detail quotes a package index. That may be one that only the hub reaches, so it is
-not published: the operator's log has it."""
+"""Codes of errors whose detail quotes a package index. The detail is only logged and not published, because
+the index may be internal."""
 _OF_THE_PACKAGE = frozenset(
     {
         *("load_error", "needs_outside", "needs_key", "needs_download", "missing_extra"),
@@ -88,8 +91,8 @@ _OF_THE_PACKAGE = frozenset(
         *("version_not_found", "version_deleted", "version_yanked", "run_withdrawn", "run_not_found"),
     }
 )
-"""Codes of errors that say something about a run, or about the package that it names. All others, and those
-that are still to come, are faults of the hub."""
+"""Codes of errors that are the fault of a run or of its package. All other codes, including future ones,
+count as faults of the hub."""
 
 
 class ClientProgram:
@@ -105,8 +108,8 @@ class ClientProgram:
         seconds: float,
         min_free_bytes: int = 0,
     ) -> None:
-        """`seconds`: the longest time for one command, installation included. Where fewer than
-        `min_free_bytes` are free, whatever fails is a fault of the disk.
+        """`seconds` is the maximum time of one command, including the installation. If less than
+        `min_free_bytes` of disk space is free, any failure counts as a fault of the disk.
         """
         self._database = database
         self._hub_url = hub_url
@@ -118,11 +121,10 @@ class ClientProgram:
     def run(
         self, context: JobContext, words: list[str], version_id: int, seconds: float | None = None
     ) -> dict[str, Any]:
-        """Run a command about a version, one that takes `--sandbox`; return the data of its answer.
+        """Run a command about a version, which must accept `--sandbox`; return the data of its answer.
 
-        `seconds`: how long it may take once it has installed all that it needs.
-        Raises `JobRefused` for an error that says something about the run or package, and `JobPostponed` for
-        a fault of the hub.
+        `seconds` limits its time after everything is installed. Raises `JobRefused` for an error that is the
+        fault of the run or package, and `JobPostponed` for a fault of the hub.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
         with self._lend_token(context.lease.job_id, version_id) as secret:
@@ -141,18 +143,20 @@ class ClientProgram:
         detail = f": {error['detail']}" if error.get("detail") else ""
         if error.get("code") in _ASKED:
             logger.warning("job %s: %s%s", context.lease.job_id, error["message"], detail)
-            hint, detail = " (`wander install` shows what the package index says)", ""
+            hint, detail = " (`wander install` shows the package index's message)", ""
         if error.get("code") == _STRANGER:
-            hint = f" (is the hub at {self._hub_url} another one? `wander-hub work --hub URL` names it)"
+            hint = (
+                f" (is {self._hub_url} another hub? pass this hub's address with `wander-hub work --hub URL`)"
+            )
         message = f"{error['message']}{detail}{hint}"
         if error.get("code") in _OF_THE_PACKAGE and not self._lacks_room():
             raise JobRefused(message)
         raise JobPostponed(message)
 
     def _lacks_room(self) -> bool:
-        """Tell whether the disk is full, which may show as any other error."""
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize < self._min_free_bytes
+        """Return whether the disk is nearly full, which can cause any other error."""
+        stats = os.statvfs(self._folder)
+        return stats.f_bavail * stats.f_frsize < self._min_free_bytes
 
     def _execute(
         self, context: JobContext, words: list[str], secret: str, seconds: float | None
@@ -166,9 +170,9 @@ class ClientProgram:
         }
         folders = {f"WANDER_{name}_DIR": str(self._folder / path) for name, path in _FOLDERS.items()}
         logs = self._folder / _FOLDERS["CACHE"] / "logs"
-        for each in logs.glob("*.log"):  # a full log slows whoever writes to it
-            if each.stat().st_size > _MOST_LOGGED:
-                each.unlink(missing_ok=True)
+        for log_file in logs.glob("*.log"):  # a large log slows down every process that appends to it
+            if log_file.stat().st_size > _MOST_LOGGED:
+                log_file.unlink(missing_ok=True)
         try:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [sys.executable, "-P", "-c", _START, *words],
@@ -185,19 +189,21 @@ class ClientProgram:
                 },
                 cwd=self._folder,
                 start_new_session=True,
-                umask=0o022,  # the sandbox reads what it installs, for a hub of root as another user
+                umask=0o022,  # the sandbox reads installed files, if the hub is root, as another user
             )
         except OSError as error:
-            raise JobPostponed(f"`wander` cannot be started: {error.strerror}") from error
+            raise JobPostponed(f"cannot start `wander`: {error.strerror}") from error
         assert process.stdin is not None
         assert process.stderr is not None
-        own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run at the same time
+        own_log = (
+            self._folder / f"{words[0]}-{context.lease.job_id}.log"
+        )  # other jobs may run at the same time
         log = threading.Thread(target=_keep_log, args=(process.stderr, own_log), daemon=True)
         log.start()
         try:
             return self._follow(context, process, seconds)
         finally:
-            with suppress(ProcessLookupError):  # it has ended, with all that it started
+            with suppress(ProcessLookupError):  # all of its processes have already exited
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             process.stdin.close()
@@ -208,7 +214,7 @@ class ClientProgram:
     def _follow(
         self, context: JobContext, process: subprocess.Popen[bytes], seconds: float | None
     ) -> dict[str, Any]:
-        """Read the lines of the command until its answer, unless the job is called off or takes too long."""
+        """Read the command's lines until its answer; raise if the job is canceled or takes too long."""
         assert process.stdout is not None
         lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
@@ -232,23 +238,26 @@ class ClientProgram:
                     until = time.monotonic() + limit + _GRACE_SECONDS
                 context.progress.update(last)
         if "data" not in last and "error" not in last:
-            raise JobUnfinished(f"`wander` ended with status {process.wait()} and no answer")
+            raise JobUnfinished(f"`wander` exited with status {process.wait()} and without an answer")
         return last
 
     @contextmanager
     def _lend_token(self, job_id: int, version_id: int) -> Iterator[str]:
-        """Give a token that reads a version and what it requires, for as long as the job runs.
+        """Create a token that reads a version and what it requires while the job runs, and delete it
+        afterwards.
 
-        What a hub that was killed in the same job has left goes first.
+        Tokens of earlier attempts at the same job, which a killed hub may have left, are deleted first.
         """
         name = f"{JOB_TOKEN}job {job_id}"
         with self._database.write() as session:
             administrators = select(User).where(User.admin, User.disabled_at.is_(None))
             user = session.scalar(administrators.order_by(User.id).limit(1))
             if user is None:
-                raise JobPostponed("this hub has no administrator, in whose name it could read the run")
+                raise JobPostponed(
+                    "this hub has no administrator to whom a token for reading the run could belong"
+                )
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == name))
-            lifetime = timedelta(seconds=2 * (self._seconds + _GRACE_SECONDS))  # to install, then to run
+            lifetime = timedelta(seconds=2 * (self._seconds + _GRACE_SECONDS))  # for installing and running
             version = session.get_one(Version, version_id, options=[joinedload(Version.environment)])
             secret = add_token(
                 session,
@@ -268,7 +277,7 @@ class ClientProgram:
 
 
 def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Put every line into the queue, and None at the end, or once there is more than anybody reads."""
+    """Put lines into the queue until the end or the output limit, and then None."""
     room = _MOST_OUTPUT
     with stdout:
         while room > 0 and (line := stdout.readline(_LONGEST_LINE)):
@@ -278,19 +287,20 @@ def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
 
 
 def _keep_log(stderr: IO[bytes], path: Path) -> None:
-    """Write the beginning of the command's log to a file, and read the rest, so that nothing waits for it."""
+    """Write the start of the command's log to a file, and read the rest so that the command does not
+    block."""
     room = _MOST_LOGGED
     with stderr, path.open("wb") as log:
-        while found := stderr.read1(1 << 16):  # type: ignore[attr-defined]
-            log.write(found[:room])
-            room = max(0, room - len(found))
+        while piece := stderr.read1(1 << 16):  # type: ignore[attr-defined]
+            log.write(piece[:room])
+            room = max(0, room - len(piece))
 
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        answer = json.loads(line)
     except ValueError:
         return {}
-    if b"\\u" in line:  # what an environment says may hold what no database keeps
-        found = json.loads(storable(json.dumps(found, ensure_ascii=False)).replace("\\u0000", "\\ufffd"))
-    return found if isinstance(found, dict) else {}
+    if b"\\u" in line:  # output of an environment may have characters that databases reject
+        answer = json.loads(storable(json.dumps(answer, ensure_ascii=False)).replace("\\u0000", "\\ufffd"))
+    return answer if isinstance(answer, dict) else {}

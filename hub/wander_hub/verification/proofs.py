@@ -1,4 +1,4 @@
-"""What was proved of a run, level by level, from the hub's replays of it."""
+"""Proofs of a run, level by level, from the hub's verifications."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from wander_hub.runs.models import Run
 from wander_hub.verification.levels import level_of
 from wander_hub.verification.models import Verification
 
-Found = tuple[Proof, str]
+Outcome = tuple[Proof, str]
 _METHODS: dict[str, VerificationLevel] = {"rescore": "rescored", "replay": "replayed"}
 
 
 def prove(session: Session, run: Run) -> list[LevelProof]:
-    """Return for each level that says something whether it was proved, and what came out."""
+    """Return for each level whether it was proved, and the result."""
     asked = select(Verification).where(Verification.run_id == run.run_id)
     asked = asked.options(joinedload(Verification.job)).order_by(Verification.id)
-    every = session.scalars(asked).all()
-    reports = [ReplayReport.model_validate(one.report) for one in every if one.report]
-    found: dict[VerificationLevel, Found] = {"complete": _count(run)}
+    verifications = session.scalars(asked).all()
+    reports = [ReplayReport.model_validate(row.report) for row in verifications if row.report]
+    found: dict[VerificationLevel, Outcome] = {"complete": _count(run)}
     for method, level in _METHODS.items():
-        found[level] = _play(every, [one for one in reports if one.method == method], level)
-    played = any(one.method == "replay" and one.level in ("rescored", "replayed") for one in reports)
+        of_method = [report for report in reports if report.method == method]
+        found[level] = _play(verifications, of_method, level)
+    replays = [report for report in reports if report.method == "replay"]
+    played = any(report.level in ("rescored", "replayed") for report in replays)
     if found["rescored"][0] == "open" and played:
-        found["rescored"] = "proved", "playing it again ran the rubric too"
+        found["rescored"] = "proved", "the replay ran the rubric as well"
     if found["replayed"][0] == "open" and not run.brief_manifest.environment.info.deterministic:
         found["replayed"] = (
             "open",
-            "its environment declares that it is not deterministic: nobody can play a rollout twice",
+            "its environment declares that it is not deterministic, so a rollout cannot be repeated",
         )
     return [
         LevelProof(
@@ -47,8 +49,8 @@ def prove(session: Session, run: Run) -> list[LevelProof]:
     ]
 
 
-def _count(run: Run) -> Found:
-    """Tell whether all of it is there, and its own."""
+def _count(run: Run) -> Outcome:
+    """Return whether the run has all rollouts."""
     summary = RunSummary.model_validate(run.summary)
     level, reason = level_of(run.brief_manifest, summary)
     if level == "complete":
@@ -56,35 +58,35 @@ def _count(run: Run) -> Found:
     return "contradicted", reason
 
 
-def _play(every: Sequence[Verification], reports: Sequence[ReplayReport], level: VerificationLevel) -> Found:
-    """Return the result of the last replay, or rescoring, that decided something; else of the last one."""
+def _play(
+    verifications: Sequence[Verification], reports: Sequence[ReplayReport], level: VerificationLevel
+) -> Outcome:
+    """Return the result of the last verification that decided something, or else of the last one."""
     if reports:
-        told = [_tell(one, level) for one in reports]
-        decided = [one for one in told if one[0] != "open"]
-        return (decided or told)[-1]
-    sought = ("highest", level)
-    if any(one.level in sought and one.job.state in OPEN for one in every):
+        outcomes = [_describe(report, level) for report in reports]
+        decided = [outcome for outcome in outcomes if outcome[0] != "open"]
+        return (decided or outcomes)[-1]
+    sought = [row for row in verifications if row.level in ("highest", level)]
+    if any(row.job.state in OPEN for row in sought):
         return "open", "waits for the hub"
-    failed = [one for one in every if one.level in sought and one.job.state == "failed"]
+    failed = [row for row in sought if row.job.state == "failed"]
     if failed:
-        return "open", f"could not be done: {failed[-1].job.error or 'the verification failed'}"
-    return "open", "nobody has asked for it"
+        return "open", f"the verification failed: {failed[-1].job.error or 'without an error message'}"
+    return "open", "not requested yet"
 
 
-def _tell(report: ReplayReport, level: VerificationLevel) -> Found:
-    done = "scored" if report.method == "rescore" else "played"
+def _describe(report: ReplayReport, level: VerificationLevel) -> Outcome:
+    verb = "rescored" if report.method == "rescore" else "replayed"
     if report.contradicted:
         return "contradicted", str(report.refused)
     if report.refused is not None:
         return "open", f"could not be compared: {report.refused}"
     if report.differing:
-        return (
-            "contradicted",
-            f"{report.differing:,} of {report.replayed:,} rollouts came out otherwise when {done} again",
-        )
-    told = f"{report.same:,} of {report.expected:,} rollouts {done} again, and all of them the same"
+        count = f"{report.differing:,} of {report.replayed:,} rollouts"
+        return "contradicted", f"{count} produced different results when {verb}"
+    told = f"{report.same:,} of {report.expected:,} rollouts {verb}, all with the same results"
     if report.twice:
-        told += f"; {report.twice:,} of them twice, in other surroundings"
+        told += f"; {report.twice:,} of them twice, in different surroundings"
     if report.undecided:
         told += f"; {report.undecided:,} failed in the replay: {report.undecided_reason}"
     if report.answered:

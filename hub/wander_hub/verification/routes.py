@@ -1,4 +1,4 @@
-"""The API on verifications."""
+"""The API of verifications."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     responses={
         200: {
             "model": VerificationInfo,
-            "description": "One of the same size and level waits or runs already",
+            "description": "A verification of the same size and level is already queued or running",
         },
         **refusals(400, 401, 403, 404, 422, 429, 503),
     },
@@ -56,28 +56,28 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
 def request_verification(
     request: Request, context: ForPoster, run_id: RunId, body: VerificationRequest
 ) -> Response:
-    """Ask the hub to replay a run from its record, in a sandbox, and compare every rollout.
+    """Request a replay of a run in a sandbox, which compares every rollout.
 
-    Of a sample the hub draws the rollouts when it begins, so that nobody knows before which ones; the
-    report then tells the seed.
+    For a sample, the hub draws the rollouts when it starts, so that nobody can predict them. The report
+    includes the seed.
     """
     queue: TableQueue = request.app.state.jobs
-    found, created = context.commit(
+    verification, created = context.commit(
         lambda session: service.request(session, queue, context.settings, run_id, context.caller, body)
     )
     wake_jobs(request)
-    return JSONResponse(jsonable_encoder(found), 201 if created else 200)
+    return JSONResponse(jsonable_encoder(verification), 201 if created else 200)
 
 
 @router.get("/runs/{run_id}/evidence", responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
-    """Show what a run's level rests on: what each level proved, and who repeated the run."""
+    """Show the evidence for a run's level: the proof of each level, and who repeated the run."""
     return evidence.evidence_of(session, runs.find(session, run_id))
 
 
 @router.get("/environments/{owner}/{name}/versions/{version}/check", responses=refusals(404, 422))
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
-    """Show the result of the hub's own checks of a version, beside what its publisher stated."""
+    """Show the result of the hub's own checks of a version, next to the publisher's statement."""
     return version_checks.check_of(session, owner, name, version)
 
 
@@ -101,6 +101,6 @@ def list_divergences(
 @router.delete("/verifications/{number}", responses=refusals(401, 403, 404, 422))
 @audited("verification.cancel")
 def cancel_verification(request: Request, context: ForPoster, number: Number) -> VerificationInfo:
-    """Cancel a verification. What it found so far is not kept."""
+    """Cancel a verification. Its partial results are not kept."""
     queue: TableQueue = request.app.state.jobs
     return context.commit(lambda session: service.cancel(session, queue, number, context.caller))

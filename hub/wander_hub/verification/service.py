@@ -1,4 +1,4 @@
-"""Ask for verifications, tell of them, and keep what came out."""
+"""Verifications: request them, describe them and store their results."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from wander_hub.verification.levels import settle_level
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
-"""Of the jobs that play a run again."""
+"""Kind of the jobs that replay a run."""
 SHOWN_DIVERGENCES = 100
-"""Divergences in the report itself; all of them have a page of their own."""
+"""Number of divergences in the report itself. All of them are listed on a page of their own."""
 _LEAST_SECONDS = 60.0
 _NEWEST = 200
 _LOOKED_AT = 20
-"""Of the last verifications of a version, some of which may have failed."""
+"""Number of recent verifications of a version to search, because some may have failed."""
 
 
 def visible(session: Session) -> Select[Verification]:
-    """Return the statement every read builds on: the verifications of runs that the caller may see."""
+    """Return the base statement of every read: verifications of runs that the caller may see."""
     query = select(Verification).join(Verification.run).join(Run.environment).join(Environment.owner)
     run = contains_eager(Verification.run).contains_eager(Run.environment)
     return query.where(readable_run(session)).options(
@@ -69,13 +69,13 @@ def request(
     caller: Identity,
     wanted: VerificationRequest,
 ) -> tuple[VerificationInfo, bool]:
-    """Ask for a run to be played again; returns the verification and whether it is a new one.
+    """Request a verification of a run; return it and whether it is new.
 
-    While one of the same size and level waits or runs, that one is returned.
+    If a verification of the same size and level is queued or running, that one is returned.
     """
     run = runs.find(session, run_id)
-    if (refused := find_refusal(run, settings, caller)) is not None:
-        raise refused
+    if (problem := find_refusal(run, settings, caller)) is not None:
+        raise problem
     same = (Verification.run_id == run.run_id) & (Verification.level == wanted.level)
     of_size = Verification.sample.is_not_distinct_from(wanted.sample)
     waiting = visible(session).join(Verification.job).where(same, of_size, Job.state.in_(OPEN))
@@ -89,8 +89,8 @@ def request(
         raise HubProblem(
             429,
             "too_many_verifications",
-            f"{settings.max_waiting_verifications} verifications of yours wait already",
-            hint="wait for one of them, or call one off",
+            f"{settings.max_waiting_verifications} of your verifications are already queued or running",
+            hint="wait for one of them, or cancel one",
         )
     number = _submit(session, queue, settings, run, wanted, caller.user_id)
     owner = run.environment.owner.name
@@ -99,35 +99,37 @@ def request(
 
 
 def find_refusal(run: Run, settings: Settings, caller: Identity) -> HubProblem | None:
-    """Return why the caller can have no replay of a run here, whatever waits already; None where they can."""
+    """Return why the caller cannot request a verification of a run, regardless of the queue; otherwise
+    None."""
     if not rights.may(caller, "results", run.environment):
         return rights.refusal(caller, "results", run.environment)
     if settings.verification == "off":
-        hint = f"do it yourself: `wander runs replay {run.run_id}`"
-        return HubProblem(503, "verification_off", "this hub plays no runs again", hint=hint)
+        hint = f"replay it yourself: `wander runs replay {run.run_id}`"
+        return HubProblem(503, "verification_off", "this hub does not replay runs", hint=hint)
     if (why := unplayable(run)) is not None:
-        return HubProblem(422, "not_replayable", f"`{run.run_id}` cannot be played again: {why}")
+        return HubProblem(422, "not_replayable", f"`{run.run_id}` cannot be replayed: {why}")
     return None
 
 
 def request_after_post(session: Session, queue: TableQueue, settings: Settings, run_id: str) -> None:
-    """Have a posted run read and, where that can raise its level, played again; once, however often asked.
+    """Submit the examination of a posted run and, if it can raise the level, its replay; repeated calls do
+    nothing.
 
-    This belongs in the transaction that makes the run. Reading it runs no code of an environment, so that
-    also happens on a hub that plays nothing again.
+    This runs in the transaction that creates the run. The examination runs no environment code, so it also
+    happens on a hub that does not replay runs.
     """
     run = runs.find(session, run_id)
     if run.kind != "evaluation" or run.rollouts_sha256 is None:
         return
     evidence.submit(session, queue, run_id, run.posted_by_id)
     wanted = settings.verify_posts and settings.verification != "off"
-    # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
+    # The manifest's claim about determinism is not used here, because a submitter can change it.
     if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
         _submit(session, queue, settings, run, VerificationRequest(), None)
 
 
 def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
-    """Return the runs, oldest first, for which `request_after_post` has something to do."""
+    """Return the runs for which `request_after_post` would submit something, oldest first."""
     read = select(Job.id).where(Job.key == literal(evidence.KEY) + Run.run_id)
     lacks = ~read.exists()
     if settings.verify_posts and settings.verification != "off":
@@ -142,11 +144,11 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
 
 
 def unplayable(run: Run) -> str | None:
-    """Return why a run cannot be played again, or None."""
+    """Return why a run cannot be replayed, or None."""
     if run.kind != "evaluation":
         return "it is a training run"
     if run.rollouts_sha256 is None:
-        return "it holds no rollouts"
+        return "it has no rollouts"
     if run.withdrawn_at is not None:
         return "it was withdrawn"
     if run.version.deleted_at is not None:
@@ -185,7 +187,7 @@ def _submit(
 
 
 def time_limit_of(run: Run, most: float) -> float:
-    """Return the seconds that a replay may take: three times those of the run's environment, and a minute."""
+    """Return the maximum seconds of a replay: three times the environment's recorded time, plus a minute."""
     return min(most, _LEAST_SECONDS + 3 * run.own_seconds)
 
 
@@ -194,13 +196,13 @@ def _count(session: Session, run_id: str) -> int:
 
 
 def list_page(session: Session, run: Run) -> VerificationList:
-    """Return every verification of a run, the newest first."""
-    found = visible(session).where(Verification.run_id == run.run_id).order_by(Verification.id.desc())
-    return VerificationList(data=[info_of(one) for one in session.scalars(found)])
+    """Return all verifications of a run, newest first."""
+    query = visible(session).where(Verification.run_id == run.run_id).order_by(Verification.id.desc())
+    return VerificationList(data=[info_of(verification) for verification in session.scalars(query)])
 
 
 def list_states(session: Session, run_id: str) -> list[tuple[Any, ...]]:
-    """Return what differs once the list says something else, at the cost of a look at the jobs alone."""
+    """Return values that change whenever `list_page` would change; this only reads the jobs themselves."""
     query = select(Verification.id, Job.state, Job.progress, Job.error).join(Verification.job)
     query = query.join(Verification.run).join(Run.environment).join(Environment.owner)
     query = query.where(Verification.run_id == run_id, readable_run(session)).order_by(Verification.id)
@@ -208,31 +210,31 @@ def list_states(session: Session, run_id: str) -> list[tuple[Any, ...]]:
 
 
 def divergence_page(session: Session, number: int, offset: int, limit: int) -> DivergencePage:
-    """Return a page of the rollouts that came out otherwise."""
-    found = find(session, number)
+    """Return a page of the rollouts with different results."""
+    verification = find(session, number)
     kept = select(VerificationDivergence).where(VerificationDivergence.verification_id == number)
-    place = VerificationDivergence.number  # dense, so the page is one range of the primary key
-    rows = session.scalars(kept.where(place >= offset, place < offset + limit).order_by(place))
+    position = VerificationDivergence.number  # dense, so a page is one range of the primary key
+    rows = session.scalars(kept.where(position >= offset, position < offset + limit).order_by(position))
     return DivergencePage(
         data=[fill(Divergence, row) for row in rows],
         total=session.scalars(kept.with_only_columns(func.count())).one(),
-        differing=found.report["differing"] if found.report else 0,
+        differing=verification.report["differing"] if verification.report else 0,
         offset=offset,
     )
 
 
 def find(session: Session, number: int) -> Verification:
-    """Return a verification or raise a 404."""
-    found = session.scalar(visible(session).where(Verification.id == number))
-    if found is None:
+    """Return a verification; raise a 404 problem if it does not exist."""
+    verification = session.scalar(visible(session).where(Verification.id == number))
+    if verification is None:
         raise HubProblem(404, "verification_not_found", f"there is no verification {number}")
-    return found
+    return verification
 
 
 def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
-    """Return what a version's environment last said about itself when the hub played a run of it again.
+    """Return the environment information that the last replay of a version's runs reported.
 
-    Its newest runs are looked at, so that a page costs the same however many there are.
+    Only the newest runs are searched, so that the cost does not depend on their number.
     """
     for made_with in session.scalars(_made_with(session.info.get(READER)), {"version_id": version_id}):
         if made_with is not None:
@@ -250,27 +252,28 @@ def _made_with(reader: Identity | None) -> Select[Any]:
 
 
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
-    """Call a verification off for good, as its requester may, or put it off.
+    """Cancel a verification as its requester, or put it off as a manager of the environment.
 
-    Anyone else who manages the environment ends the attempt that is under way, once: the verification waits
-    again, behind the jobs of other users.
+    A manager stops the current attempt, but only once. The verification then moves back in the queue, behind
+    the jobs of other users.
     """
-    found = find(session, number)
-    requested_by = found.requested_by.name if found.requested_by else None
-    if not may_cancel(caller, requested_by, found.run.environment):
-        raise rights.refusal(caller, "manage", found.run.environment)
-    audit.about(session, owner=found.run.environment.owner.name, run=found.run_id)
-    if requested_by == caller.user:
-        queue.cancel(session, found.job_id)
-    elif found.job.state == "running" and not queue.put_off(session, found.job_id):
-        hint = "it ends by itself when its time is over"
-        raise HubProblem(409, "put_off_before", f"verification {number} was put off before", hint=hint)
-    session.refresh(found.job)
-    return info_of(found)
+    verification = find(session, number)
+    requester = verification.requested_by.name if verification.requested_by else None
+    environment = verification.run.environment
+    if not may_cancel(caller, requester, environment):
+        raise rights.refusal(caller, "manage", environment)
+    audit.about(session, owner=environment.owner.name, run=verification.run_id)
+    if requester == caller.user:
+        queue.cancel(session, verification.job_id)
+    elif verification.job.state == "running" and not queue.put_off(session, verification.job_id):
+        hint = "it ends when its time limit is reached"
+        raise HubProblem(409, "put_off_before", f"verification {number} was already put off", hint=hint)
+    session.refresh(verification.job)
+    return info_of(verification)
 
 
 def may_cancel(caller: Identity, requested_by: str | None, environment: Environment) -> bool:
-    """Tell whether the caller may call off, or put off, a verification that this user asked for."""
+    """Return whether the caller may cancel, or put off, a verification that a user requested."""
     return requested_by == caller.user or rights.may(caller, "manage", environment)
 
 
@@ -281,43 +284,43 @@ def keep(
     made_with: VerifiedWith | None,
     summary: RunSummary | None = None,
 ) -> None:
-    """Keep what a replay came to, and give the run the level that it supports.
+    """Store the report of a replay, and update the run's level.
 
-    `summary`: the run's aggregates, where they are others than the run's own words gave.
+    `summary` replaces the run's aggregates if the environment's bounds change them.
     """
-    found = session.query(Verification).filter_by(job_id=job_id).one()
+    verification = session.query(Verification).filter_by(job_id=job_id).one()
     rows = [
-        {"verification_id": found.id, "number": number, **one.model_dump()}
-        for number, one in enumerate(report.divergences)
+        {"verification_id": verification.id, "number": number, **divergence.model_dump()}
+        for number, divergence in enumerate(report.divergences)
     ]
     if rows:
         session.execute(insert(VerificationDivergence), rows)
     shown = report.model_copy(update={"divergences": report.divergences[:SHOWN_DIVERGENCES]})
-    found.report = shown.model_dump(mode="json")
+    verification.report = shown.model_dump(mode="json")
     if made_with is not None:
         by_this_hub = made_with.model_copy(update={"hub": __version__})
-        found.made_with = by_this_hub.model_dump(mode="json")
-    _give_level(session, found, summary)
+        verification.made_with = by_this_hub.model_dump(mode="json")
+    _give_level(session, verification, summary)
 
 
 def declared_info(session: Session, run: Run) -> EnvironmentInfo:
-    """Return what a run states of its environment, with the bounds that the newest replay met."""
+    """Return a run's statements about its environment, with the bounds that the newest replay reported."""
     stated = run.brief_manifest.environment.info
     met = select(Verification.made_with).where(Verification.run_id == run.run_id)
     met = met.where(Verification.report.is_not(None)).order_by(Verification.id.desc())
-    found = next((one for one in session.scalars(met) if one), None)
-    if found is None:
+    newest = next((made_with for made_with in session.scalars(met) if made_with), None)
+    if newest is None:
         return stated
-    return add_bounds(stated, VerifiedWith.model_validate(found).environment.info)
+    return add_bounds(stated, VerifiedWith.model_validate(newest).environment.info)
 
 
 def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
-    """Tell of verifications that ended without a report; they change no level."""
+    """Record verifications that ended without a report; they do not change any level."""
     failed = visible(session).where(Verification.job_id.in_(job_ids))
-    # Environments are locked in one order, lest two workers wait for each other.
+    # Lock environments in a fixed order, so that two workers do not wait for each other.
     in_order = failed.order_by(Run.environment_id, Verification.id).execution_options(populate_existing=True)
-    for one in session.scalars(in_order).all():
-        _give_level(session, one)
+    for verification in session.scalars(in_order).all():
+        _give_level(session, verification)
 
 
 def _give_level(session: Session, ended: Verification, summary: RunSummary | None = None) -> None:
@@ -325,27 +328,28 @@ def _give_level(session: Session, ended: Verification, summary: RunSummary | Non
     lock_run(session, run)
     if summary is not None:
         run.summary, run.reward_mean = summary.model_dump(mode="json"), summary.reward_mean
-        run.board_level = ""  # so that it is placed anew
+        run.board_level = ""  # forces a new placement
     session.flush()
     settle_level(session, run)
     ended.gave = run.level
     session.flush()
     refresh_results(session, run.environment)
-    told = {"verification": ended.id, "reported": ended.report is not None}
-    tell_of_run(session, run.environment, run, "run.verified", VerificationEvent, **told)
+    details = {"verification": ended.id, "reported": ended.report is not None}
+    tell_of_run(session, run.environment, run, "run.verified", VerificationEvent, **details)
 
 
-def info_of(one: Verification) -> VerificationInfo:
+def info_of(verification: Verification) -> VerificationInfo:
     """Return a verification as the API shows it."""
+    report, made_with = verification.report, verification.made_with
     return fill(
         VerificationInfo,
-        one,
-        state=one.job.state,
-        sought=one.level,
-        requested_by=one.requested_by.name if one.requested_by else None,
-        finished_at=one.job.finished_at,
-        progress=one.job.progress,
-        error=one.job.error,
-        report=ReplayReport.model_validate(one.report) if one.report else None,
-        made_with=VerifiedWith.model_validate(one.made_with) if one.made_with else None,
+        verification,
+        state=verification.job.state,
+        sought=verification.level,
+        requested_by=verification.requested_by.name if verification.requested_by else None,
+        finished_at=verification.job.finished_at,
+        progress=verification.job.progress,
+        error=verification.job.error,
+        report=ReplayReport.model_validate(report) if report else None,
+        made_with=VerifiedWith.model_validate(made_with) if made_with else None,
     )

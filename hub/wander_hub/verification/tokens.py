@@ -1,7 +1,8 @@
-"""Counts what a run's texts take in tokens, where the operator gave the tokenizer of the model that it names.
+"""Token counts of a run's texts, if the operator provides the tokenizer of the model that the run names.
 
-What was sampled need not be how a tokenizer writes the text, templates add tokens, and endpoints hide some.
-All that makes the stated number larger than the count: only one that is clearly smaller proves anything.
+A model may sample another tokenization than the tokenizer's, templates add tokens, and endpoints hide some.
+All of this makes the stated number larger than the count, so only a stated number that is clearly smaller
+proves anything.
 """
 
 from __future__ import annotations
@@ -27,27 +28,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("wander_hub")
 
 MOST_LETTERS = 8 * 1024 * 1024
-"""About how many characters of a run are counted; of a longer one, rollouts drawn at random."""
+"""Approximate number of characters that are counted. Of a longer run, random rollouts are counted."""
 _SHARE = 0.8
-"""Of the count, how much must be stated. Not all: of ids drawn at random from 16,000, as by a model that
-learnt nothing, the text takes 1.07 times as many, and of such ids as texts have 1.002 times."""
+"""Share of the count that must be stated. It is below 1, because a tokenizer can need more tokens than were
+sampled: 1.07 times for random ids of a 16,000-token vocabulary, as from an untrained model, and 1.002 times
+for ids of ordinary text."""
 _SLACK = 4
-"""Tokens a message that need not be."""
+"""Tokens per message that may be missing."""
 _PIECE = 4096
-"""Characters that are encoded at once: what takes longer than its length cannot take long, and stops soon."""
+"""Characters that are encoded at a time, so that superlinear tokenizers stay fast and cancellation is
+quick."""
 _ANYTHING = "\x00 a\u00e9\u4f60\U0001f642"
-"""What only a tokenizer of all texts takes."""
+"""Text that only a tokenizer of arbitrary text can encode."""
 
 
 def find_tokenizer(folder: Path | None, model: str) -> Path | None:
-    """Return the file of a model, compared by its whole name.
+    """Return the tokenizer file whose folder equals the whole name of a model, or None.
 
-    The folder is listed, so that a name, which strangers choose, is never made a path.
+    The folder is listed instead of building a path from the name, because strangers choose the name.
     """
     if folder is None:
         return None
-    found = (*folder.glob("*/tokenizer.json"), *folder.glob("*/*/tokenizer.json"))
-    return next((one for one in found if one.parent.relative_to(folder).as_posix() == model), None)
+    files = (*folder.glob("*/tokenizer.json"), *folder.glob("*/*/tokenizer.json"))
+    return next((file for file in files if file.parent.relative_to(folder).as_posix() == model), None)
 
 
 @lru_cache(maxsize=4)
@@ -62,13 +65,13 @@ def _load(path: Path, _: int) -> tuple[Tokenizer, str]:
 
 
 def written(rollout: Rollout) -> list[str]:
-    """Return what the policy wrote in a rollout, a text a message.
+    """Return the texts that the policy wrote in a rollout, one for each message.
 
-    Turns hold what the endpoint answered, and the completion what was scored: the longer one counts. Where an
-    environment adds messages of its own to the completion, turns alone tell whose they are.
+    Turns have the endpoint's answers, and the completion has what was scored; the longer text counts. If an
+    environment adds messages to the completion, only the turns show which messages are the policy's.
     """
     turns = [_text(turn.message) for turn in rollout.turns]
-    scored = [_text(one) for one in rollout.completion if one.get("role") == "assistant"]
+    scored = [_text(message) for message in rollout.completion if message.get("role") == "assistant"]
     if turns and len(turns) != len(scored):
         return turns
     return [max(pair, key=len) for pair in zip(turns or scored, scored, strict=True)]
@@ -76,14 +79,14 @@ def written(rollout: Rollout) -> list[str]:
 
 def _text(message: dict[str, Any]) -> str:
     parts = [message.get("reasoning_content"), message_text(message)]
-    parts += [_values(one) for one in texts_in(message.get("tool_calls"))]
-    text = " ".join(one for one in parts if isinstance(one, str))
-    # U+FFFD stands for bytes that were one token, and may itself take three.
+    parts += [_values(text) for text in texts_in(message.get("tool_calls"))]
+    text = " ".join(part for part in parts if isinstance(part, str))
+    # U+FFFD replaces bytes that were one token, but it may itself be encoded as three.
     return text.replace("\ufffd", "").encode(errors="ignore").decode()
 
 
 def _values(text: str) -> str:
-    """Return the values of arguments alone: endpoints write their JSON anew, with escapes of their own."""
+    """Return only the values of arguments, because endpoints rewrite the JSON around them."""
     try:
         return " ".join(texts_in(json.loads(text)))
     except (ValueError, RecursionError):
@@ -93,17 +96,18 @@ def _values(text: str) -> str:
 def count_tokens(
     path: Path, model: str, rollouts: Iterable[Rollout], letters: int, check: Callable[[], None]
 ) -> TokenCheck | None:
-    """Compare what rollouts of `letters` characters state with what their texts take.
+    """Compare the stated tokens of rollouts, which have `letters` characters, with the count of the
+    tokenizer.
 
-    Returns None where the tokenizer cannot tell. `check` is called often, and raises to stop.
+    Returns None if the tokenizer cannot be used. `check` is called often and raises an exception to stop.
     """
     share, draw = MOST_LETTERS / max(1, letters), SystemRandom().random
     counted = stated = messages = drawn = 0
     try:
         tokenizer, sha256 = _load(path, path.stat().st_mtime_ns)
         tokenizer.encode(_ANYTHING)
-    except Exception as error:  # noqa: BLE001 - the library raises nothing more particular
-        logger.error("no tokens are counted with %s: %s", path, error)
+    except Exception as error:  # noqa: BLE001 - the library raises no specific exception
+        logger.error("cannot count tokens with %s: %s", path, error)
         return None
     for rollout in rollouts:
         if rollout.failure is not None or draw() >= share:

@@ -1,8 +1,8 @@
-"""Checks of published versions, run by the hub itself: `wander check`, as any stranger would run it.
+"""Checks of published versions by the hub itself, with `wander check` as any user would run it.
 
-A version is checked after it was published, whoever published it. What comes out stands beside what the
-publisher stated, and changes nothing else: a check finds faults, it is no proof against an environment that
-sets out to deceive it.
+Every version is checked after its publication. The result is shown next to the publisher's statement and has
+no other effect. A check finds faults, but it proves nothing against an environment that is built to deceive
+it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram
 
 KIND = "check"
-"""Of the jobs that check a version."""
+"""Kind of the jobs that check a version."""
 _AT_ONCE = 100
 _EARNED = TypeAdapter(dict[str, FiniteFloat])
 
 
 class VersionSweep:
-    """Finds wheels of environments that came since it looked last, and has their versions checked.
+    """Finds new wheels of environments and submits checks of their versions.
 
-    At the start of a hub these are all: versions that came while it checked none get theirs too.
+    After a start of the hub, it looks at all wheels, so versions that were published while checks were
+    disabled are checked as well.
     """
 
     def __init__(self, database: Database, queue: TableQueue) -> None:
@@ -47,7 +48,7 @@ class VersionSweep:
         self._seen = 0
 
     def __call__(self) -> None:
-        """Look once."""
+        """Search for new wheels once."""
         with self._database.read(HUB) as session:
             fresh = session.execute(
                 select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
@@ -65,13 +66,13 @@ class VersionSweep:
                     VersionCheck.version_id.is_(None),
                     Version.deleted_at.is_(None),
                     Environment.deleted_at.is_(None),
-                    Environment.listed,  # the hub's own packages are no environments
+                    Environment.listed,  # excludes the hub's own packages, which are not environments
                 )
             )
             unchecked = sorted(set(session.scalars(query)))
         for version_id in unchecked:
             payload = {"version_id": version_id}
-            # Another process of this hub may have seen it first.
+            # Another process of this hub may have submitted the check already.
             with suppress(IntegrityError), self._database.write() as session:
                 publisher = session.get_one(Version, version_id).uploaded_by_id
                 job_id = self._queue.submit(
@@ -82,14 +83,14 @@ class VersionSweep:
 
 
 class Checker:
-    """The handler of check jobs."""
+    """Job handler that checks a version."""
 
     def __init__(self, database: Database, program: ClientProgram) -> None:
         self._database = database
         self._program = program
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
-        """Check a version; return what keeps the report."""
+        """Check a version; return a function that stores the report."""
         version_id = int(context.lease.payload["version_id"])
         with self._database.read(HUB) as session:
             version = session.get_one(
@@ -101,16 +102,16 @@ class Checker:
         data = self._program.run(context, ["check", label], version_id)
         try:
             made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
-            checks = [(each["id"], each["status"], str(each["message"])) for each in data["checks"]]
+            checks = [(check["id"], check["status"], str(check["message"])) for check in data["checks"]]
             summary = CheckSummary.of(made_with.wander, checks)
             seconds, earned = float(data["seconds"]), _EARNED.validate_python(data.get("earned", {}))
         except (ValidationError, KeyError) as error:
-            raise JobRefused(f"`wander check` answered with no report: {error}") from error
+            raise JobRefused(f"`wander check` answered without a report: {error}") from error
 
         def keep(session: Session) -> None:
-            one = session.get_one(VersionCheck, version_id)
-            one.report = {"summary": summary.model_dump(mode="json"), "seconds": seconds, "earned": earned}
-            one.made_with = made_with.model_dump(mode="json")
+            row = session.get_one(VersionCheck, version_id)
+            row.report = {"summary": summary.model_dump(mode="json"), "seconds": seconds, "earned": earned}
+            row.made_with = made_with.model_dump(mode="json")
             version = session.get_one(
                 Version, version_id, options=[joinedload(Version.environment).joinedload(Environment.owner)]
             )
@@ -128,29 +129,29 @@ class Checker:
 
 
 def check_of(session: Session, owner: str, name: str, version: str) -> HubCheck:
-    """Return what the hub's own checks of a version came to, or how far they are; a 404 without any."""
+    """Return the result or progress of the hub's own checks of a version; raise a 404 problem without any."""
     environment = environments.find(session, owner, name)
-    found = environments.find_version(session, environment, version)
-    info = info_of(session, found.id)
+    checked = environments.find_version(session, environment, version)
+    info = info_of(session, checked.id)
     if info is None:
-        label = f"{environment.label}@{found.version}"
+        label = f"{environment.label}@{checked.version}"
         hint = f"check it yourself: `wander check {label}`"
-        raise HubProblem(404, "not_checked", f"this hub did not check `{label}`", hint=hint)
+        raise HubProblem(404, "not_checked", f"this hub has not checked `{label}`", hint=hint)
     return info
 
 
 def info_of(session: Session, version_id: int) -> HubCheck | None:
-    """Return the hub's checks of a version, None where there are none."""
-    one = session.get(VersionCheck, version_id, options=[joinedload(VersionCheck.job)])
-    if one is None:
+    """Return the hub's checks of a version, or None."""
+    row = session.get(VersionCheck, version_id, options=[joinedload(VersionCheck.job)])
+    if row is None:
         return None
-    report = one.report or {}
+    report = row.report or {}
     return fill(
         HubCheck,
-        one.job,
-        created_at=one.created_at,
+        row.job,
+        created_at=row.created_at,
         summary=CheckSummary.model_validate(report["summary"]) if report else None,
         earned=report.get("earned", {}),
         seconds=report.get("seconds"),
-        made_with=CheckedWith.model_validate(one.made_with) if one.made_with else None,
+        made_with=CheckedWith.model_validate(row.made_with) if row.made_with else None,
     )

@@ -1,4 +1,4 @@
-"""The worker that plays runs again beside the hub, and whether it can confine what it plays."""
+"""The worker that verifies runs, and whether this machine has what it needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wander_hub.runs import service as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, service, version_checks
-from wander_hub.verification.aggregates import add_bounds, summarise
+from wander_hub.verification.aggregates import add_bounds, summarize
 from wander_hub.verification.evidence import Examiner
 from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.version_checks import Checker, VersionSweep
@@ -40,25 +40,26 @@ logger = logging.getLogger("wander_hub")
 
 _LONGEST_REASON = 2000
 _TRIES = 2
-"""How often a run is replayed before a failure is taken for its own."""
+"""Number of replays before a failure counts as the run's own fault."""
 
 
 class Replayer:
-    """The handler of replay jobs: `wander runs replay`, as any stranger would run it."""
+    """Job handler that replays a run with `wander runs replay`, as any user would."""
 
     def __init__(
         self, program: ClientProgram, database: Database, storage: Storage, seconds: float = math.inf
     ) -> None:
-        """`seconds`: the longest time for any run."""
+        """`seconds` is the maximum time for a run."""
         self._seconds = seconds
         self._program = program
         self._database = database
         self._storage = storage
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
-        """Replay a run; return what keeps the report.
+        """Replay a run; return a function that stores the report.
 
-        A replay that did not finish is tried again, and taken for a fault of the run if it fails so twice.
+        A replay that did not finish is tried again. If it fails twice, the failure counts as the run's own
+        fault.
         """
         payload = context.lease.payload
         run_id = str(payload["run_id"])
@@ -68,7 +69,8 @@ class Replayer:
         words = ["runs", "replay", run_id, "--stream", "--time-limit", f"{limit:.0f}"]
         words += ["--level", str(payload.get("level", "highest"))]
         if payload.get("sample") is not None:
-            # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
+            # The seed is drawn now and first stored with the report, so nobody can predict the sampled
+            # rollouts.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
         try:
             report, made_with = _read_answer(self._program.run(context, words, version_id, limit))
@@ -80,7 +82,7 @@ class Replayer:
         return lambda session: service.keep(session, context.lease.job_id, report, made_with, summary)
 
     def _refused(self, run_id: str, reason: str) -> ReplayReport:
-        """Return the report of a replay that could compare nothing, whatever the hub does."""
+        """Return the report of a replay that could not compare anything."""
         with self._database.read(HUB) as session:
             run = runs.find(session, run_id)
             return ReplayReport(
@@ -96,7 +98,8 @@ class Replayer:
             )
 
     def _within_bounds(self, run_id: str, made_with: VerifiedWith | None) -> RunSummary | None:
-        """Return the aggregates of a run that does not state the bounds which its environment declares."""
+        """Return new aggregates if the environment declares bounds that the run does not state, otherwise
+        None."""
         if made_with is None:
             return None
         with self._database.read(HUB) as session:
@@ -106,14 +109,14 @@ class Replayer:
             info = add_bounds(stated, made_with.environment.info)
             if info == stated:
                 return None
-            return summarise(session, self._storage, run, info, manifest.expected_rollouts)
+            return summarize(session, self._storage, run, info, manifest.expected_rollouts)
 
 
 def _read_answer(data: dict[str, Any]) -> tuple[ReplayReport, VerifiedWith | None]:
-    """Return what `wander runs replay` answered; raises `RuntimeError` for anything but a report."""
+    """Return the report of `wander runs replay`. Raises `RuntimeError` if the answer is not a report."""
     try:
-        found = data.pop("made_with")
-        made_with = VerifiedWith.model_validate(found) if found is not None else None
+        stated = data.pop("made_with")
+        made_with = VerifiedWith.model_validate(stated) if stated is not None else None
         data.pop("level")
         for name in ("refused", "undecided_reason"):
             data[name] = hide_paths(data[name]) if data.get(name) else None
@@ -123,20 +126,21 @@ def _read_answer(data: dict[str, Any]) -> tuple[ReplayReport, VerifiedWith | Non
 
 
 def confine(settings: Settings) -> Settings:
-    """Return the settings with verification off where it cannot be had as they ask for it, and say why."""
+    """Return the settings, with verification disabled and a warning logged if something it requires is
+    missing."""
     why = missing_for_verification(settings)
     if why is None:
         return settings
-    logger.warning("posted runs are not played again: %s", why)
+    logger.warning("the hub cannot replay posted runs: %s", why)
     return settings.model_copy(update={"verification": "off"})
 
 
 def missing_for_verification(settings: Settings) -> str | None:
-    """Return what is missing here for verification as the settings ask for it; None where nothing is."""
+    """Return what this machine lacks for the configured verification, or None."""
     if settings.verification == "off":
         return None
     if importlib.util.find_spec("wander_client") is None:
-        return "wander-client is not installed beside the hub"
+        return "wander-client is not installed in the hub's environment"
     if settings.verification == "sandbox":
         from wander.errors import SandboxError
         from wander.sandbox.support import require_support
@@ -151,9 +155,9 @@ def missing_for_verification(settings: Settings) -> str | None:
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
 ) -> JobWorker:
-    """Return the worker of a hub that answers at `hub_url`, not yet started.
+    """Return the worker of a hub that answers at `hub_url`, not started.
 
-    Without verification it only reads runs; nothing of an environment runs then.
+    Without verification, it only examines runs, which does not run environment code.
     """
     examiner = Examiner(database, storage, settings.tokenizers)
     handlers: dict[str, Handler] = {evidence.KIND: examiner}

@@ -1,5 +1,5 @@
-"""Webhooks: an outbox that is written with the change it tells of, and what delivers from there.
+"""Webhooks: an outbox that is written in the transaction of an event, and the worker that delivers from it.
 
-`outbox.tell` adds a delivery for each webhook that wants an event, in the transaction of the event. A worker
-turns deliveries into jobs, one for each attempt, and sends them, signed, to public addresses alone.
+`outbox.tell` adds a delivery for each subscribed webhook. A worker creates jobs for deliveries, one for each
+attempt, and sends signed messages to public addresses only.
 """

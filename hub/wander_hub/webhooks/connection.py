@@ -1,7 +1,7 @@
-"""Connections that the hub makes: to the very addresses that were checked, and no longer than a deadline.
+"""Outgoing connections that only go to verified addresses and end at a deadline.
 
-A name is resolved once, its addresses are checked, and the connection goes to one of those: a name server
-that answers otherwise a moment later gains nothing. TLS and `Host` keep the name.
+A name is resolved once, its addresses are verified, and the connection uses one of these addresses. A name
+server that changes its answer afterwards has no effect. TLS and the `Host` header still use the name.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class NotAllowed(Exception):
-    """An address leads to where the hub may not call."""
+    """The hub may not connect to the address."""
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a host, in the system's order."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(one[4][0]) for one in found]
+    """Return the addresses of a host, in the order of the system."""
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]
 
 
 class Guard(httpcore.NetworkBackend):
-    """Connects to allowed addresses alone, and gives all of a request no longer than the deadline."""
+    """Connects only to allowed addresses, and limits a whole request to the deadline."""
 
     def __init__(self, networks: Sequence[str], deadline: float, resolver: Resolve = resolve) -> None:
         self._networks, self._resolver = networks, resolver
         self.deadline = deadline
-        """Whoever makes several requests, or reads long answers, moves it."""
+        """Time at which requests fail. Callers move it for several requests or long answers."""
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -49,51 +49,52 @@ class Guard(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:
-        """Connect to the first address of a host that is allowed and answers."""
+        """Connect to the first allowed address of a host that accepts the connection."""
         try:
-            found = [ip_address(one) for one in self._look_up(host, port)]
+            resolved = [ip_address(address) for address in self._look_up(host, port)]
         except (OSError, ValueError, UnicodeError):
-            found = []
-        # A name that is not there is not told from one that leads inside: who asks learns no names.
-        allowed = [str(one) for one in dict.fromkeys(found) if is_allowed(one, self._networks)]
+            resolved = []
+        # An unknown name gets the same error as a name of a private address, so the error reveals no internal
+        # names.
+        allowed = [str(address) for address in dict.fromkeys(resolved) if is_allowed(address, self._networks)]
         if not allowed:
             raise NotAllowed(f"`{host}` has no address that this hub may call")
-        for number, one in enumerate(allowed, start=1):
+        for number, address in enumerate(allowed, start=1):
             try:
-                return _Stream(self._backend.connect_tcp(one, port, self.left()), self)
+                return _Stream(self._backend.connect_tcp(address, port, self.left()), self)
             except httpcore.NetworkError:
                 if number == len(allowed):
                     raise
-        raise AssertionError("one was allowed")
+        raise AssertionError("at least one address was allowed")
 
     def _look_up(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host, unless the name server takes longer than the deadline.
+        """Return the addresses of a host; raise a timeout if the lookup takes longer than the deadline.
 
-        Python cannot stop a look-up; its thread ends by itself once the system gives it up.
+        Python cannot cancel a lookup. Its thread ends when the system gives up.
         """
-        found: Future[Sequence[str]] = Future()
+        addresses: Future[Sequence[str]] = Future()
 
         def ask() -> None:
             try:
-                found.set_result(self._resolver(host, port))
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                found.set_exception(error)
+                addresses.set_result(self._resolver(host, port))
+            except Exception as error:  # noqa: BLE001 - raised in the waiting thread
+                addresses.set_exception(error)
 
         threading.Thread(target=ask, name="look-up", daemon=True).start()
-        if not wait([found], self.left()).done:
-            raise httpcore.ConnectTimeout("no address came in time")
-        return found.result()
+        if not wait([addresses], self.left()).done:
+            raise httpcore.ConnectTimeout("the DNS lookup timed out")
+        return addresses.result()
 
     def left(self) -> float:
-        """Return how many seconds are left; raise when none is."""
+        """Return the remaining seconds; raise a timeout if there are none."""
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise httpcore.ReadTimeout("no whole answer came in time")
+            raise httpcore.ReadTimeout("the answer was not complete in time")
         return left
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection all of whose waits end at one moment: a byte every few seconds does not prolong it."""
+    """A connection whose operations all share one deadline, so that a slow sender cannot prolong it."""
 
     def __init__(self, stream: httpcore.NetworkStream, guard: Guard) -> None:
         self._stream, self._guard = stream, guard

@@ -1,4 +1,4 @@
-"""What webhooks are told of versions."""
+"""Webhook events of versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_FILES = 40
 def describe_version(
     session: Session, environment: Environment, version: Version, files: Mapping[str, str] | None = None
 ) -> VersionEvent:
-    """Return what happened to a version, which files came included."""
+    """Return an event about a version, with its new files."""
     label = label_of(session, environment)
     return VersionEvent(
         environment=label,

@@ -1,4 +1,4 @@
-"""Tables of webhooks and of what was and is to be delivered to them."""
+"""Tables of webhooks and their deliveries."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from wander_hub.database import Base
 from wander_hub.environments.models import Environment
 
 UNSENT = text("state = 'new'")
-"""Holds for deliveries that no job was made for yet; an index has just these."""
+"""Condition for deliveries without a job, which have an index of their own."""
 
 
 class Webhook(Base):
-    """An address that is told of events."""
+    """An address that receives events."""
 
     __tablename__ = "webhooks"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"), index=True)
-    """Whose environments it tells of; None for all public ones."""
+    """Owner whose environments it covers; None for all public environments."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
-    """The one of them that it tells of; None for all."""
+    """Environment to which it is limited; None for all environments of the owner."""
     url: Mapped[str] = mapped_column(Text)
     events: Mapped[list[EventName]] = mapped_column(JSON)
-    """Empty for all."""
+    """Names of the wanted events; empty for all events."""
     secret: Mapped[str] = mapped_column(String(80))
-    """What signs: it has to be known whole, so nothing but `signing` reads it."""
+    """Signing secret. It has to be stored as it is, so only `signing` may read it."""
     former_secret: Mapped[str | None] = mapped_column(String(80))
     former_secret_until: Mapped[datetime | None]
     keeper_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """By whose rights it is told; None for the operator's, of the command line."""
+    """User whose permissions it depends on; None for a webhook of the command line."""
     created_at: Mapped[datetime]
     failing_since: Mapped[datetime | None]
     slow: Mapped[bool] = mapped_column(default=False)
-    """The last attempt kept a worker waiting: those of others go first."""
+    """Whether the last attempt was slow. Deliveries to other webhooks then go first."""
     disabled_at: Mapped[datetime | None]
     disabled_reason: Mapped[str | None] = mapped_column(Text)
     owner: Mapped[Owner | None] = relationship(lazy="raise")
@@ -47,7 +47,7 @@ class Webhook(Base):
 
 
 class WebhookDelivery(Base):
-    """An event on its way to a webhook."""
+    """An event to deliver to a webhook."""
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (
@@ -60,12 +60,13 @@ class WebhookDelivery(Base):
     message_id: Mapped[str] = mapped_column(String(40))
     event: Mapped[EventName] = mapped_column(String(24))
     body: Mapped[str] = mapped_column(Text, deferred=True)
-    """What is sent, byte by byte."""
+    """Exact bytes of the message."""
     state: Mapped[str] = mapped_column(String(12), default="new")
     attempts: Mapped[int] = mapped_column(default=0)
-    """How many were made; asking for a delivery anew counts as one, so that no job of before is of use."""
+    """Number of attempts. Requesting a delivery again adds one, so that older jobs of the delivery do
+    nothing."""
     failures: Mapped[int] = mapped_column(default=0)
-    """Of the attempts since it was asked for last: how long the next pause is."""
+    """Number of failed attempts since it was last requested, which determines the next pause."""
     created_at: Mapped[datetime] = mapped_column(index=True)
     attempted_at: Mapped[datetime | None]
     next_at: Mapped[datetime | None]

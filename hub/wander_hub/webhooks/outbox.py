@@ -1,4 +1,4 @@
-"""Tells webhooks of what a transaction does, in that transaction: nothing is lost, nothing told in vain."""
+"""The outbox: events are added to it in their own transaction, so none is lost and none is false."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from wander_hub.webhooks.models import Webhook, WebhookDelivery
 from wander_hub.webhooks.signing import new_message_id
 
 _HUB_URL = "hub_url"
-"""The key under which a session holds the address that links begin with."""
+"""Key of the session's `info` that holds the base address of links."""
 _LONGEST = 500
 
 
 def begin_links(database: Database, settings: Settings) -> None:
-    """Have what is told lead to the hub's own address, where it knows one."""
+    """Make links in messages start with the hub's public address, if it is configured."""
     database.session_info[_HUB_URL] = (settings.public_url or "").rstrip("/")
 
 
 def subscribed(
     session: Session, environment: Environment, event: EventName, *, private: bool = False
 ) -> Sequence[Webhook]:
-    """Return the webhooks that are told of an event; of what is `private`, those of its owner alone."""
+    """Return the webhooks that receive an event; for `private` events, only those of the owner."""
     whose = Webhook.owner_id == environment.owner_id
     if not (private or environment.private):
         whose = or_(whose, Webhook.owner_id.is_(None))
     which = or_(Webhook.environment_id.is_(None), Webhook.environment_id == environment.id)
-    found = session.scalars(select(Webhook).where(whose, which, Webhook.disabled_at.is_(None)))
-    return [one for one in found if not one.events or event in one.events]
+    hooks = session.scalars(select(Webhook).where(whose, which, Webhook.disabled_at.is_(None)))
+    return [hook for hook in hooks if not hook.events or event in hook.events]
 
 
 def tell(
@@ -46,7 +46,7 @@ def tell(
     *,
     private: bool = False,
 ) -> None:
-    """Have an event delivered to all who want it, if this transaction is kept."""
+    """Deliver an event to all subscribed webhooks if this transaction commits."""
     hooks = subscribed(session, environment, event, private=private)
     if hooks:
         add(session, hooks, event, describe())
@@ -58,13 +58,13 @@ def add(session: Session, hooks: Sequence[Webhook], event: EventName, data: Reco
     payload = WebhookPayload.model_validate({"type": event, "timestamp": moment, "data": data})
     body = payload.model_dump_json(by_alias=True)
     same = {"event": event, "body": body, "created_at": moment}
-    added = [WebhookDelivery(webhook_id=one.id, message_id=new_message_id(), **same) for one in hooks]
+    added = [WebhookDelivery(webhook_id=hook.id, message_id=new_message_id(), **same) for hook in hooks]
     session.add_all(added)
     return added
 
 
 def link(session: Session, path: str) -> str:
-    """Return the address of a page; a path alone where the hub was not told its own address."""
+    """Return the address of a page; only its path if the hub's public address is not configured."""
     return f"{session.info.get(_HUB_URL) or ''}{path}"
 
 
@@ -74,5 +74,5 @@ def label_of(session: Session, environment: Environment) -> str:
 
 
 def short(text: str | None) -> str | None:
-    """Return the beginning of a text that others wrote: no body grows beyond 20 kB."""
+    """Return the start of a user's text, because the body of a message is limited to about 20 kB."""
     return text if text is None or len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""How an attempt to deliver ended."""
+"""The outcome of a delivery attempt."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended."""
+    """The outcome of a delivery attempt."""
 
     status: int | None = None
     answer: str | None = None
     error: str | None = None
-    """Why it was in vain; None where the receiver took the message."""
+    """Reason of the failure; None if the receiver accepted the message."""
     seconds: float = 0.0

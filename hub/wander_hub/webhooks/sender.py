@@ -1,4 +1,4 @@
-"""Sends one message to one address: a POST without redirects and proxies, within a deadline."""
+"""Sending one message: a POST request without redirects and proxies, within a deadline."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Sender:
         self._resolver, self._timeout, self._ssl = resolver, timeout, ssl_context
 
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
-        """POST a message; the outcome tells what went wrong, and no more of the address than its host."""
+        """POST a message. The error of the outcome shows only the host of the address."""
         begun = time.monotonic()
         try:
-            # The settings may be others than when the webhook was made.
+            # The settings may have changed since the webhook was created.
             if (fault := fault_of(url, http=self._http, networks=self._networks)) is not None:
                 raise NotAllowed(fault)
             status, answer = self._post(url, headers, body, begun + self._timeout)
@@ -47,13 +47,13 @@ class Sender:
         except NotAllowed as refusal:
             status, answer, error = None, None, str(refusal)
         except httpcore.TimeoutException:
-            status, answer, error = None, None, f"no whole answer within {self._timeout:g} s"
+            status, answer, error = None, None, f"no complete answer within {self._timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as failure:
             status, answer, error = None, None, _cleaned(f"{type(failure).__name__}: {failure}")
         return Outcome(status, answer, error, time.monotonic() - begun)
 
     def _post(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> tuple[int, str]:
-        given = {
+        request_headers = {
             "Host": urlsplit(url).netloc,
             "User-Agent": f"wander-hub/{__version__}",
             "Content-Type": "application/json",
@@ -67,12 +67,12 @@ class Sender:
         guard = Guard(self._networks, deadline, self._resolver)
         with (
             httpcore.ConnectionPool(ssl_context=context, network_backend=guard, max_connections=1) as pool,
-            pool.stream("POST", url, headers=list(given.items()), content=body) as answer,
+            pool.stream("POST", url, headers=list(request_headers.items()), content=body) as answer,
         ):
             for piece in answer.iter_stream():
                 kept += piece
                 if len(kept) >= KEPT_BYTES:
-                    break  # the rest is not read: it need not end
+                    break  # do not read the rest, which may be endless
         return answer.status, _cleaned(kept[:KEPT_BYTES].decode(errors="replace"))
 
 

@@ -1,7 +1,7 @@
-"""Signatures of Standard Webhooks (standardwebhooks.com): HMAC-SHA256 over id, time and body.
+"""Signatures of Standard Webhooks (standardwebhooks.com): HMAC-SHA256 of id, time and body.
 
-Written out: the library `standardwebhooks` signs datetimes that are not in UTC wrongly, and knows no second
-secret. Tests hold these lines against its verifier.
+The library `standardwebhooks` is not used, because it signs datetimes outside of UTC incorrectly and does not
+support a second secret. Tests check these signatures with its verifier.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> str:
-    """Return a fresh secret."""
+    """Return a new random secret."""
     return PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
 
 def new_message_id() -> str:
-    """Return what a receiver knows a message by, however often it comes."""
+    """Return a new id by which a receiver recognizes repeated messages."""
     return f"msg_{secrets.token_hex(14)}"
 
 
 def signed_headers(message_id: str, moment: int, body: bytes, signers: Sequence[str]) -> dict[str, str]:
-    """Return the headers of a message that was made at a moment (seconds), signed with each secret."""
+    """Return the headers of a message, signed at `moment` (in seconds) with each secret."""
     content = f"{message_id}.{moment}.".encode() + body
     signatures = []
     for secret in signers:

@@ -218,11 +218,11 @@ def _steps(
 ) -> list[Step]:
     """Return where one goes from a rollout, by the keys of `wander view`."""
     numbers = explorer.numbers_of(session, storage, found, wanted)
-    before, following = explorer.neighbours(numbers, number, ascending=wanted.sort == "number")
+    before, following = explorer.neighbors(numbers, number, ascending=wanted.sort == "number")
     failed = explorer.numbers_of(session, storage, found, RolloutFilter(only="failed"))
-    failed_before, failed_following = explorer.neighbours(failed, number, ascending=True)
+    failed_before, failed_following = explorer.neighbors(failed, number, ascending=True)
     group = [one.number for one in siblings]
-    first, second = explorer.neighbours(group, number, ascending=True)
+    first, second = explorer.neighbors(group, number, ascending=True)
     places = [
         ("[", "previous", before),
         ("]", "next", following),
