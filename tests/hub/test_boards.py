@@ -250,7 +250,7 @@ async def test_another_token_limit_is_another_board(posted):
     assert {board["max_tokens"], board["others"][0]["max_tokens"]} == {None, 64}
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers={"Accept": "text/html"})).text
     other = page.partition("Other boards of")[2]
-    assert ("at most 64 tokens" if board["max_tokens"] is None else "no limit of tokens") in other
+    assert ("at most 64 tokens" if board["max_tokens"] is None else "no token limit") in other
 
 
 @pytest.mark.parametrize("odd", [5, 7, 64, 4097, 10**9])
@@ -276,7 +276,7 @@ async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(post
         seen.add((tuple(names), *reasons))
         told = (await posted.board(board=one))["elsewhere"]
         assert [(each["model"], each["because"]) for each in told] == list(zip(names, reasons, strict=True))
-    assert seen == {(("b",), "at most 64 tokens a turn"), (("a",), "no limit of tokens"), ((),)}
+    assert seen == {(("b",), "at most 64 tokens a turn"), (("a",), "no token limit"), ((),)}
 
 
 async def test_another_opponent_is_another_board(posted):

@@ -1,1 +1,1 @@
-"""Environments, their immutable versions and files: listing, search, details."""
+"""Environments with their immutable versions and files: listings, search, details."""

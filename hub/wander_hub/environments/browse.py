@@ -1,8 +1,8 @@
-"""Listings of environments: in the order of a column, filtered, page by page, or what a search found.
+"""Listings of environments: ordered by a column, filtered, paged, or as search results.
 
-A page costs the same however many environments a hub has. Without filters an index has it. With filters the
-first rows in the order are looked through. Where too few of them fit, the text index has those that do, as
-long as they are few; of many, enough are found among more rows in the order.
+The cost of a page does not depend on the number of environments. Without filters, an index has the page. With
+filters, the first rows in the order are checked one by one. If too few of them match, the text index finds
+the matches, as long as they are few. If there are many, a longer walk through the rows finds enough.
 """
 
 from __future__ import annotations
@@ -26,46 +26,48 @@ from wander_hub.environments.schemas import KINDS, EnvironmentFilter, ListPositi
 from wander_hub.http.problems import HubProblem
 
 _FIRST, _WALKED = 100, (400, 2000)
-"""Rows in the order of a listing that are held against filters one by one: at first, and where many fit."""
+"""Rows in listing order that are checked against filters: at first, and if there are many matches."""
 _FEW = 500
-"""Rows that fit the filters of a listing, up to which all are read and put in order."""
+"""Number of matches up to which all of them are read and sorted."""
 _KEPT = "found"
-"""The key under which a session holds what searches found."""
+"""Key of the session's `info` that holds search results."""
 COUNTED = 1000
-"""More than so many are not counted, but called more."""
+"""Number up to which results are counted exactly."""
 
 
 NOBODY = 0
-"""The id of no owner."""
+"""Id that no owner has."""
 
 
 def owner_id_of(session: Session, wanted: EnvironmentFilter) -> int | None:
-    """Return the id of the owner that a listing asks for: None for all, `NOBODY` where there is none."""
+    """Return the id of a listing's owner: None for all owners, `NOBODY` if the owner does not exist."""
     if wanted.owner is None:
         return None
-    found = accounts.owner_named(session, wanted.owner)
-    return NOBODY if found is None else found.id
+    owner = accounts.owner_named(session, wanted.owner)
+    return NOBODY if owner is None else owner.id
 
 
 def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment], str | None]:
-    """Return a page of environments, and the cursor of the next one; a kind that none has is a 422."""
+    """Return a page of environments and the next cursor. Raises a 422 problem for an unknown kind."""
     if wanted.kind is not None and wanted.kind not in KINDS:
         of_kind = search.marked(session, EnvironmentFilter(kind=wanted.kind), None)
         if session.scalar(select(of_kind.c.id).limit(1)) is None:
-            hint = "the kinds are " + ", ".join(f"`{one}`" for one in KINDS)
-            raise HubProblem(422, "unknown_kind", f"no environment is of kind `{wanted.kind}`", hint=hint)
+            hint = "the kinds are " + ", ".join(f"`{kind}`" for kind in KINDS)
+            raise HubProblem(
+                422, "unknown_kind", f"there is no environment of kind `{wanted.kind}`", hint=hint
+            )
     owner_id = owner_id_of(session, wanted)
     if owner_id == NOBODY:
         return [], None
     if wanted.q.strip():
-        return _found(session, wanted, owner_id)
+        return _search_page(session, wanted, owner_id)
     order = "updated" if wanted.order == "relevance" else wanted.order
     key = getattr(Environment, SORT_KEYS[order])
     at = ListPosition.from_cursor(wanted.cursor, order) if wanted.cursor else None
     rows: list[Environment] = []
     for share in _shares(session):
         rows += _in_order(session, wanted, owner_id, key, at, share)
-    rows.sort(key=lambda one: (getattr(one, SORT_KEYS[order]), one.id), reverse=True)
+    rows.sort(key=lambda row: (getattr(row, SORT_KEYS[order]), row.id), reverse=True)
     shown = rows[: wanted.limit]
     if len(rows) <= wanted.limit:
         return shown, None
@@ -76,7 +78,8 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
 
 
 def find_ids(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enough: int) -> list[int]:
-    """Return what `search.find` does, which a session asks once: a page lists it and counts its facets."""
+    """Return the ids of `search.find`, cached in the session, because a page needs them for its list and its
+    facets."""
     asked = replace(wanted, limit=0, cursor=None, sort=None), owner_id
     kept: dict[Any, tuple[int, list[int]]] = session.info.setdefault(_KEPT, {})
     if asked not in kept or kept[asked][0] < enough:
@@ -84,10 +87,10 @@ def find_ids(session: Session, wanted: EnvironmentFilter, owner_id: int | None, 
     return kept[asked][1]
 
 
-def _found(
+def _search_page(
     session: Session, wanted: EnvironmentFilter, owner_id: int | None
 ) -> tuple[list[Environment], str | None]:
-    """Return a page of what a search finds."""
+    """Return a page of search results."""
     order = wanted.order
     offset = ListPosition.from_cursor(wanted.cursor, "relevance").row if wanted.cursor else 0
     until = offset + wanted.limit
@@ -100,9 +103,9 @@ def _found(
             select(Environment.id).where(Environment.id.in_(ids)).order_by(key.desc(), Environment.id.desc())
         )
         shown = list(session.scalars(query.offset(offset).limit(wanted.limit)))
-    rows = {one.id: one for one in session.scalars(visible(session).where(Environment.id.in_(shown)))}
+    rows = {row.id: row for row in session.scalars(visible(session).where(Environment.id.in_(shown)))}
     following = ListPosition("relevance", 0, until).cursor() if len(ids) > until else None
-    return [rows[one] for one in shown if one in rows], following
+    return [rows[row_id] for row_id in shown if row_id in rows], following
 
 
 def _in_order(
@@ -113,7 +116,7 @@ def _in_order(
     at: ListPosition | None,
     share: ColumnElement[bool],
 ) -> Sequence[Environment]:
-    """Return up to `limit + 1` environments of those that a condition holds for, the largest key first."""
+    """Return up to `limit + 1` environments that meet a condition, largest key first."""
     where = [Environment.listed, share]
     if owner_id is not None:
         where.append(Environment.owner_id == owner_id)
@@ -147,7 +150,7 @@ def _in_order(
 
 
 def _shares(session: Session) -> list[ColumnElement[bool]]:
-    """Return conditions that together hold for what the reader may see, each served by an index."""
+    """Return conditions that together cover what the reader may see; an index serves each of them."""
     public = Environment.private.is_(False)
     if session.info.get(READER) is None:
         return [public]
@@ -155,9 +158,9 @@ def _shares(session: Session) -> list[ColumnElement[bool]]:
 
 
 def public_pages(session: Session, size: int) -> list[int]:
-    """Return the numbers of the ranges of ids, each of that `size`, in which public environments are listed.
+    """Return the numbers of the ranges of `size` ids that contain public environments.
 
-    From one range to the next by the key: it costs as much as there are ranges.
+    This steps from range to range by key, so its cost depends on the number of ranges.
     """
     public = select(Environment.id).where(Environment.listed, Environment.private.is_(False))
     public = public.order_by(Environment.id).limit(1)

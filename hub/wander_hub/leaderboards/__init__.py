@@ -1,1 +1,1 @@
-"""Leaderboards: runs that may be compared, with ranks as ranges."""
+"""Leaderboards: comparable runs, with ranks as ranges."""

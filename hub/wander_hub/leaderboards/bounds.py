@@ -1,7 +1,7 @@
-"""Ranks among many intervals in logarithmic time: both ends of all of them, each sorted, kept as bytes.
+"""Ranks among many intervals in logarithmic time, from the sorted lower and upper ends of all intervals.
 
-Rows stand in tiers: what is proven of one makes it rank above all rows of the tiers below, whatever they
-scored. Intervals decide within a tier alone.
+Rows are grouped into tiers by how far they were proved. A row ranks above all rows of lower tiers, whatever
+their rewards are. Intervals only decide within a tier.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a run stands on a board: its tier, 0 the highest, and its interval there."""
+    """A run's position on a board: its tier (0 is the highest) and its interval."""
 
     tier: int
     low: float | None
     high: float | None
-    """Both None for a run that is too small for an interval."""
+    """Ends of the interval; both None for a run that is too small for an interval."""
 
     def ends(self) -> tuple[float, float]:
-        """Return the interval; that of a run without one overlaps everything."""
+        """Return the ends of the interval; a missing interval overlaps everything."""
         if self.low is None or self.high is None:
             return -math.inf, math.inf
         return self.low, self.high
 
     def surely_above(self, other: Place) -> bool:
-        """Tell whether this is clearly better: of a higher tier, or with an interval above the other's."""
+        """Return whether this place is clearly better: a higher tier, or an interval above the other's."""
         return (self.tier, -self.ends()[0]) < (other.tier, -other.ends()[1])
 
 
 class Bounds:
-    """The places of the runs that count on a board."""
+    """Places of the runs that count on a board."""
 
     def __init__(self, lows: bytes = b"", highs: bytes = b"", tiers: Sequence[int] = ()) -> None:
-        """Take the ends tier by tier, and how many each tier has."""
+        """Load the sorted ends tier by tier; `tiers` has the number of rows of each tier."""
         every_low, every_high = array("d", lows), array("d", highs)
         self._tiers: list[tuple[array[float], array[float]]] = []
         start = 0
@@ -46,9 +46,9 @@ class Bounds:
             start = end
 
     def dump(self) -> tuple[bytes, bytes, list[int]]:
-        """Return what the constructor takes."""
-        lows, highs = (b"".join(one[side].tobytes() for one in self._tiers) for side in (0, 1))
-        tiers = [len(one) for one, _ in self._tiers]
+        """Return the arguments for the constructor."""
+        lows, highs = (b"".join(tier[side].tobytes() for tier in self._tiers) for side in (0, 1))
+        tiers = [len(tier_lows) for tier_lows, _ in self._tiers]
         while tiers and not tiers[-1]:
             tiers.pop()
         return lows, highs, tiers
@@ -57,27 +57,27 @@ class Bounds:
         return sum(len(lows) for lows, _ in self._tiers)
 
     def add(self, place: Place) -> None:
-        """Count a row."""
+        """Add a row."""
         while len(self._tiers) <= place.tier:
             self._tiers.append((array("d"), array("d")))
         for ends, value in zip(self._tiers[place.tier], place.ends(), strict=True):
             insort(ends, value)
 
     def remove(self, place: Place) -> None:
-        """Count it no more; raises ValueError for one that was not counted."""
-        found = self._tiers[place.tier] if place.tier < len(self._tiers) else (array("d"), array("d"))
-        for ends, value in zip(found, place.ends(), strict=True):
-            at = bisect_left(ends, value)
-            if at == len(ends) or ends[at] != value:
+        """Remove a row. Raises `ValueError` if it was not added."""
+        tier = self._tiers[place.tier] if place.tier < len(self._tiers) else (array("d"), array("d"))
+        for ends, value in zip(tier, place.ends(), strict=True):
+            index = bisect_left(ends, value)
+            if index == len(ends) or ends[index] != value:
                 raise ValueError(f"no interval of tier {place.tier} ends at {value}")
-            ends.pop(at)
+            ends.pop(index)
 
     def ranks(self, place: Place, own: Place | None) -> tuple[int, int]:
         """Return the lowest and highest rank of a run among the other rows.
 
-        `own` is the place of the run that counts of its model and account, None where none does. The
-        lowest is one more than the rows that are surely better, the highest is the number of rows, with its
-        own, less those that are surely worse.
+        `own` is the place of the counting run of the same model and account, or None. The lowest rank is one
+        more than the number of clearly better rows. The highest rank is the number of rows, including its
+        own, minus the clearly worse rows.
         """
         low, high = place.ends()
         better = sum(len(lows) for lows, _ in self._tiers[: place.tier])

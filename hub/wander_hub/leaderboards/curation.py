@@ -1,4 +1,5 @@
-"""What owners of an environment make of its boards, and the runs that they keep off them, with a reason."""
+"""Curation of boards by the owners of an environment: presentation, hidden runs, and runs chosen to be on
+top."""
 
 from __future__ import annotations
 
@@ -31,34 +32,35 @@ def arrange(
     board: str,
     wanted: BoardSettings,
 ) -> BoardInfo:
-    """Give a board title, description, columns and a pin; of its version it is then the only pinned one."""
+    """Set title, description, columns and pin of a board. Pinning a board unpins the other boards of its
+    version."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     of_version = environments.find_version(session, environment, version)
-    found = service.find_board(session, environment, of_version, "", board)
+    edited = service.find_board(session, environment, of_version, "", board)
     if wanted.pinned:
         session.execute(update(Board).where(Board.version_id == of_version.id).values(pinned=False))
-    found.title, found.description = wanted.title, wanted.description
-    found.columns, found.pinned = wanted.columns, wanted.pinned
-    if found.refuses_rescored != wanted.refuses_rescored:
-        found.refuses_rescored = wanted.refuses_rescored
+    edited.title, edited.description = wanted.title, wanted.description
+    edited.columns, edited.pinned = wanted.columns, wanted.pinned
+    if edited.refuses_rescored != wanted.refuses_rescored:
+        edited.refuses_rescored = wanted.refuses_rescored
         ruled = update(Run).where(
-            Run.version_id == found.version_id,
-            Run.task_set_sha256 == found.task_set_sha256,
-            Run.protocol_sha256 == found.protocol_sha256,
+            Run.version_id == edited.version_id,
+            Run.task_set_sha256 == edited.task_set_sha256,
+            Run.protocol_sha256 == edited.protocol_sha256,
             Run.level == "rescored",
         )
-        session.execute(ruled.values(board_level=""))  # so that they are placed anew
+        session.execute(ruled.values(board_level=""))  # forces a new placement
     session.flush()
-    if found.unfolded != wanted.unfolded:
-        found.unfolded = wanted.unfolded
+    if edited.unfolded != wanted.unfolded:
+        edited.unfolded = wanted.unfolded
         environments_repository.lock_environment(session, environment)
-        placement.fold_again(session, found)
+        placement.fold_again(session, edited)
     refresh_results(session, environment)
-    return service.info_of(found)
+    return service.info_of(edited)
 
 
 def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
-    """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
+    """Hide a run from its board. Who did this, when and why is public, and it can be undone."""
     run = find_managed_run(session, caller, run_id)
     audit.about(session, reason=reason)
     known = repository.find_hiding(session, run.run_id)
@@ -69,7 +71,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     else:
         entry = session.get(BoardEntry, run.run_id)
         if entry is None:
-            detail = f"the run `{run.run_id}` stands on no board, so it cannot be hidden from one"
+            detail = f"the run `{run.run_id}` is not on a board, so it cannot be hidden"
             raise HubProblem(422, "not_ranked", detail)
         run.hidden = True
         session.add(
@@ -91,7 +93,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
 
 
 def show(session: Session, caller: Identity, run_id: str) -> None:
-    """Let a hidden run rank again."""
+    """Show a hidden run on its board again."""
     run = find_managed_run(session, caller, run_id)
     known = repository.find_hiding(session, run.run_id)
     if known is None:
@@ -104,17 +106,17 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
 
 
 def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:
-    """Let a run stand for all runs with its answers, in place of the earliest; or no longer."""
+    """Choose whether a run represents all runs with the same answers, instead of the earliest of them."""
     run = find_managed_run(session, caller, run_id)
     entry = session.get(BoardEntry, run.run_id)
     if entry is None:
-        raise HubProblem(422, "not_ranked", f"the run `{run.run_id}` stands on no board")
+        raise HubProblem(422, "not_ranked", f"the run `{run.run_id}` is not on a board")
     top = repository.top_of(session, entry.folded_into) or entry
     folded = repository.folded_under(session, [top.run_id]).get(top.run_id, [])
     ids = [top.run_id, *(entry.run_id for entry, _ in folded)]
     for same in session.scalars(select(Run).where(Run.run_id.in_(ids))):
         if same.on_top != (wanted := chosen and same is run):
-            same.on_top, same.board_level = wanted, ""  # so that it is placed again
+            same.on_top, same.board_level = wanted, ""  # forces a new placement
     session.flush()
     refresh_results(session, run.environment)
     session.flush()
@@ -122,12 +124,12 @@ def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool)
 
 
 def not_hidden(run_id: str) -> HubProblem:
-    """Return the 404 of a run that nobody hid."""
+    """Return the 404 problem of a run that is not hidden."""
     return HubProblem(404, "not_hidden", f"the run `{run_id}` is not hidden")
 
 
 def find_managed_run(session: Session, caller: Identity, run_id: str) -> Run:
-    """Return a run of an environment that the caller manages, locked; raise 404 or 403 otherwise."""
+    """Return a locked run of an environment that the caller manages; raise a 404 or 403 problem otherwise."""
     run = runs.find(session, run_id)
     if not rights.may(caller, "manage", run.environment):
         raise rights.refusal(caller, "manage", run.environment)

@@ -17,32 +17,32 @@ from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.models import Run
 
 _MOST, _LOOKED_AT = 50, 500
-"""Most models that are returned, and most rows that are read to find them."""
+"""Maximum number of models to return, and of rows to read for them."""
 _LONGEST = 80
-"""Most characters of an argument list or of a player's name."""
+"""Maximum number of characters of an argument list or of a player's name."""
 
 
 def list_elsewhere(
     session: Session, versions: Sequence[ListedVersion], board: Board, shown: Leaderboard
 ) -> list[ModelElsewhere]:
-    """Return the models that only other boards of an environment have, each once, newest versions first."""
-    names = {one.id: one.version for one in versions}
-    found = dict[str, ModelElsewhere]()
+    """Return the models that are only on other boards of an environment, each once, newest versions first."""
+    names = {version.id: version.version for version in versions}
+    elsewhere = dict[str, ModelElsewhere]()
     for entry, other, name in session.execute(
         _elsewhere(), {"board_id": board.id, "version_ids": list(names)}
     ):
-        if entry.model not in found and len(found) < _MOST:
+        if entry.model not in elsewhere and len(elsewhere) < _MOST:
             info, version = fill(BoardInfo, other, board=other.name), names[other.version_id]
-            found[entry.model] = ModelElsewhere(
+            elsewhere[entry.model] = ModelElsewhere(
                 model=entry.model,
                 run_id=entry.run_id,
                 name=name,
                 reward_mean=0.0 - entry.shortfall,
                 version=version,
                 board=info,
-                because=_tell_apart(shown, info, version),
+                because=_explain_difference(shown, info, version),
             )
-    return list(found.values())
+    return list(elsewhere.values())
 
 
 @cache
@@ -58,36 +58,36 @@ def _elsewhere() -> Select[BoardEntry, Board, str | None]:
 
 
 def set_apart(board: Leaderboard, other: BoardInfo) -> str:
-    """Return how another board differs from this one, except in what the table has columns for."""
-    said = []
+    """Return how another board differs from this one, except for differences that have their own column."""
+    differences = []
     if other.max_tokens != board.max_tokens:
         limit = (
-            "no limit of tokens"
-            if other.max_tokens is None
-            else f"at most {other.max_tokens:,} tokens a turn"
+            "no token limit" if other.max_tokens is None else f"at most {other.max_tokens:,} tokens a turn"
         )
-        said.append(limit)
+        differences.append(limit)
     if other.arguments != board.arguments:
-        said.append(_cut(canonical_json(other.arguments)) if other.arguments else "no arguments")
+        differences.append(_cut(canonical_json(other.arguments)) if other.arguments else "no arguments")
     if other.players != board.players:
-        said += [f"{player}: {_cut(name)}" for player, name in other.players.items()] or ["no players"]
+        differences += [f"{player}: {_cut(name)}" for player, name in other.players.items()] or ["no players"]
     if other.task_set_sha256 != board.task_set_sha256:
-        said.append(f"task set {other.task_set_sha256[:12]}")
-    alike = not said and other.rollouts_per_example == board.rollouts_per_example
-    return "other weights of its players" if alike else ", ".join(said)
+        differences.append(f"task set {other.task_set_sha256[:12]}")
+    is_same = not differences and other.rollouts_per_example == board.rollouts_per_example
+    return "other weights of its players" if is_same else ", ".join(differences)
 
 
-def _tell_apart(board: Leaderboard, other: BoardInfo, version: str) -> str:
+def _explain_difference(board: Leaderboard, other: BoardInfo, version: str) -> str:
     """Return why runs of two boards cannot be compared."""
-    said = [f"version {version}"] if version != board.version else []
-    said += [f"{other.split} split"] if other.split != board.split else []
-    said += [f"{other.examples:,} examples"] if other.examples != board.examples else []
+    reasons = [f"version {version}"] if version != board.version else []
+    reasons += [f"{other.split} split"] if other.split != board.split else []
+    reasons += [f"{other.examples:,} examples"] if other.examples != board.examples else []
     if other.rollouts_per_example != board.rollouts_per_example:
-        said.append(f"{other.rollouts_per_example:,} rollouts of each")
+        reasons.append(f"{other.rollouts_per_example:,} rollouts per example")
     differing = set_apart(board, other)
     is_other_task_set = other.task_set_sha256 != board.task_set_sha256
-    # Another version has other task sets anyway, and so have other examples.
-    return ", ".join(said) if said and (is_other_task_set or not differing) else ", ".join([*said, differing])
+    # Another version, split or number of examples implies another task set, so the digest adds nothing.
+    if reasons and (is_other_task_set or not differing):
+        return ", ".join(reasons)
+    return ", ".join([*reasons, differing])
 
 
 def _cut(text: str) -> str:

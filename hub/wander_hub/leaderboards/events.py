@@ -1,4 +1,4 @@
-"""What webhooks are told of boards."""
+"""Webhook events of boards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from wander_hub.webhooks import outbox
 
 @contextmanager
 def telling_of_leaders(session: Session, environment: Environment) -> Iterator[None]:
-    """Tell webhooks of the boards of an environment that another run leads when the block ends."""
+    """Add an event for each board of an environment whose leading run differs when the block ends."""
     if not outbox.subscribed(session, environment, "board.changed"):
-        yield  # then nobody asks who led
+        yield  # no webhook needs to know who led before
         return
     led: dict[int, str | None] = {}
     session.info[LED] = led
@@ -42,7 +42,7 @@ def telling_of_leaders(session: Session, environment: Environment) -> Iterator[N
 
 
 def tell_of_choice(session: Session, run: Run, hidden: HiddenRun, change: Literal["hidden", "shown"]) -> None:
-    """Tell webhooks that an owner keeps a run off its board, or lets it rank again."""
+    """Add an event that an owner hid a run from its board, or showed it again."""
     board = session.get_one(Board, hidden.board_id)
     shown = {"run_id": run.run_id, "model": outbox.short(run.model), "reward_mean": run.reward_mean}
     _tell(session, run.environment, board, change, **shown, reason=outbox.short(hidden.reason))

@@ -1,4 +1,5 @@
-"""Writes what listings show of an environment (newest version, runs, best model); nothing else does."""
+"""The columns of environments that listings show (newest version, runs, best model). Only this module sets
+them."""
 
 from __future__ import annotations
 
@@ -17,33 +18,34 @@ from wander_hub.leaderboards.events import telling_of_leaders
 from wander_hub.runs import repository as runs
 
 _BATCH = 100
-"""Environments that are put into the search in one transaction, while which SQLite takes no other write."""
+"""Number of environments that one transaction adds to the search index, because it blocks other writes on
+SQLite."""
 
 
 def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
-    """Update what listings show from the versions; `without_runs` is a version that was just added.
+    """Update the listing from the versions; `without_runs` is a version that was just added.
 
-    An environment is dated by its newest version: a yank or a deprecation does not move it up a listing.
+    The environment's date is that of its newest version, so a yank or a deprecation does not move it up.
     """
     versions = service.list_versions(session, environment)
     latest = session.get_one(Version, service.latest_of(versions).id)
     if environment.latest_version != latest.version:
         environment.latest_version = latest.version
-        found = _best(session, environment) if latest is not without_runs else (None, None)
-        environment.best_model, environment.best_reward = found
+        best = _best(session, environment) if latest is not without_runs else (None, None)
+        environment.best_model, environment.best_reward = best
     environment.summary = latest.summary
     environment.tags = latest.tags
-    environment.version_count = sum(one.deleted_at is None for one in versions)
+    environment.version_count = sum(version.deleted_at is None for version in versions)
     environment.marks = search.marks_of(environment, latest, service.required_names(latest))
     search.write(session, environment, latest)
     environment.updated_at = latest.uploaded_at
 
 
 def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) -> int:
-    """Fill the search of a restored hub, some environments at a time until `stop`; return how many."""
+    """Fill the search index of a restored hub in batches until `stop`; return the number of environments."""
     with database.read(HUB) as session:
         empty = search.is_empty(session)
-    if empty:  # a copy that was brought back has rows, and no text index
+    if empty:  # a restored hub has rows but no text index
         with database.write(HUB) as session:
             session.execute(update(Environment).where(Environment.listed).values(marks=""))
     with database.read(HUB) as session:
@@ -52,8 +54,8 @@ def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) ->
         if stop():
             return start
 
-        def fill(session: Session, some: Sequence[int] = waiting[start : start + _BATCH]) -> None:
-            for environment_id in some:
+        def fill(session: Session, batch: Sequence[int] = waiting[start : start + _BATCH]) -> None:
+            for environment_id in batch:
                 environment = session.get_one(
                     Environment, environment_id, options=[joinedload(Environment.owner)]
                 )
@@ -66,7 +68,7 @@ def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) ->
 
 
 def refresh_results(session: Session, environment: Environment) -> None:
-    """Bring what listings show of an environment's results up to date."""
+    """Update the results of an environment in listings, and its boards."""
     environments.lock_environment(session, environment)
     with telling_of_leaders(session, environment):
         placement.place(session, environment)
@@ -74,7 +76,7 @@ def refresh_results(session: Session, environment: Environment) -> None:
 
 
 def derive(session: Session, environment: Environment) -> None:
-    """Derive everything that listings show anew, from rows alone."""
+    """Recompute everything that listings show from the rows."""
     refresh(session, environment)
     environment.star_count = stars.count(session, environment)
     environment.download_count = environments.count_downloads(session, environment)
@@ -87,10 +89,10 @@ def _set_results(session: Session, environment: Environment) -> None:
 
 
 def _best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
-    """Return model and mean reward of the first row of the newest version's first board, if it has any.
+    """Return model and mean reward of the leading row of the newest version's first board, or None for both.
 
-    A board is shown in listings if an owner pinned it, or if it has the environment's own defaults and whole
-    evaluation split. A score of an older version is not shown next to the newest version.
+    Listings show a board if an owner pinned it, or if it has the environment's defaults and its whole
+    evaluation split. A score of an older version is never shown for the newest version.
     """
     version = service.find_version(session, environment, "latest")
     for board in repository.boards_of(session, version.id, 1):

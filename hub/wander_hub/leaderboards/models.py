@@ -1,4 +1,4 @@
-"""Tables of boards, of the runs that stand on them, and of those that owners hid."""
+"""Tables of boards, their entries, and runs that owners hid."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from wander_hub.environments.models import Version
 from wander_hub.leaderboards.bounds import Place
 
 PROVEN = ("rescored", "replayed")
-"""Levels of a run that the hub itself replayed or rescored, so it knows what the environment says."""
+"""Levels of runs that the hub itself replayed or rescored."""
 
 
 class Board(Base):
-    """Runs of one version that may be compared: one task set, one protocol; and how its owners show it."""
+    """Comparable runs of one version, with one task set and one protocol, and the owners' presentation of
+    them."""
 
     __tablename__ = "boards"
     __table_args__ = (UniqueConstraint("version_id", "task_set_sha256", "protocol_sha256"),)
@@ -30,52 +31,54 @@ class Board(Base):
     task_set_sha256: Mapped[str] = mapped_column(String(64))
     protocol_sha256: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(8))
-    """What a user chooses it by among the boards of its version."""
+    """Short name that is unique among the boards of the version."""
     split: Mapped[str] = mapped_column(String(8))
     examples: Mapped[int]
     rollouts_per_example: Mapped[int]
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
     max_tokens: Mapped[int | None]
     players: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
-    """Who plays besides the models, by player: name, and the beginning of a digest of weights."""
+    """Models of the other players, by player: name, and the start of a digest of weights."""
     runs: Mapped[int] = mapped_column(default=0)
-    """That stand on it."""
+    """Number of runs on the board."""
     models: Mapped[int] = mapped_column(default=0)
-    """Its rows: runs that count. A model that two accounts posted has two, unless they are folded."""
+    """Number of rows, which are the counting runs. A model that two accounts posted has two rows, unless they
+    are folded."""
     last_posted_at: Mapped[datetime]
     lows: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
-    """Lower ends of the intervals of the runs that count, of each tier ascending doubles (`bounds.py`)."""
+    """Sorted lower ends of the counting runs' intervals, as doubles, tier by tier (`bounds.py`)."""
     highs: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
     tiers: Mapped[list[int]] = mapped_column(JSON, default=list, deferred=True)
-    """How many runs that count each tier has."""
+    """Number of counting runs of each tier."""
     standard: Mapped[bool] = mapped_column(default=False)
-    """Whether it has the environment's own defaults and whole evaluation split, as a run that was proved, or
-    one of who published the version, says."""
+    """Whether it has the environment's defaults and its whole evaluation split, according to a proved run or
+    to a run of the version's publisher."""
     title: Mapped[str] = mapped_column(Text, default="")
     description: Mapped[str] = mapped_column(Text, default="")
     columns: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """None for the usual ones."""
+    """Names of the shown columns; None for the default columns."""
     pinned: Mapped[bool] = mapped_column(default=False)
-    """The one that its version shows first; at most one of a version."""
+    """Whether the version shows this board first. At most one board of a version is pinned."""
     refuses_rescored: Mapped[bool] = mapped_column(default=False)
-    """Whether runs of the level `rescored` do not stand on it."""
+    """Whether the board rejects runs of the level `rescored`."""
     unfolded: Mapped[bool] = mapped_column(default=False)
-    """Whether runs with the same answers stand on it one by one."""
+    """Whether runs with the same answers have separate rows."""
     version: Mapped[Version] = relationship(lazy="raise")
 
     @property
     def stated_players(self) -> list[str]:
-        """The players whom other models played, as submitters state; the package's scripts are replayed."""
+        """Players whose models are self-reported. Scripts of the package are not, because they are
+        replayed."""
         return [player for player, name in self.players.items() if not name.startswith("scripted:")]
 
 
 class BoardEntry(Base):
-    """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them.
+    """A run on a board. The row is narrow, so that a hundred thousand of them can be sorted and filtered.
 
-    Of all runs of one model by one account only the first that could be verified has the turn, so posting
-    again moves no row. A withdrawn one keeps its turn, so no later one takes its place until an owner of the
-    environment hides it. Of the runs that have the turn, those with the same answers are folded under the
-    earliest, which counts for all of them.
+    Of all runs of one model by one account, only the first verifiable run has the turn, so posting again does
+    not move a row. A withdrawn run keeps its turn, so no later run takes its place until an owner of the
+    environment hides it. Runs with the turn and the same answers are folded under the earliest of them, which
+    counts for all.
     """
 
     __tablename__ = "board_entries"
@@ -99,46 +102,47 @@ class BoardEntry(Base):
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     tier: Mapped[int]
-    """Place in `TIERS` of what the hub proved of it: it stands below all runs of a lower number."""
+    """Index in `TIERS`. The run ranks below all runs with a lower index."""
     shortfall: Mapped[float]
-    """The mean reward, negated: ascending order has the best first, and of equals the one posted first."""
+    """Negated mean reward, so that ascending order has the best run first."""
     low: Mapped[float | None]
-    """Of the 95 % interval; None for a run that is too small for one."""
+    """Lower end of the 95 % interval; None for a run that is too small for one."""
     high: Mapped[float | None]
     tokens: Mapped[float | None]
-    """Of a rollout."""
+    """Tokens per rollout."""
     usd: Mapped[float | None]
-    """Cost of a rollout, at the prices that its submitter stated."""
+    """Cost per rollout in US dollars, with the submitter's prices."""
     posted_at: Mapped[datetime]
-    """For all to see: a run that was private was posted here when it was published."""
+    """Time when the run became public."""
     withdrawn: Mapped[bool]
-    """Shown nowhere; it only keeps its turn."""
+    """Whether the run was withdrawn. It is hidden then and only keeps its turn."""
     on_top: Mapped[bool] = mapped_column(default=False)
-    """As in `Run`: it comes before earlier ones with its answers."""
+    """Whether it precedes earlier runs with the same answers, as in `Run`."""
     counts: Mapped[bool]
-    """Whether it is a row: it has the turn of its model and account, is not withdrawn, and not folded."""
+    """Whether it is a row: it has the turn of its model and account, and is neither withdrawn nor folded."""
     folded_into: Mapped[str | None] = mapped_column(String(64), index=True)
-    """The first run with the turn that shares at least half of its completions with this one, which has the
-    turn too; None unless it is folded."""
+    """Id of the first run with the turn that shares at least half of its completions with this run, which
+    also has the turn; None if it is not folded."""
 
     @property
     def place(self) -> Place:
-        """Where it ranks."""
+        """Position that decides its rank."""
         return place_of(self.tier, self.low, self.high)
 
     @property
     def seniority(self) -> tuple[bool, bool, datetime, str]:
-        """Return what orders runs with the same answers: the least stands for all of them."""
+        """Sort key of runs with the same answers. The smallest key represents all of them."""
         return not self.on_top, TIERS[self.tier] == "unverifiable", self.posted_at, self.run_id
 
 
 def place_of(tier: int, low: float | None, high: float | None) -> Place:
-    """Return where a run ranks; what could not be verified shares its ranks, whatever it scored."""
+    """Return the place that decides a run's rank; unverifiable runs share one place, whatever their rewards
+    are."""
     return Place(tier, None, None) if TIERS[tier] == "unverifiable" else Place(tier, low, high)
 
 
 class HiddenRun(Base):
-    """Why an owner of an environment keeps a run off its board."""
+    """The reason why an owner of an environment hid a run from its board."""
 
     __tablename__ = "hidden_runs"
 

@@ -1,7 +1,7 @@
-"""Keeps boards up to date when a run comes, rises, falls, is withdrawn or hidden, so that reading is quick.
+"""Updates boards when a run is posted, verified, withdrawn or hidden, so that reading them is fast.
 
-Whatever changed a run, an index names those that stand otherwise than they should (`MISPLACED`), so nobody
-who changes one has to say so. All of it happens under the lock of the environment.
+An index lists the runs whose placement is out of date (`MISPLACED`), so code that changes a run does not have
+to report it. All updates happen under the lock of the environment.
 """
 
 from __future__ import annotations
@@ -21,40 +21,38 @@ from wander_hub.runs.models import MISPLACED, Run
 
 _PLACES = (undefer(Board.lows), undefer(Board.highs), undefer(Board.tiers))
 LED = "boards_led"
-"""The key under which a session notes, where somebody wants to know, who led each board before it changed."""
+"""Key of the session's `info` that records the previous leader of each changed board, if a webhook needs
+it."""
 _BATCH = 200
-"""Runs that are placed at a time; a manifest may be megabytes."""
+"""Number of runs that are placed at a time, because manifests may have megabytes."""
 
 
 def place(session: Session, environment: Environment) -> None:
-    """Put the runs of an environment on their boards that are not there as they should; it is locked."""
+    """Place the misplaced runs of an environment on their boards. The environment must be locked."""
     session.flush()
     query = select(Run.run_id).where(Run.environment_id == environment.id, MISPLACED)
     waiting = session.scalars(query.order_by(Run.public_at, Run.run_id)).all()
     boards = _Boards(session)
     for start in range(0, len(waiting), _BATCH):
-        some = waiting[start : start + _BATCH]
-        entries = session.scalars(select(BoardEntry).where(BoardEntry.run_id.in_(some)))
-        stand = {one.run_id: one for one in entries}
-        batch = select(Run).where(Run.run_id.in_(some))
+        batch_ids = waiting[start : start + _BATCH]
+        entries = session.scalars(select(BoardEntry).where(BoardEntry.run_id.in_(batch_ids)))
+        placed = {entry.run_id: entry for entry in entries}
+        batch = select(Run).where(Run.run_id.in_(batch_ids))
         for run in session.scalars(batch.order_by(Run.public_at, Run.run_id)).all():
-            _place_one(session, boards, run, stand.get(run.run_id))
+            _place_one(session, boards, run, placed.get(run.run_id))
         session.flush()
     boards.settle()
 
 
 def fold_again(session: Session, board: Board) -> None:
-    """Fold or unfold the rows of a board after its owners chose so; the environment is locked."""
+    """Fold or unfold the rows of a board after its setting changed. The environment must be locked."""
     boards = _Boards(session)
     boards.fold_again(session.scalars(select(Board).where(Board.id == board.id).options(*_PLACES)).one())
     boards.settle()
 
 
 def start_over(session: Session, environment: Environment) -> None:
-    """Take all runs of an environment off their boards, which keep what their owners made of them.
-
-    It is locked.
-    """
+    """Remove all runs of an environment from its boards and keep the owners' settings. It must be locked."""
     versions = select(Version.id).where(Version.environment_id == environment.id)
     boards = select(Board.id).where(Board.version_id.in_(versions))
     session.execute(delete(BoardEntry).where(BoardEntry.board_id.in_(boards)))
@@ -68,25 +66,26 @@ def start_over(session: Session, environment: Environment) -> None:
     session.expire_all()
 
 
-def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry | None) -> None:
-    if run.kind != "evaluation" or run.level == "claimed" or run.private or run.hidden:  # as `MISPLACED` asks
+def _place_one(session: Session, boards: _Boards, run: Run, placed: BoardEntry | None) -> None:
+    # The same condition as in `MISPLACED`.
+    if run.kind != "evaluation" or run.level == "claimed" or run.private or run.hidden:
         run.board_level = ""
-        if stands is not None:
-            boards.take_down(stands)
+        if placed is not None:
+            boards.take_down(placed)
         return
     withdrawn = run.withdrawn_at is not None
     run.board_level = "withdrawn" if withdrawn else run.level
     rescored = run.level == "rescored"
-    if stands is not None and rescored and session.get_one(Board, stands.board_id).refuses_rescored:
-        boards.take_down(stands)
+    if placed is not None and rescored and session.get_one(Board, placed.board_id).refuses_rescored:
+        boards.take_down(placed)
         return
-    if stands is not None:
+    if placed is not None:
         ends = run.summary.get("reward_low"), run.summary.get("reward_high")
-        same = (stands.withdrawn, stands.tier, stands.low, stands.high, stands.on_top)
+        same = (placed.withdrawn, placed.tier, placed.low, placed.high, placed.on_top)
         if same == (withdrawn, tier_of(run), *ends, run.on_top):
-            stands.level = run.level
+            placed.level = run.level
             return
-        boards.take_down(stands)
+        boards.take_down(placed)
     manifest = run.brief_manifest
     run.protocol_sha256 = protocol_digest(manifest)
     board = boards.of_run(run, manifest)
@@ -97,9 +96,10 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
 
 
 def _is_standard(run: Run, manifest: RunManifest) -> bool:
-    """Tell whether a run has the environment's own defaults and its whole evaluation split.
+    """Return whether a run has the environment's defaults and its whole evaluation split.
 
-    A game of several players has no opponent by default, and who plays everybody can let the first one win.
+    A game of several players has no default opponent, and a submitter who controls all players could let the
+    first one win.
     """
     pin = manifest.environment
     if len(pin.info.players) > 1:
@@ -110,12 +110,13 @@ def _is_standard(run: Run, manifest: RunManifest) -> bool:
 
 
 def _label(pin: ModelPin) -> str:
-    """Return what a board calls a player: runs that name the same weights share it, under whatever name."""
+    """Return a board's label of a player's model. Models with the same weights but other names get different
+    labels."""
     return pin.name if pin.weights_sha256 is None else f"{pin.name} (weights {pin.weights_sha256[:12]})"
 
 
 def tier_of(run: Run) -> int:
-    """Return the tier of a run on its board."""
+    """Return the tier of a run."""
     return TIERS.index(run.level)
 
 
@@ -131,11 +132,11 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         posted_by_id=run.posted_by_id,
         level=run.level,
         tier=tier_of(run),
-        shortfall=0.0 - mean,  # never a negative zero
+        shortfall=0.0 - mean,  # avoids a negative zero
         low=summary.reward_low,
         high=summary.reward_high,
         tokens=total / summary.rollouts if total else None,
-        # What the endpoint did not count has no price.
+        # There is no cost if the endpoint did not report its tokens.
         usd=prices.cost(summary.usage) / summary.rollouts
         if prices and total and not summary.usage.estimated
         else None,
@@ -147,26 +148,26 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
 
 
 class _Boards:
-    """The boards that change, whose intervals are read once, and written once all runs are placed."""
+    """The boards that change. Their intervals are read once, and written after all runs are placed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._boards: dict[tuple[int, str, str], Board] = {}
         self._bounds: dict[Board, Bounds] = {}
         self._rows: dict[tuple[Board, str, int], None] = {}
-        """Boards, models and accounts of which another run may have the turn now."""
+        """Boards, models and accounts whose turn may have moved to another run."""
         self._folds: dict[BoardEntry, Board] = {}
-        """Runs with the turn that may be folded under another run now."""
+        """Runs with the turn that may have to be folded under another run."""
 
     def of_run(self, run: Run, manifest: RunManifest) -> Board:
-        """Return the board where a run stands, a new one if need be."""
+        """Return the board of a run, which is created if necessary."""
         key = run.version_id, run.task_set_sha256, run.protocol_sha256
         if (known := self._boards.get(key)) is not None:
             return known
         same = {"version_id": key[0], "task_set_sha256": key[1], "protocol_sha256": key[2]}
-        found = self._session.scalar(select(Board).filter_by(**same).options(*_PLACES))
-        if found is None:
-            found = Board(
+        board = self._session.scalar(select(Board).filter_by(**same).options(*_PLACES))
+        if board is None:
+            board = Board(
                 **same,
                 name=board_name(run.task_set_sha256, run.protocol_sha256),
                 split=manifest.split,
@@ -182,13 +183,13 @@ class _Boards:
                 highs=b"",
                 tiers=[],
             )
-            self._session.add(found)
+            self._session.add(board)
             self._session.flush()
-        self._boards[key] = found
-        return found
+        self._boards[key] = board
+        return board
 
     def put_up(self, board: Board, entry: BoardEntry) -> None:
-        """Let a run stand on a board; whether it counts, `settle` tells."""
+        """Add a run to a board; `settle` decides whether it counts."""
         self._change(board, entry)
         entry.board_id = board.id
         self._session.add(entry)
@@ -196,7 +197,7 @@ class _Boards:
         board.last_posted_at = max(board.last_posted_at, entry.posted_at)
 
     def take_down(self, entry: BoardEntry) -> None:
-        """Let a run stand on its board no longer."""
+        """Remove a run from its board."""
         query = select(Board).where(Board.id == entry.board_id)
         board = self._session.scalars(query.options(*_PLACES)).one()
         self._change(board, entry)
@@ -209,18 +210,18 @@ class _Boards:
         board.last_posted_at = self._session.scalar(latest) or board.last_posted_at
 
     def settle(self) -> None:
-        """Choose which runs count, and write the intervals that ranks are counted from."""
-        with self._session.no_autoflush:  # what counts of one row is nothing to another
+        """Decide which runs count, and write the intervals that determine ranks."""
+        with self._session.no_autoflush:  # rows are independent of each other
             for row in self._rows:
                 self._choose(*row)
         self._session.flush()
-        for entry in sorted(self._folds, key=lambda one: one.seniority):
+        for entry in sorted(self._folds, key=lambda folded: folded.seniority):
             self._fold(self._folds[entry], entry)
         for board, bounds in self._bounds.items():
             board.lows, board.highs, board.tiers = bounds.dump()
 
     def fold_again(self, board: Board) -> None:
-        """Have all rows of a board folded, or unfolded, as its owners chose now."""
+        """Mark all rows of a board to be folded or unfolded according to its setting."""
         self._read_bounds(board)
         turns = select(BoardEntry).where(BoardEntry.board_id == board.id, repository.has_turn())
         self._folds |= dict.fromkeys(self._session.scalars(turns), board)
@@ -239,10 +240,10 @@ class _Boards:
             led[board.id] = first.run_id if first is not None else None
 
     def _choose(self, board: Board, model: str, account: int) -> None:
-        """Give the turn to the first run of a model by an account; to none if that one was withdrawn.
+        """Give the turn to the first run of a model by an account, or to no run if that run was withdrawn.
 
-        A run that could not be verified has its turn after all others, as if it had not been posted: letting
-        runs fail on purpose gains no more than posting only the best one.
+        Unverifiable runs come after all others, as if they had not been posted, so letting runs fail on
+        purpose has no advantage over posting only the best run.
         """
         of_row = (
             BoardEntry.board_id == board.id,
@@ -262,24 +263,24 @@ class _Boards:
             self._folds[first] = board
 
     def _give_up_turn(self, board: Board, entry: BoardEntry) -> None:
-        """Let a run count no longer; those that were folded under it are folded again."""
+        """Make a run stop counting, and fold the runs below it again."""
         if entry.counts:
             self._discount(board, entry)
         entry.folded_into = None
         below = select(BoardEntry).where(BoardEntry.folded_into == entry.run_id)
-        for one in self._session.scalars(below).all():
-            self._folds[one] = board
+        for folded in self._session.scalars(below).all():
+            self._folds[folded] = board
 
     def _fold(self, board: Board, entry: BoardEntry) -> None:
-        """Fold a run under the first one with the same answers, and under it the later ones."""
+        """Fold a run under the first run with the same answers, and fold later ones under this run."""
         like = [] if board.unfolded else repository.runs_like(self._session, entry)
-        before = [one for one in like if one.seniority < entry.seniority]
-        self._fold_under(board, entry, min(before, key=lambda one: one.seniority, default=None))
-        for one in like:
-            if one.seniority > entry.seniority:
-                above = one.folded_into and self._session.get(BoardEntry, one.folded_into)
+        before = [other for other in like if other.seniority < entry.seniority]
+        self._fold_under(board, entry, min(before, key=lambda other: other.seniority, default=None))
+        for other in like:
+            if other.seniority > entry.seniority:
+                above = other.folded_into and self._session.get(BoardEntry, other.folded_into)
                 if not above or above.seniority > entry.seniority:
-                    self._fold_under(board, one, entry)
+                    self._fold_under(board, other, entry)
         self._session.flush()
 
     def _fold_under(self, board: Board, entry: BoardEntry, above: BoardEntry | None) -> None:

@@ -1,4 +1,4 @@
-"""Who repeated a run: a badge next to its level, on which no level and no rank depends."""
+"""Repetitions of runs by other users: a badge next to the level that never affects levels or ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from wander_hub.runs.repository import counts
 
 
 def repeated_by(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
-    """Return who repeated each run: other users whose public run agrees and was proved at least as far."""
+    """Return the users who repeated each run with a public run that agrees and was proved at least as far."""
     if not run_ids:
         return {}
-    found: dict[str, dict[str, None]] = {}
+    users: dict[str, dict[str, None]] = {}
     for run_id, name, level, own in session.execute(_repetitions(), {"run_ids": list(run_ids)}):
         if run_id is not None and proved_as_far(level, own):
-            found.setdefault(run_id, {})[name] = None
-    return {run_id: list(names) for run_id, names in found.items()}
+            users.setdefault(run_id, {})[name] = None
+    return {run_id: list(names) for run_id, names in users.items()}
 
 
 def proved_as_far(level: VerificationLevel, other: VerificationLevel) -> bool:
-    """Tell whether a run of one level, which is not `claimed`, was proved as far as one of another level."""
+    """Return whether a run's level, which must not be `claimed`, is at least as high as another level."""
     if level not in LEVELS_UP:
         return False
     return other not in LEVELS_UP or LEVELS_UP.index(level) >= LEVELS_UP.index(other)
@@ -36,7 +36,8 @@ def proved_as_far(level: VerificationLevel, other: VerificationLevel) -> bool:
 
 @cache
 def _repetitions() -> Select[Any]:
-    """Return the statement on the runs that agree with those of `run_ids`; built once, as that is slow."""
+    """Return the statement for runs that agree with those of `run_ids`; cached, because building it is
+    slow."""
     original = aliased(Run)
     return (
         select(RunExamination.rerun_of, User.name)

@@ -1,4 +1,4 @@
-"""Queries on boards. Each reads about as many rows as it returns, however many runs a board has."""
+"""Queries on boards. Each reads about as many rows as it returns, no matter how many runs a board has."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion, RunExaminatio
 from wander_hub.runs.repository import name_lookalikes, neighboring_names, runs_readable_by
 
 _UNKNOWN = 1e300
-"""What stands for tokens and costs that nobody knows, so that they come last."""
+"""Sort value of unknown tokens and costs, so that they come last."""
 BOARD_ORDER = (
     *(Board.pinned.desc(), Board.standard.desc(), Board.examples.desc()),
     *(Board.max_tokens.is_not(None), Board.id),
 )
-"""The pinned board of a version first, then the environment's defaults over its whole evaluation split, then
-those of most examples; of equals, one whose turns may have any length. Runs decide nothing here: anyone may
-post many."""
+"""Order of the boards of a version: the pinned board, then boards with the environment's defaults and whole
+evaluation split, then by number of examples, then boards without a token limit. The number of runs does not
+matter, because anyone may post many."""
 _BOARD, _MOST = bindparam("board_id", type_=Integer), bindparam("most", type_=Integer)
-"""Parameters of the statements that are built once: the board, and the largest number of rows."""
+"""Parameters of the cached statements: the board, and the maximum number of rows."""
 _MEANS = ("shortfall", "low", "high", "tokens", "usd")
 
 
 class BoardRow(NamedTuple):
-    """A run of a board, and the numbers of its row: its own, or means of several runs."""
+    """A run on a board with the numbers of its row, which are its own or means of several runs."""
 
     run_id: str
     model: str
@@ -62,12 +62,12 @@ class BoardRow(NamedTuple):
     posted_by_id: int
     posted_by: str
     summary: str
-    """The summary as JSON text, which pydantic parses three times as fast as the parsed value."""
+    """The summary as JSON text, which pydantic parses three times as fast as a parsed value."""
     level: VerificationLevel
     tier: int
     own_low: float | None
     own_high: float | None
-    """Ends of the interval of this run alone, which decide its rank."""
+    """Ends of this run's own interval, which decide its rank."""
     posted_at: datetime
     on_top: bool
     counts: bool
@@ -81,7 +81,7 @@ class BoardRow(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where the run ranks."""
+        """Position that decides the rank."""
         return place_of(self.tier, self.own_low, self.own_high)
 
 
@@ -97,20 +97,20 @@ def _boards_of() -> Select[Board]:
 
 
 def find_versions_with_boards(session: Session, version_ids: Sequence[int]) -> set[int]:
-    """Return those of these versions that have a board with runs."""
+    """Return the ids of those versions that have a board with runs."""
     return set(session.scalars(_with_boards(), {"version_ids": list(version_ids)}))
 
 
 @cache
 def _with_boards() -> Select[int]:
-    some = Board.version_id.in_(bindparam("version_ids", expanding=True))
-    return select(Board.version_id).where(some, Board.runs > 0).distinct()
+    of_versions = Board.version_id.in_(bindparam("version_ids", expanding=True))
+    return select(Board.version_id).where(of_versions, Board.runs > 0).distinct()
 
 
 def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardRow]:
-    """Return up to `limit + 1` runs of a board, as the filter orders them."""
-    found = session.execute(_page(session.info.get(READER), wanted), {"board_id": board.id})
-    return [BoardRow(*row) for row in found]
+    """Return up to `limit + 1` runs of a board, in the order of the filter."""
+    rows = session.execute(_page(session.info.get(READER), wanted), {"board_id": board.id})
+    return [BoardRow(*row) for row in rows]
 
 
 @lru_cache(KEPT_STATEMENTS)
@@ -149,7 +149,8 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
 
 
 def _means() -> Subquery:
-    """Return the means of each model's runs by one account that were proved as far as the one that counts."""
+    """Return the means over the runs of each model and account that were proved as far as their counting
+    run."""
     every, counting = aliased(BoardEntry), aliased(BoardEntry)
     same = [getattr(every, name) == getattr(counting, name) for name in ("board_id", "model", "posted_by_id")]
     query = (
@@ -162,7 +163,7 @@ def _means() -> Subquery:
 
 
 def _ordered(query: Select[Any], shown: Any, wanted: BoardFilter) -> Select[Any]:
-    """Order rows, and leave out those of the pages before."""
+    """Order the rows and skip those of earlier pages."""
     descending = wanted.sort == "posted"
     key: list[Any] = [BoardEntry.posted_at, BoardEntry.run_id]
     types: list[Any] = [UtcDateTime(), BoardEntry.run_id.type]
@@ -175,34 +176,34 @@ def _ordered(query: Select[Any], shown: Any, wanted: BoardFilter) -> Select[Any]
         types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
     if wanted.cursor:
         at = BoardPosition.from_cursor(wanted.cursor, wanted.sort)
-        places = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
-        place = tuple_(*(literal(one, kind) for one, kind in zip(places, types, strict=True)))
+        values = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
+        place = tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
         query = query.where(tuple_(*key) < place if descending else tuple_(*key) > place)
-    return query.order_by(*(one.desc() if descending else one for one in key))
+    return query.order_by(*(column.desc() if descending else column for column in key))
 
 
 def position(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
-    """Return where a page ends whose last row this is."""
+    """Return the position of a page's last row."""
     value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
     return BoardPosition(wanted.sort, row.tier, known, row.posted_at, row.run_id)
 
 
 class RowDetails(NamedTuple):
-    """What the row of a run shows in addition to its numbers."""
+    """Additional details of a run's row."""
 
     level_reason: str
     tokens: dict[str, Any] | None
-    """A `TokenCheck`."""
+    """Content of a `TokenCheck`."""
     looks_like: list[str]
     is_folded_onto: bool
-    """Whether runs are folded under it."""
+    """Whether other runs are folded under it."""
     is_repeated: bool
-    """Whether other runs repeat it and agree."""
+    """Whether other runs repeat it and agree with it."""
 
 
 def details_of(session: Session, run_ids: Sequence[str]) -> dict[str, RowDetails]:
-    """Return what the rows of these runs show in addition to their numbers."""
+    """Return additional details of these runs' rows."""
     details = {}
     for run_id, reason, tokens, folded, repeated, *names in session.execute(
         _details(), {"run_ids": list(run_ids)}
@@ -223,18 +224,18 @@ def _details() -> Select[Any]:
 
 
 class Standing(NamedTuple):
-    """The ends of the intervals on a board, tier by tier, and what else there is of it."""
+    """Interval ends of a board, tier by tier, with counts of runs that are not on it."""
 
     lows: bytes
     highs: bytes
     tiers: list[int]
     incomplete: int
-    """Evaluations of the task set that do not rank."""
+    """Number of evaluations of the task set that are not ranked."""
     has_hidden: bool
 
 
 def standing_of(session: Session, board: Board) -> Standing:
-    """Return the ends of the intervals on a board, and whether runs are missing or hidden from it."""
+    """Return the interval ends of a board, and whether runs are incomplete or hidden."""
     return Standing(*session.execute(_standing(), {"board_id": board.id}).one())
 
 
@@ -248,17 +249,17 @@ def _standing() -> Select[Any]:
 
 
 def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:
-    """Return by model and account where those runs of these models rank that count."""
+    """Return the places of the counting runs of these models, by model and account."""
     entry = BoardEntry
     query = select(entry.model, entry.posted_by_id, entry.tier, entry.low, entry.high)
-    # Not `counts.is_(True)`: SQLite would miss the index of what counts, and read all of it on the board.
+    # `counts.is_(True)` would make SQLite miss the partial index and read all entries of the board.
     query = query.where(entry.board_id == board.id, entry.model.in_(models), entry.counts)
-    found = session.execute(query)
-    return {(model, account): place_of(tier, low, high) for model, account, tier, low, high in found}
+    rows = session.execute(query)
+    return {(model, account): place_of(tier, low, high) for model, account, tier, low, high in rows}
 
 
 def has_turn() -> ColumnElement[bool]:
-    """Return the condition on entries that holds for those with the turn of their model and account."""
+    """Return the condition on entries that have the turn of their model and account."""
     return BoardEntry.counts | BoardEntry.folded_into.is_not(None)
 
 
@@ -277,7 +278,7 @@ def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
 
 
 def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[tuple[BoardEntry, Run]]]:
-    """Return the runs that are folded under each of these rows, the earliest first."""
+    """Return the runs that are folded under each of these rows, earliest first."""
     entry, top = BoardEntry, BoardEntry.folded_into.label("top")
     if not run_ids:
         return {}
@@ -286,14 +287,14 @@ def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[t
     query = _thin(session.info.get(READER)).join(BoardEntry, BoardEntry.run_id == Run.run_id)
     query = query.add_columns(BoardEntry, whole.c.top)
     query = query.join(whole, whole.c.run_id == Run.run_id).order_by(entry.posted_at, entry.run_id)
-    found: dict[str, list[tuple[BoardEntry, Run]]] = {}
-    for run, one, above in session.execute(query):
-        found.setdefault(above, []).append((one, run))
-    return found
+    folded: dict[str, list[tuple[BoardEntry, Run]]] = {}
+    for run, folded_entry, above in session.execute(query):
+        folded.setdefault(above, []).append((folded_entry, run))
+    return folded
 
 
 def top_of(session: Session, above: str | None) -> BoardEntry | None:
-    """Return the row under which a run is folded, from the run that is right above it; None for a row."""
+    """Return the row under which a run is folded, starting from the run directly above it; None for a row."""
     entry = None
     while above is not None:
         entry = session.get_one(BoardEntry, above)
@@ -302,7 +303,7 @@ def top_of(session: Session, above: str | None) -> BoardEntry | None:
 
 
 class Leader(NamedTuple):
-    """One of the leading rows of a board."""
+    """A leading row of a board."""
 
     run_id: str
     model: str
@@ -326,15 +327,15 @@ def _leaders() -> Select[Any]:
 
 
 def leader_of(session: Session, board: Board) -> Leader | None:
-    """Return the leading row; none where not even the first could be verified."""
+    """Return the leading row; None if even the first row is unverifiable."""
     first = next(iter(leaders(session, board, 1)), None)
     return first if first is not None and TIERS[first.tier] != "unverifiable" else None
 
 
 def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run, HiddenRun]]:
-    """Return the runs that owners keep off a board, the last ones first."""
-    found = session.execute(_hidden(session.info.get(READER)), {"board_id": board.id, "most": limit})
-    return [(run, hidden) for run, hidden in found]
+    """Return the runs that owners hid from a board, most recently hidden first."""
+    rows = session.execute(_hidden(session.info.get(READER)), {"board_id": board.id, "most": limit})
+    return [(run, hidden) for run, hidden in rows]
 
 
 @lru_cache(KEPT_STATEMENTS)
@@ -351,22 +352,22 @@ def _hidden(reader: Identity | None) -> Select[Run, HiddenRun]:
 
 
 def find_hiding(session: Session, run_id: str) -> HiddenRun | None:
-    """Return why a run is hidden, or None."""
+    """Return the reason why a run is hidden, or None."""
     query = select(HiddenRun).where(HiddenRun.run_id == run_id)
     return session.scalar(query.options(joinedload(HiddenRun.hidden_by)))
 
 
 def count_incomplete(session: Session, version_id: int) -> int:
-    """Return how many evaluations of a version do not rank."""
+    """Return the number of a version's evaluations that are not ranked."""
     query = select(func.count()).select_from(Run)
     return session.scalar(query.where(Run.version_id == version_id, INCOMPLETE)) or 0
 
 
 @lru_cache(KEPT_STATEMENTS)
 def _thin(reader: Identity | None) -> Select[Any]:
-    """Return the statement on the runs that a reader may see, which reads nothing long of them."""
+    """Return the statement for runs that a reader may see, without their large columns."""
     shown = (Run.run_id, Run.model, Run.name, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
-    told = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at, Run.on_top)
+    details = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at, Run.on_top)
     return runs_readable_by(reader).options(
-        load_only(*shown, *told), joinedload(Run.posted_by).load_only(User.name)
+        load_only(*shown, *details), joinedload(Run.posted_by).load_only(User.name)
     )

@@ -1,4 +1,4 @@
-"""The API on leaderboards."""
+"""The API of leaderboards."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ MOST_ROWS = 200
 _CSV_ROWS = 10_000
 _BOARD = "/environments/{owner}/{name}/leaderboard"
 Version = Annotated[str | None, Query(max_length=100)]
-TaskSet = Annotated[str | None, Query(max_length=64, description="digest or its beginning")]
+TaskSet = Annotated[str | None, Query(max_length=64, description="digest, or the start of it")]
 Stratum = Annotated[
     int | None,
-    Query(ge=-(2**31), le=2**31, description="what each row earned on this one of `strata` too"),
+    Query(ge=-(2**31), le=2**31, description="also return each row's rewards on this stratum of `strata`"),
 ]
-BoardName = Annotated[str | None, Query(max_length=64, description="as `others` names them")]
+BoardName = Annotated[str | None, Query(max_length=64, description="name, as in `others`")]
 
 
 def board_filter(
     runs: Annotated[
         Showing,
-        Query(description="the run that counts of each model and account, the mean of its runs, or all"),
+        Query(description="the counting run of each model and account, the mean of its runs, or all runs"),
     ] = "best",
     sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
-    level: Annotated[VerificationLevel, Query(description="at least")] = "unverifiable",
-    model: Annotated[str, Query(max_length=300, description="part of the name, in any case")] = "",
-    since: Annotated[datetime | None, Query(description="posted then or later; UTC without a zone")] = None,
-    until: Annotated[datetime | None, Query(description="posted before")] = None,
+    level: Annotated[VerificationLevel, Query(description="minimum level")] = "unverifiable",
+    model: Annotated[str, Query(max_length=300, description="part of the name, in any letter case")] = "",
+    since: Annotated[datetime | None, Query(description="earliest post; UTC without a zone")] = None,
+    until: Annotated[datetime | None, Query(description="end of the posts, exclusive")] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     cursor: Annotated[str | None, Query(max_length=400)] = None,
 ) -> BoardFilter:
-    """Return what a request asks of a board."""
+    """Return the filter of a request."""
     return BoardFilter(runs, sort, level, model, _aware(since), _aware(until), limit, cursor)
 
 
@@ -59,7 +59,7 @@ Wanted = Annotated[BoardFilter, Depends(board_filter)]
 
 @dataclass(frozen=True)
 class AskedBoard:
-    """One board as a request names it."""
+    """The board that a request asks for."""
 
     session: ReadSession
     storage: HubStorage
@@ -73,8 +73,8 @@ class AskedBoard:
     stratum: Stratum = None
 
     def rank(self, *, limit: int | None = None) -> Leaderboard:
-        """Return its rows, `limit` of them where that is given."""
-        found = service.leaderboard(
+        """Return the board with its rows; `limit` overrides the request's limit."""
+        board = service.leaderboard(
             self.session,
             environments.find(self.session, self.owner, self.name),
             self.base_url,
@@ -83,7 +83,7 @@ class AskedBoard:
             board=self.board,
             wanted=replace(self.wanted, limit=limit) if limit else self.wanted,
         )
-        return with_stratum(self.session, self.storage, found, self.stratum)
+        return with_stratum(self.session, self.storage, board, self.stratum)
 
 
 Asked = Annotated[AskedBoard, Depends()]
@@ -101,11 +101,11 @@ def get_leaderboard(asked: Asked) -> Leaderboard:
     responses=refusals(404, 422) | {200: {"content": {"text/csv": {}}, "description": "a header and rows"}},
 )
 def get_leaderboard_csv(asked: Asked) -> Response:
-    """Return a board's rows as comma-separated values, up to 10,000 of them; the header names the units."""
-    found = asked.rank(limit=_CSV_ROWS)
+    """Return up to 10,000 rows of a board as CSV. The header includes the units."""
+    board = asked.rank(limit=_CSV_ROWS)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(csv_table(found.rows))
-    filename = f"{found.owner}-{found.name}-{found.version}-{found.board or 'empty'}.csv"
+    csv.writer(text, lineterminator="\n").writerows(csv_table(board.rows))
+    filename = f"{board.owner}-{board.name}-{board.version}-{board.board or 'empty'}.csv"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
     return Response(text.getvalue(), media_type="text/csv", headers=headers)
 
@@ -118,14 +118,14 @@ def get_leaderboard_csv(asked: Asked) -> Response:
 def arrange_board(
     context: ForManager, owner: str, name: str, version: str, board: str, body: BoardSettings
 ) -> BoardInfo:
-    """Give a board its title, description and columns, and show it first of its version's boards or not."""
-    what = (context.caller, owner, name, version, board, body)
-    return context.commit(lambda session: curation.arrange(session, *what))
+    """Set title, description and columns of a board, and whether it is the first of its version."""
+    arguments = (context.caller, owner, name, version, board, body)
+    return context.commit(lambda session: curation.arrange(session, *arguments))
 
 
 @router.get("/runs/{run_id}/hiding", responses=refusals(404, 422))
 def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
-    """Tell why a run is kept off its board."""
+    """Show why a run is hidden from its board."""
     run = run_service.find(session, run_id)
     hidden = repository.find_hiding(session, run.run_id)
     if hidden is None:
@@ -136,7 +136,7 @@ def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRu
 @router.put("/runs/{run_id}/hiding", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.hide")
 def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunInfo:
-    """Keep a run off its board, with a reason that everybody can read."""
+    """Hide a run from its board, with a public reason."""
 
     def record(session: Session) -> HiddenRunInfo:
         run, hidden = curation.hide(session, context.caller, run_id, body.reason)
@@ -148,21 +148,21 @@ def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunI
 @router.delete("/runs/{run_id}/hiding", status_code=204, responses=refusals(401, 403, 404, 422))
 @audited("run.show")
 def show_run(context: ForManager, run_id: str) -> None:
-    """Let a hidden run rank again."""
+    """Show a hidden run on its board again."""
     context.commit(lambda session: curation.show(session, context.caller, run_id))
 
 
 @router.put("/runs/{run_id}/top", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.top")
 def put_run_on_top(context: ForManager, run_id: str) -> LeaderboardPlace:
-    """Let a run stand on its board for all runs with the same answers, in place of the earliest."""
+    """Make a run represent all runs with the same answers, instead of the earliest of them."""
     return _put_on_top(context, run_id, chosen=True)
 
 
 @router.delete("/runs/{run_id}/top", responses=refusals(401, 403, 404, 422))
 @audited("run.untop")
 def take_run_from_top(context: ForManager, run_id: str) -> LeaderboardPlace:
-    """Let the earliest run stand for the runs with the same answers again."""
+    """Make the earliest run represent the runs with the same answers again."""
     return _put_on_top(context, run_id, chosen=False)
 
 
@@ -183,7 +183,7 @@ async def page_filter(
     until: Annotated[str, Query(max_length=40)] = "",
     cursor: Annotated[str | None, Query(max_length=400)] = None,
 ) -> BoardFilter:
-    """Return what the form of a page asks; it sends empty fields where nothing was written."""
+    """Return the filter of a page's form, whose fields may be empty."""
     return BoardFilter(runs, sort, level, model.strip(), _day(since), _day(until), cursor=cursor)
 
 
@@ -191,7 +191,9 @@ def _day(text: str) -> datetime | None:
     try:
         return _aware(datetime.fromisoformat(text)) if text else None
     except ValueError as error:
-        raise HubProblem(422, "invalid_request", f"`{text}` is no day", hint="write 2026-11-22") from error
+        raise HubProblem(
+            422, "invalid_request", f"`{text}` is not a date", hint="write 2026-11-22"
+        ) from error
 
 
 def _aware(moment: datetime | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""The filters and the order that a reader may ask for, and the end of a page."""
+"""Filters and orders of boards, and positions of pages."""
 
 from __future__ import annotations
 
@@ -22,54 +22,58 @@ Showing = Literal["best", "mean", "all"]
 
 @dataclass(frozen=True)
 class BoardFilter:
-    """Which rows of a board, and in what order; none of it changes a rank."""
+    """Filter and order of a board's rows. They do not change ranks."""
 
     showing: Showing = "best"
     sort: BoardSort = "reward"
-    """Best reward, newest, fewest tokens or lowest cost first; unknown ones last."""
+    """Order: best reward, newest, fewest tokens or lowest cost first. Unknown values come last."""
     level: VerificationLevel = "unverifiable"
-    """At least."""
+    """Minimum level."""
     model: str = ""
-    """Part of the name, in any case."""
+    """Part of the model's name, in any letter case."""
     since: datetime | None = None
     until: datetime | None = None
-    """Exclusive."""
+    """End of the period, exclusive."""
     limit: int = 50
     cursor: str | None = None
 
 
 @dataclass(frozen=True)
 class BoardPosition:
-    """Where a page ended: the sort key of its last row."""
+    """The end of a page: the sort key of its last row."""
 
     sort: BoardSort
     tier: int
     value: float
-    """Zero when sorted by time."""
+    """Sort value; zero when sorted by time."""
     posted_at: datetime
     run_id: str
 
     def cursor(self) -> str:
-        """Return the opaque form."""
+        """Return the position as an opaque cursor."""
         parts = [self.sort, self.tier, self.value, self.posted_at.isoformat(), self.run_id]
         return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
     @classmethod
     def from_cursor(cls, cursor: str, sort: BoardSort) -> BoardPosition:
-        """Read the opaque form; raise a 422 for anything else, and for a cursor of another order."""
+        """Parse a cursor; raise a 422 problem if it is invalid or belongs to another order."""
         try:
-            found, tier, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            cursor_sort, tier, value, posted_at, run_id = json.loads(
+                base64.urlsafe_b64decode(cursor.encode())
+            )
             moment = datetime.fromisoformat(posted_at)
-            right = found == sort and isinstance(run_id, str) and type(value) in (int, float)
+            right = cursor_sort == sort and isinstance(run_id, str) and type(value) in (int, float)
             right = right and type(tier) is int and 0 <= tier < len(TIERS)
             if not right or not math.isfinite(value) or moment.tzinfo is None:
-                raise ValueError("not of this order")
+                raise ValueError("cursor of another order")
         except (binascii.Error, ValueError, TypeError) as error:
             hint = "pass `next` of the previous page unchanged, with the same `sort`"
-            raise HubProblem(422, "bad_cursor", "the cursor is not one of this board's", hint=hint) from error
+            raise HubProblem(
+                422, "bad_cursor", "the cursor does not belong to this board", hint=hint
+            ) from error
         return cls(sort, tier, float(value), moment, run_id)
 
 
 def board_name(task_set_sha256: str, protocol_sha256: str) -> str:
-    """Return what a user chooses a board by among those of its version."""
+    """Return the short name of a board, which is unique within its version."""
     return hashlib.sha256(f"{task_set_sha256}{protocol_sha256}".encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Boards of runs that may be compared, ranked as far as their intervals allow."""
+"""Boards of comparable runs, ranked as far as their intervals allow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from wander_hub.runs.models import Run
 from wander_hub.runs.service import stated_by
 
 MOST_OTHERS = 20
-"""Most other boards that an answer names."""
+"""Maximum number of other boards in a response."""
 MOST_HIDDEN = 50
 HISTORY_ROWS = 50
 MOST_FOLDED = 20
@@ -53,10 +53,10 @@ def leaderboard(
     versions: Sequence[ListedVersion] | None = None,
     brief: bool = False,
 ) -> Leaderboard:
-    """Return a board: unless asked otherwise the first one of the newest version that has any.
+    """Return a board, by default the first board of the newest version that has one.
 
-    A brief one has its rows alone: no history, nothing on hidden runs and on other versions. `versions` are
-    those of the environment, the newest first, where the caller has them.
+    A `brief` board only has rows, without history, hidden runs and other versions. `versions` can be passed
+    if the caller already has the environment's versions, newest first.
     """
     versions = versions if versions is not None else environments.list_versions(session, environment)
     chosen, boards = _choose_version(session, environment, versions, version)
@@ -83,16 +83,16 @@ def leaderboard(
     if count > MOST_OTHERS:
         every = select(func.count()).select_from(Board)
         count = session.scalars(every.where(Board.version_id == chosen.id, Board.runs > 0)).one()
-    others = [info_of(one) for one in boards if one is not shown][:MOST_OTHERS]
+    others = [info_of(other) for other in boards if other is not shown][:MOST_OTHERS]
     update: dict[str, Any] = {"boards": count, "others": others}
-    is_first_page = wanted is None or wanted.cursor is None  # which also tells of the board itself
+    is_first_page = wanted is None or wanted.cursor is None  # later pages have only rows
     if not brief and is_first_page:
         hidden = repository.hidden_of(session, shown, MOST_HIDDEN) if standing.has_hidden else []
-        update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
+        update["hidden"] = [hidden_info(run, hiding, base_url) for run, hiding in hidden]
         leaders = repository.leaders(session, shown, HISTORY_ROWS)
-        proven = [one for one in leaders if one.tier == leaders[0].tier]
-        proven.sort(key=lambda one: one.posted_at)
-        update["history"] = [fill(HistoryPoint, one) for one in proven]
+        proven = [leader for leader in leaders if leader.tier == leaders[0].tier]
+        proven.sort(key=lambda leader: leader.posted_at)
+        update["history"] = [fill(HistoryPoint, leader) for leader in proven]
         update["versions"] = _other_versions(session, chosen, versions, shown)
         if others or len(versions) > 1:
             update["elsewhere"] = list_elsewhere(session, versions, shown, filled)
@@ -102,22 +102,23 @@ def leaderboard(
 def find_board(
     session: Session, environment: Environment, version: Version | ListedVersion, task_set: str, name: str
 ) -> Board:
-    """Return the board of a version whose task set and name begin so, or raise a 404."""
+    """Return the board of a version whose task set and name start with these; raise a 404 problem if there is
+    none."""
     named = (
         Board.version_id == version.id,
         Board.task_set_sha256.startswith(task_set, autoescape=True),
         Board.name.startswith(name, autoescape=True),
     )
-    found = session.scalar(select(Board).where(*named).order_by(*repository.BOARD_ORDER).limit(1))
-    if found is None:
+    board = session.scalar(select(Board).where(*named).order_by(*repository.BOARD_ORDER).limit(1))
+    if board is None:
         label = environment.label
         raise HubProblem(
             404,
             "board_not_found",
             f"`{label}` {version.version} has no board `{(name or task_set)[:64]}`",
-            hint=f"`wander leaderboard {label}` names those there are",
+            hint=f"`wander leaderboard {label}` lists the boards",
         )
-    return found
+    return board
 
 
 def _fill(
@@ -130,9 +131,9 @@ def _fill(
     base_url: str,
 ) -> Leaderboard:
     """Return a board with its rows."""
-    found = repository.page(session, board, wanted)
-    shown = found[: wanted.limit]
-    more = len(found) > wanted.limit
+    rows = repository.page(session, board, wanted)
+    shown = rows[: wanted.limit]
+    more = len(rows) > wanted.limit
     return fill(
         Leaderboard,
         board,
@@ -150,12 +151,12 @@ def _fill(
 
 
 def info_of(board: Board) -> BoardInfo:
-    """Return what a board compares."""
+    """Return the description of a board."""
     return fill(BoardInfo, board, board=board.name)
 
 
 def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
-    """Return what everybody may know of a run that is kept off its board."""
+    """Return the public information about a hidden run."""
     return fill(
         HiddenRunInfo,
         run,
@@ -168,7 +169,7 @@ def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
 
 
 def place_of_run(session: Session, run: Run) -> LeaderboardPlace:
-    """Return where a run stands on its board among the runs with the same answers."""
+    """Return a run's position among the runs with the same answers."""
     entry = session.get_one(BoardEntry, run.run_id)
     top = repository.top_of(session, entry.folded_into)
     below = repository.folded_under(session, [run.run_id]).get(run.run_id, [])
@@ -194,18 +195,18 @@ def _folded_run(entry: BoardEntry, run: Run, base_url: str) -> FoldedRun:
 def _choose_version(
     session: Session, environment: Environment, versions: Sequence[ListedVersion], version: str | None
 ) -> tuple[Version | ListedVersion, Sequence[Board]]:
-    """Return the version asked for, or else the newest one that has boards, with its first boards."""
+    """Return the requested version, or the newest version with boards, together with its first boards."""
     if version is not None:
-        found = environments.find_version(session, environment, version)
-        return found, repository.boards_of(session, found.id, MOST_OTHERS + 1)
+        requested = environments.find_version(session, environment, version)
+        return requested, repository.boards_of(session, requested.id, MOST_OTHERS + 1)
     for newest in versions[:1]:
         if boards := repository.boards_of(session, newest.id, MOST_OTHERS + 1):
             return newest, boards
-    with_boards = repository.find_versions_with_boards(session, [one.id for one in versions])
+    with_boards = repository.find_versions_with_boards(session, [known.id for known in versions])
     for older in versions:
         if older.id in with_boards:
             return older, repository.boards_of(session, older.id, MOST_OTHERS + 1)
-    return next(one for one in versions if one.version == environment.latest_version), []
+    return next(known for known in versions if known.version == environment.latest_version), []
 
 
 def _other_versions(
@@ -214,35 +215,37 @@ def _other_versions(
     versions: Sequence[ListedVersion],
     board: Board | None,
 ) -> list[VersionBoard]:
-    """Return a board of every other version that has one: of the same task set and protocol, or its first."""
-    near = [one for one in versions if one.id != chosen.id][:MOST_OTHERS]
+    """Return one board of every other version: with the same task set and protocol, or else its first
+    board."""
+    near = [version for version in versions if version.id != chosen.id][:MOST_OTHERS]
     if not near:
         return []
-    query = select(Board).where(Board.version_id.in_([one.id for one in near]), Board.runs > 0)
+    query = select(Board).where(Board.version_id.in_([version.id for version in near]), Board.runs > 0)
     boards: dict[int, list[Board]] = {}
-    for one in session.scalars(query.order_by(*repository.BOARD_ORDER)):
-        boards.setdefault(one.version_id, []).append(one)
+    for other in session.scalars(query.order_by(*repository.BOARD_ORDER)):
+        boards.setdefault(other.version_id, []).append(other)
     linked = []
     for version in near:
-        found = boards.get(version.id, [])
+        of_version = boards.get(version.id, [])
         same = [
-            one
-            for one in found
+            other
+            for other in of_version
             if board is not None
-            and (one.task_set_sha256, one.protocol_sha256) == (board.task_set_sha256, board.protocol_sha256)
+            and (other.task_set_sha256, other.protocol_sha256)
+            == (board.task_set_sha256, board.protocol_sha256)
         ]
-        for one in (same or found)[:1]:
+        for other in (same or of_version)[:1]:
             linked += [
                 fill(
                     VersionBoard,
-                    one,
+                    other,
                     version=version.version,
-                    board=one.name,
+                    board=other.name,
                     same_protocol=bool(same),
                     best_model=leader.model,
                     best_reward=leader.reward_mean,
                 )
-                for leader in repository.leaders(session, one, 1)
+                for leader in repository.leaders(session, other, 1)
             ]
     return linked
 
@@ -251,38 +254,38 @@ def _rows(
     session: Session,
     board: Board,
     standing: repository.Standing,
-    found: Sequence[repository.BoardRow],
+    shown: Sequence[repository.BoardRow],
     version: Version | ListedVersion,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    details = repository.details_of(session, [one.run_id for one in found])
-    rows_with_others = [one.run_id for one in found if one.counts and details[one.run_id].is_folded_onto]
+    details = repository.details_of(session, [row.run_id for row in shown])
+    rows_with_others = [row.run_id for row in shown if row.counts and details[row.run_id].is_folded_onto]
     folded = repository.folded_under(session, rows_with_others)
-    repeaters = repeated_by(session, [one for one in details if details[one].is_repeated])
-    own = {(one.model, one.posted_by_id): one.place for one in found if one.counts}
-    if unknown := {(one.model, one.posted_by_id) for one in found} - set(own):
+    repeaters = repeated_by(session, [run_id for run_id in details if details[run_id].is_repeated])
+    own = {(row.model, row.posted_by_id): row.place for row in shown if row.counts}
+    if unknown := {(row.model, row.posted_by_id) for row in shown} - set(own):
         own |= repository.counting_places(session, board, {model for model, _ in unknown})
     bounds = Bounds(standing.lows, standing.highs, standing.tiers)
-    checkpoints = names_of_weights(session, [one.weights_sha256 for one in found])
+    checkpoints = names_of_weights(session, [row.weights_sha256 for row in shown])
     pushers = first_pushers(session, checkpoints)
     rows = []
-    for one in found:
-        top = repository.top_of(session, one.folded_into)
-        below = folded.get(one.run_id, [])
-        row_place = own.get((one.model, one.posted_by_id)) if top is None else top.place
-        ranks = bounds.ranks(one.place, row_place)
-        detail = details[one.run_id]
+    for run in shown:
+        top = repository.top_of(session, run.folded_into)
+        below = folded.get(run.run_id, [])
+        row_place = own.get((run.model, run.posted_by_id)) if top is None else top.place
+        ranks = bounds.ranks(run.place, row_place)
+        detail = details[run.run_id]
         tokens = TokenCheck.model_validate(detail.tokens) if detail.tokens else None
-        summary = RunSummary.model_validate_json(one.summary)
-        mean = 0.0 - one.shortfall
+        summary = RunSummary.model_validate_json(run.summary)
+        mean = 0.0 - run.shortfall
         row = fill(
             LeaderboardRow,
-            one,
+            run,
             rank_low=ranks[0],
             rank_high=ranks[1],
             reward_mean=mean,
-            reward_low=one.low if one.low is not None else mean,
-            reward_high=one.high if one.high is not None else mean,
+            reward_low=run.low if run.low is not None else mean,
+            reward_high=run.high if run.high is not None else mean,
             examples=summary.examples,
             rollouts=summary.rollouts,
             failed=summary.failed,
@@ -293,25 +296,25 @@ def _rows(
                 for name, metric in summary.metrics.items()
                 if metric.low is not None and metric.high is not None
             },
-            tokens_per_rollout=one.tokens,
-            usd_per_rollout=one.usd,
+            tokens_per_rollout=run.tokens,
+            usd_per_rollout=run.usd,
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
-            checkpoint=checkpoints.get(one.weights_sha256 or ""),
-            checkpoint_stated_by=stated_by(one.posted_by_id, one.posted_by, one.weights_sha256, pushers)
-            if one.weights_sha256 in checkpoints
+            checkpoint=checkpoints.get(run.weights_sha256 or ""),
+            checkpoint_stated_by=stated_by(run.posted_by_id, run.posted_by, run.weights_sha256, pushers)
+            if run.weights_sha256 in checkpoints
             else None,
             version=version.version,
             looks_like=detail.looks_like,
             level_reason=detail.level_reason,
             tokens_counted=tokens is not None and not tokens.understated,
-            players_stated_by=one.posted_by if board.stated_players else None,
-            repeated_by=repeaters.get(one.run_id, []),
-            url=f"{base_url}/runs/{one.run_id}",
-            best=one.counts,
-            people=len({one.posted_by_id, *(each.posted_by_id for each, _ in below)}),
-            names=list(dict.fromkeys([one.model, *(each.model for each, _ in below)]))[:MOST_FOLDED],
-            folded=[_folded_run(*each, base_url) for each in below[:MOST_FOLDED]],
+            players_stated_by=run.posted_by if board.stated_players else None,
+            repeated_by=repeaters.get(run.run_id, []),
+            url=f"{base_url}/runs/{run.run_id}",
+            best=run.counts,
+            people=len({run.posted_by_id, *(entry.posted_by_id for entry, _ in below)}),
+            names=list(dict.fromkeys([run.model, *(entry.model for entry, _ in below)]))[:MOST_FOLDED],
+            folded=[_folded_run(*pair, base_url) for pair in below[:MOST_FOLDED]],
             folded_runs=len(below),
             folded_into=top.run_id if top is not None else None,
         )

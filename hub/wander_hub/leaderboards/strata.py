@@ -1,4 +1,4 @@
-"""What the rows of a board earned on one stratum of its examples; it changes no rank."""
+"""Rewards of a board's rows on one stratum of its examples. They do not change ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from wander_hub.runs.models import Run
 from wander_hub.storage import Storage, spare_missing
 
 _MOST_BROKEN_DOWN = 100_000
-"""Rollouts whose rows a board reads to tell the rewards of a stratum: half a second of a processor."""
+"""Maximum number of rollouts that a board reads for a stratum, which takes half a second of CPU time."""
 
 
 def with_strata(session: Session, board: Leaderboard) -> Leaderboard:
-    """Return a board with the strata of its examples, which all its runs share; none where all are of one."""
+    """Return a board with the strata of its examples; all its runs have the same. A single stratum is left
+    out."""
     for row in board.rows[:1]:
         brief = session.scalars(select(Run.brief).where(Run.run_id == row.run_id)).one()
         strata = explorer.list_strata(read_record(RunManifest, brief, MANIFEST_HEAD))
@@ -29,24 +30,24 @@ def with_strata(session: Session, board: Leaderboard) -> Leaderboard:
 
 
 def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int | None) -> Leaderboard:
-    """Return a board with its strata, and in its rows what they earned on one, where it is given.
+    """Return a board with its strata, and with the rewards of its rows on one stratum, if given.
 
-    Raise a 404 for a stratum that its examples do not have.
+    Raises a 404 problem if the examples do not have the stratum.
     """
     board = with_strata(session, board)
     if stratum is None or not board.rows:
         return board
     if stratum not in board.strata:
-        named = ", ".join(map(str, board.strata))
-        hint = f"its strata are {named}" if named else "its examples are all of one"
+        known = ", ".join(map(str, board.strata))
+        hint = f"its strata are {known}" if known else "its examples have only one stratum"
         raise HubProblem(404, "stratum_not_found", f"the board has no stratum {stratum}", hint=hint)
     return score_stratum(session, storage, board, stratum)
 
 
 def score_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int) -> Leaderboard:
-    """Return a board with what its rows earned on one of its strata, as far as a board may read.
+    """Return a board with the rewards of its rows on a stratum, up to the limit of rollouts to read.
 
-    What is kept costs nothing.
+    Cached runs do not count towards the limit.
     """
     query = run_repository.readable_runs(session).where(Run.run_id.in_([row.run_id for row in board.rows]))
     runs_by_id = {run.run_id: run for run in session.scalars(query)}
