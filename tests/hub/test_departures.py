@@ -85,7 +85,7 @@ async def test_who_is_removed_leaves_what_they_published_and_their_name(lab, mak
     members = (await ask(hub, "GET", "/owners/bob/members", "bob")).json()["data"]
     assert [one["user"] for one in members] == ["bob"]
     assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["owner"] == "alice"
-    with pytest.raises(HubProblem, match="is taken"), hub.database.write() as session:
+    with pytest.raises(HubProblem, match="already taken"), hub.database.write() as session:
         service.add_user(session, "alice")
     back = await ask(hub, "DELETE", "/users/alice/disabled")
     assert (back.status_code, back.json()["code"]) == (409, "user_removed")

@@ -161,7 +161,7 @@ def test_lists_are_tables_or_json(command):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["user", "add", "alice"], 1, "`alice` is taken"),
+        (["user", "add", "alice"], 1, "`alice` is already taken"),
         (["user", "add", "api"], 1, "is reserved"),
         (["token", "create", "nobody"], 1, "wander-hub user add nobody"),
         (["token", "revoke", "wnd_none"], 1, "wnd_none"),

@@ -32,7 +32,7 @@ async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
     await ask(hub, "DELETE", "/users/bob", "admin")
     taken = await ask(hub, "POST", "/owners", json={"name": "bob"})
     assert taken.json()["code"] == "name_taken", "nor the name of somebody who was removed"
-    with pytest.raises(HubProblem, match="is taken"), hub.database.write() as session:
+    with pytest.raises(HubProblem, match="already taken"), hub.database.write() as session:
         service.add_user(session, "lab")
 
 

@@ -120,7 +120,7 @@ async def test_nobody_is_taken_for_who_has_their_name_or_address(hub, provider):
         assert (answer.status_code, SUBJECT in answer.text) == (403, True)
         with_provider(hub, add_users=True)
         answer = await come_back(client, provider)
-        assert (answer.status_code, "is taken" in answer.text) == (409, True)
+        assert (answer.status_code, "already taken" in answer.text) == (409, True)
         assert await whoami(client) is None
     with hub.database.read() as session:
         assert session.scalar(select(LinkedIdentity)) is None

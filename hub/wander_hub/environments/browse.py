@@ -167,19 +167,19 @@ def public_pages(session: Session, size: int) -> list[int]:
     pages = select((public.scalar_subquery() // size).label("page")).cte("pages", recursive=True)
     after = public.where(Environment.id >= (pages.c.page + 1) * size).correlate(pages).scalar_subquery()
     pages = pages.union_all(select(after // size).where(pages.c.page.is_not(None)))
-    return [one for one in session.scalars(select(pages.c.page)) if one is not None]
+    return [number for number in session.scalars(select(pages.c.page)) if number is not None]
 
 
 def public_page(session: Session, page: int, size: int) -> Sequence[tuple[str, str, datetime, int]]:
-    """Return owner, name, time of change and runs of the public environments of such a range, by id."""
+    """Return owner, name, update time and number of runs of the public environments of a range, by id."""
     query = select(Owner.name, Environment.name, Environment.updated_at, Environment.run_count)
     query = query.join(Environment.owner)
     query = query.where(Environment.id >= page * size, Environment.id < (page + 1) * size)
     query = query.where(Environment.listed, Environment.private.is_(False)).order_by(Environment.id)
-    return [(owner, name, at, many) for owner, name, at, many in session.execute(query)]
+    return [(owner, name, at, runs) for owner, name, at, runs in session.execute(query)]
 
 
 def count_listed(session: Session) -> int:
-    """Return the number of environments, at most one more than `COUNTED`."""
-    some = select(Environment.id).where(Environment.listed, readable(session)).limit(COUNTED + 1)
-    return session.scalar(select(func.count()).select_from(some.subquery())) or 0
+    """Return the number of environments, counting up to one more than `COUNTED`."""
+    listed = select(Environment.id).where(Environment.listed, readable(session)).limit(COUNTED + 1)
+    return session.scalar(select(func.count()).select_from(listed.subquery())) or 0

@@ -1,7 +1,8 @@
-"""Documents of versions, such as the lock of a tested set of dependencies: attached once, then read.
+"""Documents of versions, such as the lock of tested dependencies. They are attached once and then only read.
 
-The bytes lie in the storage, the row says which. Who attaches one stores the bytes first, then calls `attach`
-in the transaction in which rights were checked and, on PostgreSQL, objects are locked (`lock_objects`).
+The bytes are in the storage, and the row has their digest. To attach a document, store its bytes first and
+then call `attach` in the transaction that checked the permission and, on PostgreSQL, locked the objects
+(`lock_objects`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from wander_hub.storage import Storage
 
 Kind = Literal["lock"]
 NAMES: dict[Kind, str] = {"lock": "pylock.toml"}
-"""What the file of each kind is called."""
+"""File name of each kind of document."""
 
 
 def document_of(session: Session, version: Version, kind: Kind) -> VersionDocument | None:
-    """Return a version's document of a kind; None where it has none."""
+    """Return a version's document of a kind, or None."""
     return session.get(VersionDocument, (version.id, kind))
 
 
@@ -36,12 +37,13 @@ def documents_of(session: Session, version: Version) -> Sequence[VersionDocument
 def attach(
     session: Session, storage: Storage, version: Version, kind: Kind, body: BinaryIO, sha256: str, size: int
 ) -> VersionDocument:
-    """Give a version a document whose bytes are stored; the same bytes again are fine, others are a 409."""
+    """Attach a document whose bytes are stored. The same bytes again are accepted; other bytes are a 409
+    problem."""
     known = document_of(session, version, kind)
     if known is not None:
         if known.sha256 != sha256:
-            detail = f"version {version.version} has another `{NAMES[kind]}` already"
-            hint = "documents of a version never change: publish a new version"
+            detail = f"version {version.version} already has another `{NAMES[kind]}`"
+            hint = "documents of a version cannot be changed: publish a new version"
             raise HubProblem(409, "document_exists", detail, hint=hint)
         return known
     storage.ensure(sha256, body)
@@ -52,10 +54,14 @@ def attach(
 
 
 def copy(session: Session, source: Version, target: Version) -> None:
-    """Give a version all documents of another one."""
-    for one in documents_of(session, source):
+    """Copy all documents of a version to another version."""
+    for document in documents_of(session, source):
         session.add(
             VersionDocument(
-                version_id=target.id, kind=one.kind, sha256=one.sha256, size=one.size, created_at=now()
+                version_id=target.id,
+                kind=document.kind,
+                sha256=document.sha256,
+                size=document.size,
+                created_at=now(),
             )
         )

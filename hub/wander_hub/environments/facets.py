@@ -17,10 +17,10 @@ FACETS = ("kind", "tag", "license", "deterministic", "checked")
 
 
 def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]]:
-    """Return how many of what is found have each value of a facet, whatever it is narrowed to by that one.
+    """Return the number of results for each value of each facet, ignoring the facet's own filter.
 
-    A search counts the best that it ranks (`search.MOST`). Without words all are counted, and none where
-    they are more than `browse.COUNTED`: a page costs the same however many there are.
+    A text search counts its best results (`search.MOST`). Otherwise all environments are counted, or none if
+    there are more than `browse.COUNTED`, so the cost of a page is limited.
     """
     base = replace(wanted, kind=None, tag=None, license=None, deterministic=None, checked=None, cursor=None)
     query = select(Environment.marks).where(Environment.listed, readable(session))
@@ -34,10 +34,10 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
     rows = session.scalars(query.limit(browse.COUNTED + 1)).all()
     if len(rows) > browse.COUNTED:
         return counts
-    asked = {_facet(one)[0]: one for one in wanted.marks()}
+    filters = {_facet(mark)[0]: mark for mark in wanted.marks()}
     for row in rows:
         marks = row.split()
-        lacking = {name for name, one in asked.items() if one not in marks}
+        lacking = {name for name, mark in filters.items() if mark not in marks}
         for name, value in map(_facet, marks):
             if name in counts and lacking <= {name}:
                 counts[name][value] += 1
@@ -45,7 +45,7 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
 
 
 def _facet(mark: str) -> tuple[str, str]:
-    """Return which facet a mark is of, and its value there."""
+    """Return the facet and the value of a mark."""
     if mark.startswith("#"):
         return "tag", mark[1:]
     name, _, value = mark.partition(":")

@@ -22,15 +22,16 @@ SORT_KEYS = {
     "downloads": "download_count",
     "stars": "star_count",
 }
-"""The column by which each order of a listing goes, the largest first."""
+"""Column for each order of a listing; the largest value comes first."""
 
 
 UNMARKED = sql("listed AND marks = ''")
-"""Holds for environments that were restored and are not in the search yet; an index has just these."""
+"""Condition for restored environments that are not in the search index yet, which have an index of their
+own."""
 
 
 class Environment(HasVisibility, Base):
-    """A named environment of an owner, with what listings show kept beside it."""
+    """A named environment of an owner, with the columns that listings show."""
 
     __tablename__ = "environments"
     __table_args__ = (
@@ -46,14 +47,14 @@ class Environment(HasVisibility, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     name: Mapped[str] = mapped_column(String(200))
-    """Normalised as PEP 503 says."""
+    """Name, normalized as in PEP 503."""
     listed: Mapped[bool]
-    """False for a plain package that the index serves and no listing shows (the SDK, the client)."""
+    """Whether listings show it; False for plain packages such as the SDK and the client."""
     latest_version: Mapped[str] = mapped_column(String(100))
     summary: Mapped[str] = mapped_column(Text)
     tags: Mapped[list[str]] = mapped_column(JSON)
     marks: Mapped[str] = mapped_column(Text, default="", server_default="")
-    """What filters look for (`search.marks_of`), each between spaces."""
+    """Marks for filters (`search.marks_of`), surrounded by spaces."""
     version_count: Mapped[int]
     run_count: Mapped[int]
     download_count: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
@@ -62,29 +63,30 @@ class Environment(HasVisibility, Base):
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
-    """When the newest version was uploaded."""
+    """Upload time of the newest version."""
     status: Mapped[str] = mapped_column(String(12), default="active")
-    """active, deprecated or archived; what the hub's administrator imposes stands beside it."""
+    """Status: active, deprecated or archived. A quarantine by an administrator is stored separately."""
     status_reason: Mapped[str | None] = mapped_column(Text)
     successor: Mapped[str | None] = mapped_column(Text)
-    """`owner/name` of what to use instead of a deprecated environment."""
+    """Replacement of a deprecated environment, as `owner/name`."""
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
-    """Set by an administrator: nothing of it can be installed, and nothing published."""
+    """Reason of an administrator's quarantine, during which nothing can be installed or published."""
     deleted_at: Mapped[datetime | None]
-    """The row stays for ever, so that nobody else can take the name."""
+    """Time of the deletion. The row remains permanently, so that nobody else can take the name."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
-    """The environment that this one was forked from."""
+    """Environment from which this one was forked."""
     parent_version: Mapped[str | None] = mapped_column(String(100))
     owner: Mapped[Owner] = relationship(lazy="raise")
 
     @property
     def label(self) -> str:
-        """Its name with that of its owner: `OWNER/NAME`."""
+        """Full name, as `OWNER/NAME`."""
         return f"{self.owner.name}/{self.name}"
 
 
 class FormerName(Base):
-    """A name that an environment had before it was renamed or handed over; it leads there for ever."""
+    """A name that an environment had before it was renamed or transferred. It permanently redirects to the
+    new name."""
 
     __tablename__ = "former_names"
 
@@ -100,7 +102,7 @@ def _release(context: DefaultExecutionContext) -> str | None:
 
 
 class Version(Base):
-    """One immutable version; everything but the publisher's check was read from its files."""
+    """An immutable version. Everything except the publisher's check comes from its files."""
 
     __tablename__ = "versions"
     __table_args__ = (UniqueConstraint("environment_id", "release"),)
@@ -108,9 +110,9 @@ class Version(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     version: Mapped[str] = mapped_column(String(100))
-    """The version in PEP 440's normal form, as it was published first."""
+    """Version in the normal form of PEP 440, as it was first published."""
     release: Mapped[str] = mapped_column(String(100), default=_release)
-    """What all spellings of it share: pip and uv take `1.0` and `1.0.0` for the same."""
+    """Form that all spellings share, because pip and uv treat `1.0` and `1.0.0` as equal."""
     summary: Mapped[str] = mapped_column(Text)
     requires_python: Mapped[str | None] = mapped_column(Text)
     requires_dist: Mapped[list[str]] = mapped_column(JSON)
@@ -119,25 +121,26 @@ class Version(Base):
     entry_point: Mapped[str | None] = mapped_column(Text)
     readme: Mapped[str] = mapped_column(Text)
     readme_html: Mapped[str] = mapped_column(Text)
-    """Rendered and sanitised at upload."""
+    """README as HTML, rendered and sanitized at upload."""
     check_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """A `CheckSummary` that the publisher stated with the first wheel."""
+    """`CheckSummary` that the publisher sent with the first wheel."""
     environment_kind: Mapped[str | None] = mapped_column(String(40))
-    """single_turn, tool and the like, as the hub's own check of the version heard it say."""
+    """Kind that the environment reported in the hub's check, such as single_turn or tool."""
     deterministic: Mapped[bool | None]
-    """What it declared there; None while the hub did not check it."""
+    """Determinism that the environment declared in the hub's check; None if the hub has not checked it."""
     checked: Mapped[bool | None]
-    """No check by the hub failed; None while it did not check it."""
+    """Whether all of the hub's checks passed; None if the hub has not checked it."""
     source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """A `SourceInfo`; None without a source archive."""
+    """`SourceInfo` of the source archive; None without one."""
     yanked: Mapped[bool]
     yanked_reason: Mapped[str | None] = mapped_column(Text)
     deleted_at: Mapped[datetime | None]
-    """Its files are gone; the row and theirs stay, so that neither number nor file names come back."""
+    """Time of the deletion. The rows of version and files remain, so that neither number nor file names are
+    reused."""
     deleted_reason: Mapped[str | None] = mapped_column(Text)
     uploaded_at: Mapped[datetime]
     uploaded_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """The uploader; None for what the hub itself published."""
+    """User who uploaded it; None for the hub's own packages."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     uploaded_by: Mapped[User | None] = relationship(lazy="raise")
     files: Mapped[list[File]] = relationship(
@@ -147,7 +150,7 @@ class Version(Base):
 
 
 class Star(Base):
-    """A user marked an environment."""
+    """A user's mark of an environment."""
 
     __tablename__ = "stars"
 
@@ -157,7 +160,7 @@ class Star(Base):
 
 
 class Downloads(Base):
-    """How often the files of a version were sent on a day (UTC)."""
+    """Number of downloads of a version's files on a day (UTC)."""
 
     __tablename__ = "downloads"
 
@@ -167,7 +170,7 @@ class Downloads(Base):
 
 
 class File(Base):
-    """One distribution file of a version."""
+    """A distribution file of a version."""
 
     __tablename__ = "files"
     __table_args__ = (UniqueConstraint("environment_id", "filename"),)
@@ -180,34 +183,34 @@ class File(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64), index=True)
     core_metadata: Mapped[str | None] = mapped_column(Text)
-    """The wheel's METADATA as text (it is valid UTF-8); None for a source archive."""
+    """Content of the wheel's METADATA; None for a source archive."""
     core_metadata_sha256: Mapped[str | None] = mapped_column(String(64))
     warnings: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
-    """What the gate flagged when it came, each an `UploadWarning`."""
+    """Warnings of the upload checks, each an `UploadWarning`."""
     uploaded_at: Mapped[datetime]
     version: Mapped[Version] = relationship(back_populates="files", lazy="raise")
 
 
 class VersionDocument(Base):
-    """A document that stands beside a version's files: one of a kind, attached once, never changed."""
+    """A document of a version, at most one of each kind. It is attached once and never changed."""
 
     __tablename__ = "version_documents"
 
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`lock` for a `pylock.toml` (PEP 751)."""
+    """Kind; `lock` is a `pylock.toml` (PEP 751)."""
     sha256: Mapped[str] = mapped_column(String(64), index=True)
-    """Of its bytes, which lie in the storage."""
+    """Digest of its bytes in the storage."""
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
 class FileProvenance(Base):
-    """Who attested a file (PEP 740)."""
+    """Provenance of a file (PEP 740)."""
 
     __tablename__ = "file_provenances"
 
     file_id: Mapped[int] = mapped_column(ForeignKey("files.id"), primary_key=True)
     document: Mapped[str] = mapped_column(Text)
-    """The provenance object as JSON, checked when the file was uploaded."""
+    """Provenance object as JSON, verified at upload."""
     created_at: Mapped[datetime]

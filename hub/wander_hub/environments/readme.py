@@ -1,7 +1,7 @@
-"""Renders a README to HTML that is safe to show: Markdown or reStructuredText, then an allow-list of tags.
+"""Renders READMEs to safe HTML: Markdown or reStructuredText, then an allow-list of tags.
 
-Remote images are turned into links: showing them would tell their server who reads the page. Images that the
-package ships are shown, from the hub.
+Remote images become links, because loading them would reveal readers to another server. Images of the package
+are served by the hub.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MATH = {
     *("mphantom", "msub", "msup", "msubsup", "munder", "mover", "munderover", "mtable", "mtr", "mtd"),
 }
 _NAMED = {*["h1", "h2", "h3", "h4", "h5", "h6", "li", "div"]}
-"""What a link within the README may lead to."""
+"""Tags that links within the README may point to."""
 _ATTRIBUTES = {
     "a": {"href", "title", "id"},
     "img": {"src", "alt", "loading"},
@@ -48,15 +48,15 @@ _ATTRIBUTES = {
     **{tag: {"id"} for tag in _NAMED},
 }
 PREFIX = "readme-"
-"""Of every id, so that none is one of the page's own."""
+"""Prefix of every id, so that none collides with an id of the page."""
 _SHIPPED = "image?file="
-"""With what the address of an image of the package begins; `place` says where it is."""
+"""Start of the address of a package's image. `place` completes the address."""
 _DECEIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that change the direction of text."""
+"""Control characters, including those that change the direction of text."""
 _ALIGNED = re.compile(r'style="text-align: (left|right|center)"')
 _IMAGE = re.compile(r"<img\b[^<>]*>", re.IGNORECASE)
 _REMOTE = re.compile(r'<img(?! src="image\?file=)[^>]*>')
-"""An image in cleaned HTML that is not the hub's, of which the cleaner leaves the tag."""
+"""Image in cleaned HTML that does not come from the hub. The cleaner leaves its tag without an address."""
 _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECASE)
 _PICTURE = re.compile(r"\.(png|jpe?g|gif|webp)$", re.IGNORECASE)
 _TASK = re.compile(r'<input disabled="" type="checkbox"( checked="")?/>\s*')
@@ -69,14 +69,15 @@ _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)")
 _NEVER_NEST = frozenset(
     "area base br col embed hr img input link meta source track wbr p li td th tr dt dd option".split()  # noqa: SIM905
 )
-"""Tags that have no end, or end where another of their kind begins."""
+"""Tags without an end tag, and tags that another tag of the same kind closes implicitly."""
 _MOST_RENDERED, _MOST_HTML = 256 * 1024, 4 * 1024 * 1024
-"""Characters of a text that is rendered, and of what it becomes. Longer ones are shown as they were written.
-So is HTML that nests deeper than `_DEEPEST`: the cleaner takes time by the depth of every tag."""
+"""Maximum number of characters of a rendered text, and of the resulting HTML. Longer texts are shown
+unrendered, and so is HTML that is nested deeper than `_DEEPEST`, because the cleaner's time depends on the
+depth of every tag."""
 _DEEPEST = 100
 _LONGEST_ANCHOR = 100
 _MOST_HEADINGS = 200
-"""Headings of a README in its table of contents."""
+"""Maximum number of headings in the table of contents."""
 _LONG_TEXT = re.compile(r"(?<=>)[^<>]{2001,}")
 _PIECE = re.compile(r"[^<>]{2000}(?:[^<>&;\s]{0,40};)?")
 _LONGEST_FORMULA = 2000
@@ -85,15 +86,15 @@ _ADDRESS = re.compile(
     r"""(?P<kept><(a|pre|code|math)\b.*?</\2>|<[^<>]*>)|\bhttps?://[A-Za-z0-9\[](?:[^\s<>"'&]|&amp;)*""",
     re.DOTALL,
 )
-"""An address in the text of cleaned HTML; or a tag, or what keeps its text as it is."""
+"""Pattern of an address in the text of cleaned HTML, or of a tag or element whose text is left unchanged."""
 _AFTER_ADDRESS = re.compile(r"[?!.,:;*_~]+$")
-"""What ends a sentence and not the address in it."""
+"""Punctuation that ends a sentence after an address."""
 _SECTION = re.compile(r'<section id="([^"]*)">\s*<(h[1-6])>')
 _RST_CODE = re.compile(r'<pre class="code (\w+) literal-block"><code>')
 _MOST_RST = 64 * 1024
-"""Characters of reStructuredText that is rendered: docutils takes a second for 100,000."""
+"""Maximum number of characters of reStructuredText to render; docutils takes a second for 100,000."""
 _RST_SECONDS = 0.5
-"""Processor time of docutils for one text; some texts take it time by their square."""
+"""Maximum CPU seconds of docutils for one text, because some texts take quadratic time."""
 _RST_CALLS = 64
 _RST = {
     "file_insertion_enabled": False,
@@ -112,9 +113,10 @@ _RST = {
     "traceback": True,
 }
 _DOCUTILS = threading.Lock()
-"""docutils keeps the roles that a text defines in a table of the process."""
+"""Lock for docutils, which stores the roles that a text defines in a global table."""
 _MOST_MATH, _OF_FORMULA = 100_000, 50
-"""Characters of the formulas of one README that become MathML, which is far longer, and what each costs."""
+"""Maximum number of formula characters per README that become MathML, which is much longer, and a fixed cost
+per formula."""
 
 
 class Heading(NamedTuple):
@@ -122,14 +124,14 @@ class Heading(NamedTuple):
 
     level: int
     name: str
-    """Its id."""
+    """Id of the heading."""
     text: str
 
 
 def render(text: str, content_type: str) -> str:
-    """Return safe HTML, in a bounded time.
+    """Return safe HTML, in limited time.
 
-    Plain text, and a text that cannot be rendered or takes too long, is shown as it was written.
+    Plain text, and text that cannot be rendered or takes too long, is shown unrendered.
     """
     text = _DECEIVING.sub("\ufffd", text)
     plain = f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
@@ -160,11 +162,12 @@ def _draw_markdown(text: str) -> str:
 
 
 class _TooSlow(BaseException):
-    """Raised inside docutils, which catches every `Exception` of some directives."""
+    """The time limit was reached. A `BaseException`, because some docutils directives catch every
+    `Exception`."""
 
 
 def _draw_rst(text: str) -> str | None:
-    """Return HTML of reStructuredText; None for a text with errors, and for one that takes too long."""
+    """Return HTML of reStructuredText; None if it has errors or takes too long."""
     from docutils.core import publish_parts
     from docutils.parsers.rst import roles
 
@@ -183,7 +186,7 @@ def _draw_rst(text: str) -> str | None:
         sys.setprofile(watch)
         try:
             raw: str = publish_parts(text, writer="html5", settings_overrides=_RST)["body"]
-        except (Exception, _TooSlow):  # noqa: BLE001 - hostile text finds faults of many kinds
+        except (Exception, _TooSlow):  # noqa: BLE001 - hostile text can raise any error
             return None
         finally:
             sys.setprofile(before)
@@ -194,7 +197,7 @@ def _draw_rst(text: str) -> str | None:
 
 
 def _link_address(found: re.Match[str]) -> str:
-    """Return a link to an address that stands in the text of a README."""
+    """Return a link for an address in the text of a README."""
     if found["kept"]:
         return found[0]
     address = _AFTER_ADDRESS.sub("", found[0])
@@ -206,7 +209,7 @@ def _link_address(found: re.Match[str]) -> str:
 
 
 def _is_deep(raw: str) -> bool:
-    """Return whether tags of HTML may nest deeper than `_DEEPEST`, since so many are open at one place."""
+    """Return whether more than `_DEEPEST` tags are open at some position of HTML."""
     depth, unclosed = 0, Counter[str]()
     for end, name in _TAG.findall(raw):
         tag = name.lower()
@@ -224,12 +227,12 @@ def _is_deep(raw: str) -> bool:
 
 
 def _add_anchors(cleaned: str) -> str:
-    """Return HTML whose headings all have ids, each its own."""
+    """Return HTML in which all headings have unique ids."""
     taken = Counter[str]()
 
     def add(heading: re.Match[str]) -> str:
         tag, inner = heading.groups()
-        words = html.unescape(Markup(inner).striptags()).strip().lower()  # noqa: S704 - tags are taken off
+        words = html.unescape(Markup(inner).striptags()).strip().lower()  # noqa: S704 - the tags are removed
         anchor = _NOT_IN_ANCHOR.sub("", words).replace(" ", "-")[:_LONGEST_ANCHOR] or "section"
         taken[anchor] += 1
         number = f"-{taken[anchor] - 1}" if taken[anchor] > 1 else ""
@@ -239,10 +242,11 @@ def _add_anchors(cleaned: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the part of HTML that is safe to show; what `render` gave stays as it is."""
+    """Return the safe part of HTML; the result of `render` is unchanged."""
     import nh3
 
-    # The cleaner takes time by the square of a text of many entities. A comment, which it drops, ends a text.
+    # The cleaner takes quadratic time for a text with many entities. A comment, which it removes, splits the
+    # text.
     text = _LONG_TEXT.sub(lambda long: _PIECE.sub(r"\g<0><!---->", long[0]), text)
     return nh3.clean(
         text,
@@ -255,16 +259,16 @@ def clean(text: str) -> str:
 
 
 def place(rendered: str, base: str | None) -> str:
-    """Return a rendered README for a page: wide tables scroll, and its images and files are under an address.
+    """Return a rendered README for a page, with scrolling tables and with images and links below an address.
 
-    That ends with `/`; without one the names of images stand for them, and relative links are no links.
+    `base` ends with `/`. Without it, images are replaced by their names, and relative links are removed.
     """
     rendered = _LINK.sub(lambda link: _place_link(link, base), rendered)
     if base is None:
         rendered = _PLACED.sub(r"<em>[\1]</em>", rendered)
     else:
         rendered = rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
-    numbers = itertools.count(1)  # each region has a name of its own
+    numbers = itertools.count(1)  # every region needs a unique label
 
     def wrap(_table: re.Match[str]) -> str:
         name = f"table {next(numbers)}"
@@ -274,7 +278,7 @@ def place(rendered: str, base: str | None) -> str:
 
 
 def _place_link(link: re.Match[str], base: str | None) -> str:
-    """Lead a link to a file of the package to its source."""
+    """Point a relative link to the source page of the package's file."""
     try:
         address = urlsplit(html.unescape(link[2]))
     except ValueError:
@@ -292,13 +296,14 @@ def _place_link(link: re.Match[str], base: str | None) -> str:
 def list_headings(rendered: str) -> list[Heading]:
     """Return the first headings of the second and third level of a rendered README."""
     return [
-        Heading(int(one[1]), one[2], html.unescape(Markup(one[3]).striptags()))  # noqa: S704 - tags are taken off
-        for one in islice(_HEADING.finditer(rendered), _MOST_HEADINGS)
+        Heading(int(match[1]), match[2], html.unescape(Markup(match[3]).striptags()))  # noqa: S704 - tags removed
+        for match in islice(_HEADING.finditer(rendered), _MOST_HEADINGS)
     ]
 
 
 def _allowed(tag: str, attribute: str, value: str) -> str | None:
-    """Return what an attribute may be: ids have the prefix, links to them too, and images are the hub's."""
+    """Return the allowed value of an attribute: ids and links to ids get the prefix, images must come from
+    the hub."""
     if attribute == "id":
         return value if value.startswith(PREFIX) else f"{PREFIX}{value}"
     if attribute == "href" and value.startswith("#") and not value.startswith(f"#{PREFIX}"):
@@ -309,13 +314,13 @@ def _allowed(tag: str, attribute: str, value: str) -> str | None:
 
 
 class _Formulas:
-    """The formulas of one README, as many as a page can have."""
+    """Formulas of one README, up to the limit of a page."""
 
     def __init__(self) -> None:
         self._left = _MOST_MATH
 
     def draw(self, formula: re.Match[str]) -> str:
-        """Return a formula as MathML, or as it was written if the library cannot read it as TeX."""
+        """Return a formula as MathML, or unrendered if the library cannot parse it."""
         from latex2mathml.converter import convert
 
         source = html.unescape(formula[2])
@@ -323,7 +328,7 @@ class _Formulas:
             formula.string[formula.start() - 1 : formula.start()],
             formula.string[formula.end() : formula.end() + 1],
         )
-        if formula[1] == "inline" and any(one.isdigit() for one in around):  # prices: `$5,$6`
+        if formula[1] == "inline" and any(neighbor.isdigit() for neighbor in around):  # prices: `$5,$6`
             return f"${formula[2]}$"
         self._left -= len(source) + _OF_FORMULA
         display = "block" if formula[1] == "display" else "inline"
@@ -331,15 +336,15 @@ class _Formulas:
             return f"<code>{html.escape(source)}</code>"
         try:
             drawn = str(convert(source, display=display))
-            ElementTree.fromstring(drawn)  # noqa: S314 - a tag in its text that stays open takes what follows
+            ElementTree.fromstring(drawn)  # noqa: S314 - rejects unbalanced tags from the formula's text
             return drawn
-        except Exception:  # noqa: BLE001 - it has no base of its errors, and hostile TeX finds others
+        except Exception:  # noqa: BLE001 - the library has no base exception, and hostile TeX can raise others
             return f"<code>{html.escape(source)}</code>"
 
 
 def _image(image: re.Match[str]) -> str:
-    found = {key.lower(): value[1:-1] for key, value in _ATTRIBUTE.findall(image.group())}
-    label, address = found.get("alt") or "image", found.get("src", "")
+    attributes = {key.lower(): value[1:-1] for key, value in _ATTRIBUTE.findall(image.group())}
+    label, address = attributes.get("alt") or "image", attributes.get("src", "")
     if address.startswith(("http://", "https://")):
         return f'<a href="{address}">[{label}]</a>'
     path = posixpath.normpath(unquote(html.unescape(address)))

@@ -1,4 +1,5 @@
-"""Queries on environments. Every read starts from `visible`, so that no listing can forget a permission."""
+"""Queries on environments. Every read starts from `visible`, so that no listing can forget the
+permissions."""
 
 from __future__ import annotations
 
@@ -41,22 +42,23 @@ from wander_hub.identity import Identity
 from wander_hub.names import release_of
 
 KEPT_STATEMENTS = 200
-"""Statements of one kind that are kept as they were built, each for a reader: to build one takes longer than
-to execute it."""
+"""Number of cached statements of one kind, one for each reader, because building a statement takes longer
+than executing it."""
 
 
 def readable(session: Session) -> ColumnElement[bool]:
-    """Return the condition on environments that holds for those the session's reader may see.
+    """Return the condition on environments that the session's reader may see.
 
-    A session that was opened for nobody sees what is public, so forgetting the caller shows too little.
+    A session without a reader sees what is public, so forgetting the reader shows too little and not too
+    much.
     """
     return readable_by(session.info.get(READER))
 
 
 def readable_by(reader: Identity | None) -> ColumnElement[bool]:
-    """Return the condition on environments that holds for those somebody may see; None is the public.
+    """Return the condition on environments that a reader may see; None is the public.
 
-    A token that is good for a part only sees of the rest what the public sees: internal ones are part of it.
+    A limited token sees its own part, and of the rest only what is public, not what is internal.
     """
     if reader is None:
         return Environment.private.is_(False)
@@ -76,7 +78,7 @@ def readable_by(reader: Identity | None) -> ColumnElement[bool]:
 
 @event.listens_for(Session, "do_orm_execute")
 def _narrow_to_version(state: ORMExecuteState) -> None:
-    """Hide the other versions of an environment, and their files, from the token of a job about one."""
+    """Restrict the token of a job about a version to that version and its files."""
     reader: Identity | None = state.session.info.get(READER)
     if reader is None or reader.only_version is None or not state.is_select:
         return
@@ -88,13 +90,13 @@ def _narrow_to_version(state: ORMExecuteState) -> None:
 
 
 def visible(session: Session) -> Select[Environment]:
-    """Return the statement every read builds on: the environments the caller may see, owner loaded."""
+    """Return the base statement of every read: environments that the reader may see, with their owners."""
     return visible_to(session.info.get(READER))
 
 
 @lru_cache(KEPT_STATEMENTS)
 def visible_to(reader: Identity | None) -> Select[Environment]:
-    """Return the statement on the environments that somebody may see, owner loaded; None is the public."""
+    """Return the statement for environments that a reader may see, with their owners; None is the public."""
     query = select(Environment).join(Environment.owner).options(contains_eager(Environment.owner))
     return query.where(readable_by(reader))
 
@@ -107,29 +109,30 @@ def _named(reader: Identity | None) -> Select[Environment]:
 
 
 def chosen(session: Session, found: FromClause) -> ColumnElement[bool]:
-    """Return the condition that joins the rows of the ids in a subquery, `found.id`.
+    """Return the condition that joins environments with a subquery of ids, `found.id`.
 
-    SQLite goes from the ids to the rows by it, where it would else go through all rows.
+    The unary plus makes SQLite go from the ids to the rows instead of reading all rows.
     """
     sqlite = session.get_bind().dialect.name == "sqlite"
     return Environment.id == (literal_column("+found.id") if sqlite else found.c.id)
 
 
 def environment_named(session: Session, owner: str, name: str) -> Environment | None:
-    """Return one environment or package by its present name."""
+    """Return the environment or package with this current name, or None."""
     named = _named(session.info.get(READER))
     return session.scalar(named, {"owner": owner, "environment": name})
 
 
 def environment_once_named(session: Session, owner: str, name: str) -> Environment | None:
-    """Return the environment that had this name before it was renamed or handed over."""
+    """Return the environment that had this name before it was renamed or transferred, or None."""
     former = select(FormerName.environment_id).join(Owner, FormerName.owner_id == Owner.id)
     ids = former.where(Owner.name == owner, FormerName.name == name).scalar_subquery()
     return session.scalar(visible(session).where(Environment.id == ids))
 
 
 def find_taken(session: Session, owner_id: int, name: str) -> Environment | FormerName | None:
-    """Return what holds a name, seen or unseen, present or former: names are never given twice."""
+    """Return the current or former holder of a name, even if hidden from the reader. Names are never
+    reused."""
     query = select(Environment).where(Environment.owner_id == owner_id, Environment.name == name)
     present = session.scalar(query.options(joinedload(Environment.owner)))
     return present or session.get(FormerName, (owner_id, name))
@@ -138,7 +141,7 @@ def find_taken(session: Session, owner_id: int, name: str) -> Environment | Form
 def add_environment(
     session: Session, owner: Owner, name: str, *, latest_version: str, listed: bool, visibility: Visibility
 ) -> Environment:
-    """Add an environment, whose totals are brought up to date once it has a version."""
+    """Add an environment. Its totals are computed when it has a version."""
     environment = Environment(
         owner=owner,
         owner_id=owner.id,
@@ -159,34 +162,36 @@ def add_environment(
 
 
 def environment_numbered(session: Session, environment_id: int) -> Environment | None:
-    """Return an environment that the caller may see."""
+    """Return an environment by id if the reader may see it, otherwise None."""
     return session.scalar(visible(session).where(Environment.id == environment_id))
 
 
 def lock_environment(session: Session, environment: Environment) -> None:
-    """Make other changes of an environment, its runs and boards wait (PostgreSQL); read it once more.
+    """Lock an environment against concurrent changes of it, its runs and its boards on PostgreSQL, and read
+    it again.
 
-    Rows that point to it may still be added. Else two who have added one would wait for each other.
+    The lock still allows adding rows that refer to the environment. Otherwise, two transactions that both
+    added a row could deadlock.
     """
     columns = inspect(Environment).column_attrs.keys()
     session.refresh(environment, columns, with_for_update={"key_share": True})
-    # The entry of whatever is done to a run, which its path does not tell the owner of.
+    # The audit entry of a change to a run needs the owner, which the path of the request does not name.
     owner = session.get_one(Owner, environment.owner_id).name
     audit.about(session, owner=owner, environment=f"{owner}/{environment.name}")
 
 
 def owners_of(session: Session, name: str) -> Sequence[str]:
-    """Return the owners of listed environments of this name, or of some of them."""
-    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBORS).subquery("found")
+    """Return owners of listed environments with this name, up to a limit."""
+    same_name = select(Environment.id).where(Environment.name == name).limit(NEIGHBORS).subquery("found")
     query = select(Owner.name).join(Environment, Environment.owner_id == Owner.id)
-    query = query.join(some, chosen(session, some)).where(Environment.listed, readable(session))
+    query = query.join(same_name, chosen(session, same_name)).where(Environment.listed, readable(session))
     return session.scalars(query.order_by(Owner.name)).all()
 
 
 def names_around(session: Session, owner: str, name: str) -> Sequence[str]:
-    """Return the names of an owner's listed environments that stand around this one in their order.
+    """Return names of an owner's listed environments that are close to this name in alphabetical order.
 
-    However many are hidden, no more rows are looked at.
+    The number of rows that are read is limited, even if many of them are hidden.
     """
     owned = select(Environment.id).where(
         Environment.owner_id == select(Owner.id).where(Owner.name == owner).scalar_subquery()
@@ -195,12 +200,12 @@ def names_around(session: Session, owner: str, name: str) -> Sequence[str]:
     before = owned.where(Environment.name < name).order_by(Environment.name.desc()).limit(NEIGHBORS)
     shown = select(Environment.name).where(Environment.listed, readable(session))
     around = (after.subquery("found"), before.subquery("found"))
-    by_order = (session.scalars(shown.join(some, chosen(session, some))) for some in around)
+    by_order = (session.scalars(shown.join(ids, chosen(session, ids))) for ids in around)
     return [*chain.from_iterable(by_order)]
 
 
 def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
-    """Return the first normalised names of what an owner's index offers."""
+    """Return the first normalized names of an owner's index."""
     query = select(Environment.name).where(
         Environment.owner_id == owner_id, Environment.deleted_at.is_(None), readable(session)
     )
@@ -208,10 +213,10 @@ def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
 
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
-    """Return one version, in whatever spelling, with files, documents and uploader."""
-    release = release_of(version)  # None finds nothing
-    found = session.scalars(_whole_version(), {"environment_id": environment.id, "release": release})
-    return found.unique().one_or_none()
+    """Return a version in any spelling, with files, documents and uploader, or None."""
+    release = release_of(version)  # None matches nothing
+    rows = session.scalars(_whole_version(), {"environment_id": environment.id, "release": release})
+    return rows.unique().one_or_none()
 
 
 @cache
@@ -222,7 +227,7 @@ def _whole_version() -> Select[Version]:
 
 
 class ListedVersion(NamedTuple):
-    """What a list of versions shows of one."""
+    """One row of a list of versions."""
 
     id: int
     version: str
@@ -233,11 +238,11 @@ class ListedVersion(NamedTuple):
     uploaded_at: datetime
     uploaded_by_id: int | None
     uploaded_by: str | None
-    """None for what the hub itself published."""
+    """Name of the uploader; None for the hub's own packages."""
 
 
 def versions_of(session: Session, environment: Environment) -> list[ListedVersion]:
-    """Return every version in order of upload."""
+    """Return all versions, in order of upload."""
     return [ListedVersion(*row) for row in session.execute(_versions(), {"environment_id": environment.id})]
 
 
@@ -251,7 +256,7 @@ def _versions() -> Select[Any]:
 
 
 class OfferedFile(NamedTuple):
-    """What an index page says of a file: its own, and what it has from its version."""
+    """A file as an index page describes it, including columns of its version."""
 
     filename: str
     sha256: str
@@ -263,13 +268,13 @@ class OfferedFile(NamedTuple):
     yanked: bool
     yanked_reason: str | None
     attested: bool = False
-    """Somebody's attestations of it are kept (PEP 740)."""
+    """Whether it has stored attestations (PEP 740)."""
 
 
 def files_for_pages(session: Session, environment: Environment) -> list[tuple[OfferedFile, bool]]:
-    """Return every file in order of upload and whether it may be had.
+    """Return all files in order of upload, each with whether it may be downloaded.
 
-    Rows without objects, since a page of hundreds of files is written with every upload.
+    The result has plain rows instead of objects, because every upload renders a page with hundreds of files.
     """
     columns = (File.filename, File.sha256, File.size, File.uploaded_at, File.core_metadata_sha256)
     query = select(*columns, Version.version, Version.requires_python, Version.yanked, Version.yanked_reason)
@@ -282,7 +287,7 @@ def files_for_pages(session: Session, environment: Environment) -> list[tuple[Of
 
 
 def downloads_of(session: Session, environment: Environment, since: date) -> Sequence[tuple[date, str, int]]:
-    """Return day, version and count of an environment's downloads, the newest first."""
+    """Return day, version and count of an environment's downloads, newest first."""
     rows = session.execute(_downloads(), {"environment_id": environment.id, "since": since})
     return [(day, version, count) for day, version, count in rows]
 
@@ -296,7 +301,7 @@ def _downloads() -> Select[date, str, int]:
 
 
 def count_downloads(session: Session, environment: Environment) -> int:
-    """Return how often files of an environment were sent, as its days say."""
+    """Return the total number of downloads of an environment's files."""
     query = select(func.coalesce(func.sum(Downloads.count), 0)).join(
         Version, Downloads.version_id == Version.id
     )
@@ -304,6 +309,6 @@ def count_downloads(session: Session, environment: Environment) -> int:
 
 
 def file_of(session: Session, environment: Environment, filename: str) -> File | None:
-    """Return one distribution file, with the version it belongs to; also one whose version was deleted."""
+    """Return a distribution file with its version, even if the version was deleted, or None."""
     query = select(File).where(File.environment_id == environment.id, File.filename == filename)
     return session.scalar(query.options(joinedload(File.version)))

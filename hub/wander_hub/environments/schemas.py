@@ -1,4 +1,4 @@
-"""Filters and cursors of listings."""
+"""Filters, orders and cursors of listings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wander_hub.http.problems import HubProblem
 
 _LARGEST = 2**31
 KINDS = ("single_turn", "multi_turn", "tool", "stateful_tool", "mcp", "rlm", "group", "environment")
-"""The kinds of the SDK's classes; a class may call itself something else."""
+"""Kinds of the SDK's classes. Other classes may report other kinds."""
 
 Sort = Literal["relevance", "updated", "newest", "runs", "downloads", "stars"]
 
 
 @dataclass(frozen=True)
 class EnvironmentFilter:
-    """What a listing asks for."""
+    """Filter and order of a listing."""
 
     q: str = ""
     """Words that must all occur in name, tags, summary or README."""
@@ -35,20 +35,20 @@ class EnvironmentFilter:
     requires: str | None = None
     """Name of a distribution that the newest version requires."""
     sort: Sort | None = None
-    """None for relevance where words are sought, else for the last update."""
+    """Order; None means relevance for a text search, otherwise the last update."""
 
     def __post_init__(self) -> None:
-        # As `wander new` and the pages write a kind, or as environments say it of themselves.
+        # Accept `single-turn` from commands and pages, and `single_turn` from environments.
         if self.kind is not None:
             object.__setattr__(self, "kind", self.kind.strip().lower().replace("-", "_"))
 
     @property
     def order(self) -> Sort:
-        """The order of the answer."""
+        """Effective order."""
         return self.sort or ("relevance" if self.q.strip() else "updated")
 
     def marks(self) -> list[str]:
-        """Return what must stand among an environment's marks."""
+        """Return the marks that an environment must have."""
         named = {
             "kind": self.kind,
             "deterministic": self.deterministic,
@@ -64,30 +64,30 @@ class EnvironmentFilter:
 
 
 def mark(name: str, value: str | bool) -> str:
-    """Return a fact as it stands among the marks of an environment."""
-    said = ("yes" if value else "no") if isinstance(value, bool) else "-".join(value.lower().split())
-    return f"{name}:{said}"
+    """Return the mark of a fact about an environment."""
+    word = ("yes" if value else "no") if isinstance(value, bool) else "-".join(value.lower().split())
+    return f"{name}:{word}"
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a page of a listing ended: the sort key of its last row."""
+    """The end of a page: the sort key of its last row."""
 
     moment: datetime
     row: str
 
     def cursor(self) -> str:
-        """Return the opaque form."""
+        """Return the position as an opaque cursor."""
         return base64.urlsafe_b64encode(f"{self.moment.isoformat()} {self.row}".encode()).decode()
 
     @classmethod
     def from_cursor(cls, cursor: str) -> Position:
-        """Read the opaque form; raise a 422 for anything else."""
+        """Parse a cursor; raise a 422 problem if it is invalid."""
         try:
             moment, _, row = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
             aware = datetime.fromisoformat(moment)
             if aware.tzinfo is None or not row:
-                raise ValueError("cut short")
+                raise ValueError("truncated")
             aware.astimezone(UTC)
         except (binascii.Error, ValueError, OverflowError) as error:
             raise _refuse_cursor() from error
@@ -96,30 +96,30 @@ class Position:
 
 @dataclass(frozen=True)
 class ListPosition:
-    """Where a page of a listing of environments ended."""
+    """The end of a page of environments."""
 
     sort: Sort
     value: str | int
     row: int
-    """Id of the last row; of what a search found, its number."""
+    """Id of the last row; in search results, its index."""
 
     def cursor(self) -> str:
-        """Return the opaque form."""
+        """Return the position as an opaque cursor."""
         return base64.urlsafe_b64encode(json.dumps([self.sort, self.value, self.row]).encode()).decode()
 
     @classmethod
     def from_cursor(cls, cursor: str, sort: Sort) -> ListPosition:
-        """Read the opaque form; raise a 422 for anything else, and for the cursor of another order."""
+        """Parse a cursor; raise a 422 problem if it is invalid or belongs to another order."""
         try:
-            given, value, row = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-            whole = [row] if isinstance(value, str) else [row, value]
-            if given != sort or not all(type(one) is int and 0 <= one < _LARGEST for one in whole):
-                raise ValueError("it is of another listing")
+            cursor_sort, value, row = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            numbers = [row] if isinstance(value, str) else [row, value]
+            if cursor_sort != sort or not all(type(n) is int and 0 <= n < _LARGEST for n in numbers):
+                raise ValueError("cursor of another listing")
             if isinstance(value, str) != (sort in ("updated", "newest")):
-                raise ValueError("it is of another order")
+                raise ValueError("cursor of another order")
             if isinstance(value, str):
                 if (moment := datetime.fromisoformat(value)).tzinfo is None:
-                    raise ValueError("it is cut short")
+                    raise ValueError("truncated")
                 moment.astimezone(UTC)
         except (binascii.Error, ValueError, TypeError, OverflowError) as error:
             raise _refuse_cursor() from error
@@ -128,4 +128,4 @@ class ListPosition:
 
 def _refuse_cursor() -> HubProblem:
     hint = "pass `next` of the previous page unchanged"
-    return HubProblem(422, "bad_cursor", "the cursor is not one of this hub's", hint=hint)
+    return HubProblem(422, "bad_cursor", "the cursor is not valid", hint=hint)

@@ -1,10 +1,9 @@
-"""Full-text search over environments: name, owner, tags, summary and README of the newest version.
+"""Full-text search of environments: name, owner, tags, summary and README of the newest version.
 
-SQLite has FTS5 for it, PostgreSQL text-search vectors; what is written and asked is the same words. No rank
-depends on rows that the reader may not see: words are sought in the name, then also in tags and summary, then
-as beginnings of words there, then in the README. If nothing is found, words of names and tags that are
-spelled almost the same are sought instead. Each look stops after `MOST` rows, so a search costs the same
-however many environments match.
+SQLite uses FTS5 and PostgreSQL text-search vectors, with the same words. Ranks never depend on rows that the
+reader may not see. Words are searched in the name, then also in tags and summary, then there as prefixes, and
+then in the README. If nothing is found, similar words of names and tags are searched instead. Each step stops
+after `MOST` rows, so the cost of a search is limited.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ from wander_hub.environments.schemas import EnvironmentFilter, mark
 from wander_hub.identity import Identity
 
 MOST = 200
-"""Matches that a search ranks and lists."""
+"""Maximum number of ranked results."""
 PLACES = (("name", False), ("head", False), ("head", True), ("body", False))
-"""Where words are sought, one look after the other, and whether as beginnings of words."""
+"""Search steps in order: where to search, and whether words are prefixes."""
 _MOST_WORDS = 12
 _SHORTEST, _LONG = 4, 8
-"""Letters of a word from which one letter of it may be wrong, and from which two may."""
+"""Word lengths from which one letter, and from which two letters, may be wrong."""
 _MOST_NEAR = 5
 _MOST_NAMES = 50_000
-"""Names among which a misspelled word is sought, the newest."""
+"""Maximum number of newest names that are compared with a misspelled word."""
 _FEW = 1000
-"""Matches of several words that PostgreSQL reads before it orders them."""
+"""Number of matches that PostgreSQL reads before it sorts them, for several words."""
 _README_CHARACTERS = 20_000
 _PUBLIC, _INTERNAL = "public", "internal"
 _MOST_SCOPES = 100
-"""Roles of a reader up to which the index itself leaves out what they may not see; rows tell in any case."""
+"""Number of a reader's roles up to which the index itself filters by permission. The rows are filtered in any
+case."""
 _CONFIGURATION = "english"
 _WORDS = re.compile(r"[^\W_]+")
 _SEARCH = table("environment_search", column("environment_id"), column("head"), column("body"))
@@ -58,12 +58,12 @@ _INSERT_POSTGRESQL = text(
     "SELECT :id, head, head || setweight(to_tsvector('english', :readme), 'D') FROM given"
 )
 _FTS5, _TSQUERY = ('"', " OR "), ("'", " | ")
-"""How each database quotes a word and joins alternatives."""
+"""Quote and separator of alternatives, for each database."""
 _STOP_WORDS = frozenset("a an and are as at be by for from in is it of on or that the this to with".split())  # noqa: SIM905
 
 
 class Match(NamedTuple):
-    """What a match is ranked by."""
+    """A match with the columns for ranking."""
 
     id: int
     owner: str
@@ -76,26 +76,27 @@ class Match(NamedTuple):
 def words_of(text: str) -> list[str]:
     """Return the words of a text, in lower case and without accents."""
     plain = unicodedata.normalize("NFKD", text.lower())
-    return _WORDS.findall("".join(one for one in plain if not unicodedata.combining(one)))
+    return _WORDS.findall("".join(letter for letter in plain if not unicodedata.combining(letter)))
 
 
 def marks_of(environment: Environment, latest: Version, requires: Iterable[str]) -> str:
-    """Return what filters look for, each between spaces: facts of an environment and its newest version."""
+    """Return the marks for filters: facts about an environment and its newest version, surrounded by
+    spaces."""
     check = latest.check_summary
     checked = latest.checked if latest.checked is not None else check is not None and not check["failed"]
-    found = [f"#{tag}" for tag in latest.tags]
-    found += [f"requires:{one}" for one in requires]
+    marks = [f"#{tag}" for tag in latest.tags]
+    marks += [f"requires:{name}" for name in requires]
     if latest.environment_kind:
-        found.append(mark("kind", latest.environment_kind))
+        marks.append(mark("kind", latest.environment_kind))
     if latest.deterministic is not None:
-        found.append(mark("deterministic", latest.deterministic))
+        marks.append(mark("deterministic", latest.deterministic))
     if latest.license:
-        found.append(mark("license", latest.license))
-    return f" {' '.join([*found, mark('checked', checked)])} "
+        marks.append(mark("license", latest.license))
+    return f" {' '.join([*marks, mark('checked', checked)])} "
 
 
 def write(session: Session, environment: Environment, latest: Version) -> None:
-    """Bring the search up to date with an environment; one that is not listed is not found."""
+    """Update an environment in the search index; an unlisted environment is removed."""
     session.flush()
     key = "rowid" if _is_sqlite(session) else "environment_id"
     session.execute(text(f"DELETE FROM environment_search WHERE {key} = :id"), {"id": environment.id})  # noqa: S608 - ours
@@ -104,17 +105,18 @@ def write(session: Session, environment: Environment, latest: Version) -> None:
     add(session, [(environment, latest)])
 
 
-def add(session: Session, found: Sequence[tuple[Environment, Version]]) -> None:
-    """Put into the search what is listed and not there yet, each with its newest version."""
+def add(session: Session, environments: Sequence[tuple[Environment, Version]]) -> None:
+    """Add listed environments, each with its newest version, to the search index."""
     rows: list[dict[str, object]] = []
-    for environment, latest in found:
+    for environment, latest in environments:
         scopes = [_PUBLIC]
         if environment.private:
             scopes = [f"owner {environment.owner_id}", f"environment {environment.id}"]
         if environment.visibility == "internal":
             scopes.append(_INTERNAL)
-        tokens = [_token(one) for one in (*environment.marks.split(), *scopes, f"by {environment.owner_id}")]
-        tokens += [_in_name(one) for one in words_of(environment.name)]
+        marks = (*environment.marks.split(), *scopes, f"by {environment.owner_id}")
+        tokens = [_token(mark) for mark in marks]
+        tokens += [_in_name(word) for word in words_of(environment.name)]
         head = {
             "name": " ".join(words_of(environment.name)),
             "tags": " ".join(words_of(" ".join([environment.owner.name, *latest.tags]))),
@@ -126,27 +128,27 @@ def add(session: Session, found: Sequence[tuple[Environment, Version]]) -> None:
 
 
 def is_empty(session: Session) -> bool:
-    """Tell whether nothing at all can be found, as after a copy of the rows was brought back."""
+    """Return whether the index is empty, as after a restore."""
     return session.scalar(select(literal_column("1")).select_from(_SEARCH).limit(1)) is None
 
 
 def find(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enough: int) -> list[int]:
-    """Return the ids of what a search finds, the best first: at least `enough` of them, if there are."""
+    """Return the ids of search results, best first; at least `enough` of them if that many exist."""
     words = list(dict.fromkeys(words_of(wanted.q)))[:_MOST_WORDS]
-    words = [one for one in words if one not in _STOP_WORDS] or words
+    words = [word for word in words if word not in _STOP_WORDS] or words
     if not words:
         return []
-    found = _look(session, wanted, owner_id, [[one] for one in words], enough)
-    if not found:
+    ids = _look(session, wanted, owner_id, [[word] for word in words], enough)
+    if not ids:
         alternatives = _respell(session, words)
-        if any(len(some) > 1 for some in alternatives):
-            found = _look(session, wanted, owner_id, alternatives, enough)
-    return found
+        if any(len(group) > 1 for group in alternatives):
+            ids = _look(session, wanted, owner_id, alternatives, enough)
+    return ids
 
 
 def _respell(session: Session, words: Sequence[str]) -> list[list[str]]:
-    """Return each word with the words of names and tags that it was probably meant to be, nearest first."""
-    from rapidfuzz import process  # only a search that finds nothing needs it
+    """Return each word with the similar words of names and tags, most similar first."""
+    from rapidfuzz import process  # imported here, because only a search without results needs it
     from rapidfuzz.distance import OSA
 
     query = select(Environment.name, Environment.marks).where(Environment.listed, readable(session))
@@ -158,14 +160,14 @@ def _respell(session: Session, words: Sequence[str]) -> list[list[str]]:
         if len(word) < _SHORTEST:
             return []
         most = 2 if len(word) >= _LONG else 1
-        found = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=_MOST_NEAR)
-        return [one for one, distance, _ in found if distance]
+        matches = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=_MOST_NEAR)
+        return [match for match, distance, _ in matches if distance]
 
     return [[word, *near(word)] for word in words]
 
 
 def marked(session: Session, wanted: EnvironmentFilter, owner_id: int | None) -> FromClause:
-    """Return the ids, `found.id`, of all that has the marks which a listing asks for, by the text index."""
+    """Return the ids, `found.id`, of all environments with the marks of a listing, from the text index."""
     return _ids(session, [], "head", _required(session, wanted, owner_id), prefix=False)
 
 
@@ -177,26 +179,26 @@ def _look(
     enough: int,
 ) -> list[int]:
     required = _required(session, wanted, owner_id)
-    found: dict[int, None] = {}
+    matches: dict[int, None] = {}
     for where, prefix in PLACES:
         ids = _ids(session, words, where, required, prefix=prefix)
         together = len(words) + len(wanted.marks()) + (owner_id is not None)
         rows = _newest(session, wanted, owner_id, ids, together=together)
-        flat = tuple(one for some in words for one in some)
+        flat = tuple(word for group in words for word in group)
         rows.sort(key=lambda row: _rank(row, flat, wanted.q), reverse=True)
-        found |= dict.fromkeys(row.id for row in rows)
-        if len(found) >= min(enough, MOST):
+        matches |= dict.fromkeys(row.id for row in rows)
+        if len(matches) >= min(enough, MOST):
             break
-    return list(found)[:MOST]
+    return list(matches)[:MOST]
 
 
 def _newest(
     session: Session, wanted: EnvironmentFilter, owner_id: int | None, ids: FromClause, *, together: int
 ) -> list[Match]:
-    """Return the newest of the rows that one look has found.
+    """Return the newest matches of a search step.
 
-    PostgreSQL takes words for independent. Of several that hardly ever stand together it expects many, and
-    would go through all rows for the newest; so where there are few, these are read.
+    PostgreSQL assumes that words are independent. For words that rarely occur together, it expects many
+    matches and would read all rows in order. If there are few matches, they are read first instead.
     """
 
     def among(found: FromClause) -> Select[*tuple[Any, ...]]:
@@ -215,24 +217,24 @@ def _newest(
 
 
 def _rank(row: Match, words: tuple[str, ...], asked: str) -> tuple[bool, float, float, int]:
-    """Return what orders the matches of one look: a name that is what was asked, or much of it, then use."""
+    """Return the sort key of a match: an exact name first, then names with many of the words, then use."""
     own = words_of(row.name)
     asked = asked.strip().lower()
     exact = asked in (row.name, f"{row.owner}/{row.name}") or own == words_of(asked)
-    covered = sum(one.startswith(words) for one in own) / max(1, len(own))
+    covered = sum(word.startswith(words) for word in own) / max(1, len(own))
     used = math.log1p(row.runs + 5 * row.stars + row.downloads / 10)
     return exact, round(covered, 2), round(used, 2), row.id
 
 
 def conditions(wanted: EnvironmentFilter, owner_id: int | None) -> list[ColumnElement[bool]]:
-    """Return the conditions of the filters on the rows themselves."""
-    found = [Environment.marks.contains(f" {one} ", autoescape=True) for one in wanted.marks()]
-    return found if owner_id is None else [*found, Environment.owner_id == owner_id]
+    """Return the conditions of the filters on rows."""
+    marks = [Environment.marks.contains(f" {mark} ", autoescape=True) for mark in wanted.marks()]
+    return marks if owner_id is None else [*marks, Environment.owner_id == owner_id]
 
 
 def _required(session: Session, wanted: EnvironmentFilter, owner_id: int | None) -> list[list[str]]:
-    """Return the words of which one of each group must stand among the marks."""
-    required = [[_token(one)] for one in wanted.marks()]
+    """Return groups of tokens; the marks must include at least one token of each group."""
+    required = [[_token(mark)] for mark in wanted.marks()]
     if owner_id is not None:
         required.append([_token(f"by {owner_id}")])
     reader: Identity | None = session.info.get(READER)
@@ -242,48 +244,56 @@ def _required(session: Session, wanted: EnvironmentFilter, owner_id: int | None)
     if reader is not None:
         scopes += [
             _INTERNAL,
-            *(f"owner {one}" for one in reader.roles),
-            *(f"environment {one}" for one in reader.grants),
+            *(f"owner {owner}" for owner in reader.roles),
+            *(f"environment {environment}" for environment in reader.grants),
         ]
-    return [*required, [_token(one) for one in scopes]]
+    return [*required, [_token(scope) for scope in scopes]]
 
 
 def _ids(
     session: Session, words: Sequence[Sequence[str]], where: str, required: list[list[str]], *, prefix: bool
 ) -> FromClause:
-    """Return the ids of the rows in which one word of each group occurs, newest first."""
+    """Return the ids of the rows with at least one word of each group, newest first."""
     if where == "name":
-        words, required, where = [], [*([_in_name(one) for one in some] for some in words), *required], "head"
+        words, required, where = (
+            [],
+            [*([_in_name(word) for word in group] for group in words), *required],
+            "head",
+        )
     if _is_sqlite(session):
         columns = {"head": "{name tags summary}", "body": "{name tags summary readme}"}
-        groups = [f"({columns[where]} : {_any_of(some, _FTS5, '*' if prefix else '')})" for some in words]
-        groups += [f"(marks : {_any_of(some, _FTS5)})" for some in required]
+        groups = [f"({columns[where]} : {_any_of(group, _FTS5, '*' if prefix else '')})" for group in words]
+        groups += [f"(marks : {_any_of(group, _FTS5)})" for group in required]
         matches = literal_column("environment_search").op("MATCH")(" AND ".join(groups))
         return (
             select(literal_column("rowid").label("id")).select_from(_SEARCH).where(matches).subquery("found")
         )
-    # A weight has every match looked up: without it, only what begins as a token does could be one of a mark.
+    # A weight makes PostgreSQL check every match. Without it, only a prefix of a token could match a mark.
     end = ":*AB" if prefix else ""
     vector = _SEARCH.c.body if where == "body" else _SEARCH.c.head
-    # Apart from each other: words that the dictionary leaves out, alone, must not find everything.
-    asked = [[_any_of(some, _TSQUERY, end) for some in words], [_any_of(some, _TSQUERY) for some in required]]
-    wanted = [vector.op("@@")(func.to_tsquery(_CONFIGURATION, " & ".join(some))) for some in asked if some]
+    # Use separate queries, because words that the dictionary ignores must not match everything.
+    asked = [
+        [_any_of(group, _TSQUERY, end) for group in words],
+        [_any_of(group, _TSQUERY) for group in required],
+    ]
+    wanted = [vector.op("@@")(func.to_tsquery(_CONFIGURATION, " & ".join(terms))) for terms in asked if terms]
     return select(_SEARCH.c.environment_id.label("id")).where(*wanted).subquery("found")
 
 
 def _any_of(words: Sequence[str], syntax: tuple[str, str], end: str = "") -> str:
-    """Return the expression for any of some words, which hold letters and digits alone."""
+    """Return the expression for any of these words, which only have letters and digits."""
     quote, between = syntax
-    return f"({between.join(f'{quote}{one}{quote}{end}' for one in words)})"
+    return f"({between.join(f'{quote}{word}{quote}{end}' for word in words)})"
 
 
 def _in_name(word: str) -> str:
-    """Return the mark of a word that stands in the name: sought there alone, whatever texts have it too."""
+    """Return the mark of a word of the name, with which only names are searched."""
     return f"zn{word}"
 
 
 def _token(mark: str) -> str:
-    """Return a mark as one word that no text has and no dictionary changes: digits after two letters."""
+    """Return a mark as a single token that no text contains and no dictionary changes: two letters and
+    digits."""
     return f"zq{int.from_bytes(hashlib.sha256(mark.encode()).digest()[:7]):017d}"
 
 

@@ -1,4 +1,4 @@
-"""Stars: users mark environments that they want to find again, and everybody sees how many did."""
+"""Stars: users mark environments that they want to find again. The number of stars is public."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from wander_hub.identity import Identity
 
 
 def star(session: Session, caller: Identity, owner: str, name: str, *, wanted: bool) -> Environment:
-    """Mark an environment, or take that back; to say the same twice changes nothing."""
+    """Add or remove a user's star; repeating it changes nothing."""
     environment = service.find(session, owner, name)
     repository.lock_environment(session, environment)
     mine = session.get(Star, (caller.user_id, environment.id))
-    audit.about(session, whose=None)  # who likes what is not for its owner to read
+    audit.about(session, whose=None)  # owners must not see who starred their environments
     if wanted == (mine is not None):
         audit.nothing_done(session)
     if wanted and mine is None:
@@ -30,21 +30,21 @@ def star(session: Session, caller: Identity, owner: str, name: str, *, wanted: b
 
 
 def count(session: Session, environment: Environment) -> int:
-    """Return how many users marked an environment."""
+    """Return the number of users who starred an environment."""
     query = select(func.count()).select_from(Star).where(Star.environment_id == environment.id)
     return session.scalar(query) or 0
 
 
 def is_starred(session: Session, user_id: int, environment: Environment) -> bool:
-    """Tell whether a user marked an environment."""
+    """Return whether a user starred an environment."""
     return session.get(Star, (user_id, environment.id)) is not None
 
 
 def list_page(session: Session, user_id: int, skipped: int, limit: int) -> EnvironmentPage:
-    """Return a page of the environments that a user marked and may see, the last marked first."""
+    """Return a page of the environments that a user starred and may see, most recently starred first."""
     query = repository.visible(session).join(Star, Star.environment_id == Environment.id)
     query = query.where(Star.user_id == user_id, Environment.deleted_at.is_(None))
     in_order = query.order_by(Star.created_at.desc(), Environment.id)
-    found = session.scalars(in_order.offset(skipped).limit(limit + 1)).all()
-    following = str(skipped + limit) if len(found) > limit else None
-    return EnvironmentPage(data=[service.summary_of(one) for one in found[:limit]], next=following)
+    rows = session.scalars(in_order.offset(skipped).limit(limit + 1)).all()
+    following = str(skipped + limit) if len(rows) > limit else None
+    return EnvironmentPage(data=[service.summary_of(row) for row in rows[:limit]], next=following)

@@ -1,1 +1,1 @@
-"""Environments and versions after their publication: yank, deprecate, lock, rename, delete."""
+"""Changes of published environments, versions and models: yank, deprecate, lock, rename, delete."""

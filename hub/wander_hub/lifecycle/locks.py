@@ -1,9 +1,9 @@
-"""Locks of versions: a `pylock.toml` (PEP 751) that pins each package a version runs with by its digest.
+"""Locks of versions: a `pylock.toml` (PEP 751) that pins every package of a version by its digest.
 
-A lock holds the version's own wheels, the hub's packages and everything that these require. It is attached
-once, by whoever may publish, and never changed; its digest names what installers make of it. They check the
-digests in it whatever it says, so what is refused here is what would not work elsewhere (paths of the
-publisher's machine), what would leak (credentials) and what belongs to another version.
+A lock includes the version's own wheels, the hub's packages and all of their requirements. Anyone who may
+publish can attach it, once, and it cannot be changed. Its digest identifies the resulting installation.
+Installers verify the digests in any case, so this module rejects locks that would not work elsewhere (local
+paths), that would leak credentials, or that belong to another version.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
     from packaging.pylock import Package
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HINT = "`wander env lock` makes a lock that a hub takes"
+_HINT = "create a valid lock with `wander env lock`"
 
 
 @lru_cache(128)
 def list_packages(storage: Storage, sha256: str, size: int) -> tuple[tuple[str, str], ...]:
-    """Return the packages of a stored lock with their versions, empty for one that has none."""
+    """Return the packages of a stored lock with their versions; empty if the lock is too large."""
     if size > LOCK.most_bytes:
         return ()
-    found = read_toml(storage.read(sha256), LOCK).get("packages", ())
-    return tuple(sorted((str(one["name"]), str(one.get("version", ""))) for one in found))
+    packages = read_toml(storage.read(sha256), LOCK).get("packages", ())
+    return tuple(sorted((str(package["name"]), str(package.get("version", ""))) for package in packages))
 
 
 @dataclass(frozen=True)
 class LockedVersion:
-    """What a lock must fit."""
+    """The version to which a lock must belong."""
 
     name: str
-    """Normalised name of the environment's distribution."""
+    """Normalized name of the environment's distribution."""
     version: str
     requires_dist: list[str]
     wheels: Mapping[str, str]
-    """Digests of its wheels by file name."""
+    """Digests of its wheels, by file name."""
 
 
 def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
-    """Refuse a lock that nobody else could install from or that is another version's."""
+    """Raise if others could not install from a lock, or if it belongs to another version."""
     from packaging.pylock import Pylock, PylockValidationError
 
     try:
@@ -71,48 +71,50 @@ def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
     except Refused as error:
         raise _refusal(str(error), status=413 if error.too_large else 422) from error
     except (PylockValidationError, ValueError, RecursionError) as error:
-        raise _refusal(f"it is no lock as PEP 751 has it: {error!s:.300}") from error
+        raise _refusal(f"it is not a valid lock (PEP 751): {error!s:.300}") from error
     if lock.extras or lock.dependency_groups:
-        raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
+        raise _refusal("it has extras or dependency groups, but the lock of a version must be a single set")
     own = [package for package in lock.packages if package.name == wanted.name]
     if not own:
         label = f"{wanted.name} {wanted.version}"
-        raise _refusal(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
-    home = {origin_of(wheel.url) for each in own for wheel in each.wheels or [] if wheel.url is not None}
+        raise _refusal(f"it does not include `{label}`, to which it should belong", code="lock_mismatch")
+    home = {
+        origin_of(wheel.url) for package in own for wheel in package.wheels or [] if wheel.url is not None
+    }
     _check_own(own, wanted)
     for package in lock.packages:
         _check_package(package, home, context)
     held = {package.name for package in lock.packages}
     for text in wanted.requires_dist:
         requirement = Requirement(text)
-        # Where a marker holds is for the installer to find out.
+        # Requirements with a marker are skipped, because the marker depends on the installer's platform.
         if requirement.marker is None and canonicalize_name(requirement.name) not in held:
-            detail = f"the version requires `{text}`, which the lock does not hold"
+            detail = f"the version requires `{text}`, which the lock does not include"
             raise _refusal(detail, code="lock_mismatch")
 
 
 def _check_package(package: Package, home: Collection[str], context: Context) -> None:
-    """Refuse a package that does not come as files with digests at addresses that anybody can ask.
+    """Raise if a package does not consist of files with digests at public addresses.
 
-    `home` are the origins of the hub when the lock was made.
+    `home` has the hub's origins when the lock was made.
     """
     name = package.name
     if package.directory is not None:
-        raise _refusal(f"`{name}` lies in a folder of the machine that made the lock")
+        raise _refusal(f"`{name}` is in a local folder of the machine that made the lock")
     if package.vcs is not None:
-        raise _refusal(f"`{name}` comes from a repository, of whose files nothing states a digest")
+        raise _refusal(f"`{name}` comes from a repository, which provides no digests of its files")
     if package.version is None and package.archive is None:
         raise _refusal(f"`{name}` has no version")
     for where, path, url, hashes in _files(package):
         if path is not None or url is None:
-            raise _refusal(f"`{where}` of `{name}` names a path, which only the machine that made it has")
+            raise _refusal(f"`{where}` of `{name}` is a local path of the machine that made the lock")
         if not _SHA256.fullmatch(str(hashes.get("sha256", ""))):
-            raise _refusal(f"`{where}` of `{name}` states no SHA-256")
+            raise _refusal(f"`{where}` of `{name}` has no SHA-256")
         _check_address(where, name, url, home, context)
 
 
 def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapping[str, str]]]:
-    """Yield what a package's files are called, their paths, addresses and digests."""
+    """Yield name, path, address and digests of each of a package's files."""
     for wheel in package.wheels or []:
         yield wheel.filename, wheel.path, wheel.url, wheel.hashes
     if package.sdist is not None:
@@ -122,17 +124,17 @@ def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapp
 
 
 def _check_address(where: str, name: str, url: str, home: Collection[str], context: Context) -> None:
-    """Refuse an address that is not plain, holds secrets, or leads into a network that few machines reach.
+    """Raise if an address is malformed, contains secrets, or is in a private network.
 
-    What can be told without a look-up is told here. The hub itself asks none of these addresses: its jobs
-    fetch from the indexes that it is configured to use (`wander_hub.verification.program`).
+    This check uses no DNS lookup. The hub never requests these addresses itself: its jobs download from the
+    configured indexes (`wander_hub.verification.program`).
     """
     try:
-        # Whether it may come without TLS is decided below, where more is known.
+        # The code below decides whether the address may use plain http.
         address = parse_file_address(url, {origin_of(url)})
     except ValueError as error:
         code = "lock_credentials" if "credentials:" in str(error) else "bad_lock"
-        raise _refusal(f"the address of `{where}` of `{name}` is not taken: {error}", code=code) from error
+        raise _refusal(f"the address of `{where}` of `{name}` is not allowed: {error}", code=code) from error
     host, own = urlsplit(url).hostname, urlsplit(context.base_url).hostname
     networks = context.settings.webhook_networks
     if host is not None and host != own and is_inner(host, networks):
@@ -140,40 +142,42 @@ def _check_address(where: str, name: str, url: str, home: Collection[str], conte
     of_hub = address.origin in home and (hub_file(address) or ("", ""))[1] == name
     chosen = host is not None and is_inner(host, ()) and host != own
     index = origin_of(context.settings.upstream_index or "")
-    # An index on the machine of a hub that has no TLS either is no weaker than that hub.
-    beside = host == own and context.base_url.startswith("http:")
-    if address.origin.startswith("http:") and not (of_hub or chosen or beside or address.origin == index):
-        raise _refusal(f"the address of `{where}` of `{name}` begins with `http:`; files come over https")
+    # An index on the same host as a hub without TLS is as secure as that hub.
+    same_host = host == own and context.base_url.startswith("http:")
+    if address.origin.startswith("http:") and not (of_hub or chosen or same_host or address.origin == index):
+        raise _refusal(f"the address of `{where}` of `{name}` must use https")
 
 
 def _check_own(own: Sequence[Package], wanted: LockedVersion) -> None:
-    """Refuse a lock that is not of this version: it has to hold the version's wheel, by its digest."""
+    """Raise if a lock does not include the version's own wheels with their digests."""
     label = f"{wanted.name} {wanted.version}"
     for package in own:
         if str(package.version) != wanted.version:
-            raise _refusal(f"it is of `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch")
+            raise _refusal(
+                f"it is for `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch"
+            )
         if package.sdist is not None or package.archive is not None or not package.wheels:
-            raise _refusal(f"it holds `{label}` as something else than wheels", code="lock_mismatch")
+            raise _refusal(f"it must include `{label}` as wheels", code="lock_mismatch")
         for wheel in package.wheels:
             if wanted.wheels.get(wheel.filename) != wheel.hashes.get("sha256"):
-                detail = f"it holds `{wheel.filename}` with other bytes than this hub's"
+                detail = f"its `{wheel.filename}` differs from the one on this hub"
                 raise _refusal(detail, code="lock_mismatch")
 
 
 def offer(context: Context, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
-    """Give a version that was published without one its lock; refuse one that does not fit it.
+    """Attach a lock to a published version that has none; raise if it does not belong to the version.
 
-    Reading a long one takes a second, so no connection to the database is held meanwhile.
+    Parsing a long lock takes a second, so no database connection is held during that time.
     """
     with context.read() as session:
         environment = service.find(session, owner, name)
         if not rights.may(context.caller, "publish", environment):
             raise rights.refusal(context.caller, "publish", environment)
-        found = service.find_version(session, environment, version)
-        wheels = {file.filename: file.sha256 for file in found.files if file.kind == "wheel"}
-        # An environment may have been renamed since; its files keep the name that they were built under.
+        published = service.find_version(session, environment, version)
+        wheels = {file.filename: file.sha256 for file in published.files if file.kind == "wheel"}
+        # After a renaming, the files still have the name under which they were built.
         built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
-        wanted = LockedVersion(built_as, found.version, found.requires_dist, wheels)
+        wanted = LockedVersion(built_as, published.version, published.requires_dist, wheels)
         files = {hashlib.sha256(content).hexdigest(): len(content)}
         quotas.foresee(session, context.settings, environment.owner, files=files)
     check(content, wanted, context)
@@ -191,29 +195,30 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
 def attach(
     session: Session, storage: Storage, caller: Identity, owner: str, name: str, version: str, content: bytes
 ) -> tuple[Environment, Version]:
-    """Give a published version its lock, whose bytes are stored; the same again is fine, others are a 409."""
+    """Attach a stored lock to a published version. The same lock again is accepted; another lock is a 409
+    problem."""
     environment = rights.environment_for(session, caller, "publish", owner, name)
-    found = service.find_version(session, environment, version)
-    if found.deleted_at is not None:
-        raise HubProblem(409, "version_deleted", f"version {found.version} was deleted")
+    published = service.find_version(session, environment, version)
+    if published.deleted_at is not None:
+        raise HubProblem(409, "version_deleted", f"version {published.version} was deleted")
     body = io.BytesIO(content)
     sha256, size = digest_of(body)
-    documents.attach(session, storage, found, "lock", body, sha256, size)
-    session.expire(found, ["documents"])
-    return environment, service.find_version(session, environment, found.version)
+    documents.attach(session, storage, published, "lock", body, sha256, size)
+    session.expire(published, ["documents"])
+    return environment, service.find_version(session, environment, published.version)
 
 
 def find(session: Session, owner: str, name: str, version: str) -> VersionDocument:
-    """Return the lock of a version; raise a 404 where it has none or its files may not be had."""
+    """Return the lock of a version; raise a 404 problem if it has none or its files are unavailable."""
     environment = service.find(session, owner, name)
-    found = service.find_version(session, environment, version)
-    lock = next((one for one in found.documents if one.kind == "lock"), None)
-    if lock is not None and service.list_offered_files(environment, found):
+    locked = service.find_version(session, environment, version)
+    lock = next((document for document in locked.documents if document.kind == "lock"), None)
+    if lock is not None and service.list_offered_files(environment, locked):
         return lock
-    label = f"{environment.label}@{found.version}"
-    hint = f"`wander env lock {label}` makes one, and `--attach` gives it to the version"
+    label = f"{environment.label}@{locked.version}"
+    hint = f"create a lock with `wander env lock {label}`; `--attach` adds it to the version"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
 
 
 def _refusal(fault: str, *, code: str = "bad_lock", status: int = 422) -> HubProblem:
-    return HubProblem(status, code, f"the lock is refused: {fault}", hint=_HINT)
+    return HubProblem(status, code, f"the lock was rejected: {fault}", hint=_HINT)

@@ -1,4 +1,4 @@
-"""The API that changes models after they were pushed: yanking, deletion, visibility."""
+"""The API for changing pushed models: yank, delete, change visibility."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wander_hub.transfers import objects
 router = HubRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
 
 _REFUSALS = refusals(400, 401, 403, 404, 409, 410, 422)
-Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
+Why = Annotated[str | None, Query(max_length=500, description="public reason")]
 
 
 @router.put("/revisions/{revision}/yank", responses=_REFUSALS)
@@ -32,10 +32,10 @@ Why = Annotated[str | None, Query(max_length=500, description="shown to everybod
 def yank_revision(
     context: ForMaintainer, owner: str, name: str, revision: str, body: Reason
 ) -> ModelRevision:
-    """Have `latest` and leaderboards pass a revision over; whoever names it still gets it."""
+    """Make `latest` and leaderboards skip a revision. It can still be downloaded by its digest."""
 
-    def yank(found: Revision) -> None:
-        found.yanked, found.yanked_reason = True, plain_reason(body.reason) or found.yanked_reason
+    def yank(row: Revision) -> None:
+        row.yanked, row.yanked_reason = True, plain_reason(body.reason) or row.yanked_reason
 
     return _change(context, owner, name, revision, yank)
 
@@ -45,8 +45,8 @@ def yank_revision(
 def unyank_revision(context: ForMaintainer, owner: str, name: str, revision: str) -> ModelRevision:
     """Offer a yanked revision again."""
 
-    def offer(found: Revision) -> None:
-        found.yanked, found.yanked_reason = False, None
+    def offer(row: Revision) -> None:
+        row.yanked, row.yanked_reason = False, None
 
     return _change(context, owner, name, revision, offer)
 
@@ -56,9 +56,9 @@ def _change(
 ) -> ModelRevision:
     def record(session: Session) -> ModelRevision:
         model = service.model_for(session, context.caller, "maintain", owner, name)
-        found = service.find_revision(session, model, revision)
-        change(found)
-        return service.describe_revision(found, context.base_url)
+        row = service.find_revision(session, model, revision)
+        change(row)
+        return service.describe_revision(row, context.base_url)
 
     return context.commit(record)
 
@@ -81,7 +81,7 @@ def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibili
 @router.delete("/revisions/{revision}", status_code=204, responses=_REFUSALS)
 @audited("model.delete")
 def delete_revision(context: ForManager, owner: str, name: str, revision: str, reason: Why = None) -> None:
-    """Delete the files of a revision for good; these very files are not taken again."""
+    """Delete the files of a revision permanently. The same files cannot be pushed again."""
 
     def record(session: Session) -> list[str]:
         model = service.model_for(session, context.caller, "manage", owner, name)
@@ -93,7 +93,7 @@ def delete_revision(context: ForManager, owner: str, name: str, revision: str, r
 @router.delete("", status_code=204, responses=_REFUSALS)
 @audited("model.delete")
 def delete_model(context: ForManager, owner: str, name: str, reason: Why = None) -> None:
-    """Delete a model with all files for good; its name is never given again."""
+    """Delete a model and all its files permanently. Its name cannot be used again."""
 
     def record(session: Session) -> list[str]:
         model = service.model_for(session, context.caller, "manage", owner, name)
@@ -104,8 +104,8 @@ def delete_model(context: ForManager, owner: str, name: str, reason: Why = None)
 
 
 def _drop(revisions: Sequence[Revision], reason: str | None) -> list[str]:
-    """Leave tombstones of revisions; return the digests of their files."""
-    live = [one for one in revisions if one.deleted_at is None]
-    for one in live:
-        one.deleted_at, one.yanked_reason = now(), plain_reason(reason)
-    return [file.sha256 for one in live for file in one.files]
+    """Mark revisions as deleted; return the digests of their files."""
+    live = [revision for revision in revisions if revision.deleted_at is None]
+    for revision in live:
+        revision.deleted_at, revision.yanked_reason = now(), plain_reason(reason)
+    return [file.sha256 for revision in live for file in revision.files]

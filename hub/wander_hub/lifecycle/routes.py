@@ -1,4 +1,4 @@
-"""The API that changes environments and versions after they were published, and that on their locks."""
+"""The API for changing published environments and versions, and for their locks."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ router = HubRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environm
 MEDIA_TYPE = "application/toml"
 _TOML: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
 _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
-Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
+Why = Annotated[str | None, Query(max_length=500, description="public reason")]
 
 
 @router.put("/versions/{version}/yank", responses=_REFUSALS)
 @audited("version.yank")
 def yank_version(context: ForMaintainer, owner: str, name: str, version: str, body: Reason) -> VersionDetail:
-    """Have installers skip a version unless its exact number is asked for (PEP 592)."""
-    what = (context.caller, owner, name, version, body.reason)
+    """Make installers skip a version unless its exact number is requested (PEP 592)."""
+    arguments = (context.caller, owner, name, version, body.reason)
     return context.commit(
-        lambda session: service.version_detail(*life.yank(session, *what), context.base_url)
+        lambda session: service.version_detail(*life.yank(session, *arguments), context.base_url)
     )
 
 
@@ -56,9 +56,9 @@ def yank_version(context: ForMaintainer, owner: str, name: str, version: str, bo
 @audited("version.unyank")
 def unyank_version(context: ForMaintainer, owner: str, name: str, version: str) -> VersionDetail:
     """Offer a yanked version again."""
-    what = (context.caller, owner, name, version)
+    arguments = (context.caller, owner, name, version)
     return context.commit(
-        lambda session: service.version_detail(*life.yank(session, *what, undo=True), context.base_url)
+        lambda session: service.version_detail(*life.yank(session, *arguments, undo=True), context.base_url)
     )
 
 
@@ -67,12 +67,12 @@ def unyank_version(context: ForMaintainer, owner: str, name: str, version: str) 
 def delete_version(
     context: ForManager, owner: str, name: str, version: str, reason: Why = None
 ) -> VersionDetail:
-    """Delete the files of a version for good; its number and file names are never reused."""
+    """Delete the files of a version permanently. Its number and file names cannot be used again."""
 
     def record(session: Session) -> tuple[VersionDetail, list[str]]:
-        what = (context.caller, owner, name, version, reason)
-        environment, found, digests = life.delete_version(session, *what)
-        return service.version_detail(environment, found, context.base_url), digests
+        arguments = (context.caller, owner, name, version, reason)
+        environment, deleted, digests = life.delete_version(session, *arguments)
+        return service.version_detail(environment, deleted, context.base_url), digests
 
     detail, digests = context.commit(record)
     objects.discard(context.database, context.storage, digests)
@@ -82,7 +82,8 @@ def delete_version(
 @router.delete("", status_code=204, responses=_REFUSALS)
 @audited("environment.delete")
 def delete_environment(context: ForManager, owner: str, name: str, reason: Why = None) -> None:
-    """Delete an environment with all files for good; its name is never reused, its runs are kept."""
+    """Delete an environment and all its files permanently. Its name cannot be used again; its runs are
+    kept."""
     digests = context.commit(
         lambda session: life.delete_environment(session, context.caller, owner, name, reason)
     )
@@ -92,7 +93,7 @@ def delete_environment(context: ForManager, owner: str, name: str, reason: Why =
 @router.put("/status", responses=_REFUSALS)
 @audited("environment.status")
 def set_status(context: ForMaintainer, owner: str, name: str, body: NewStatus) -> EnvironmentDetail:
-    """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or undo that."""
+    """Deprecate, archive or (as an administrator) quarantine an environment (PEP 792), or undo that."""
     return _change(context, lambda session: life.set_status(session, context.caller, owner, name, body))
 
 
@@ -100,22 +101,22 @@ def set_status(context: ForMaintainer, owner: str, name: str, body: NewStatus) -
 @audited("environment.visibility")
 def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> EnvironmentDetail:
     """Make an environment public, internal or private."""
-    what = (context.caller, owner, name, visibility_of(body.private, internal=body.internal))
-    return _change(context, lambda session: life.set_visibility(session, *what))
+    arguments = (context.caller, owner, name, visibility_of(body.private, internal=body.internal))
+    return _change(context, lambda session: life.set_visibility(session, *arguments))
 
 
 @router.post("/transfer", responses=_REFUSALS)
 @audited("environment.transfer")
 def transfer_environment(context: ForManager, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
-    """Give an environment another owner or name; the old ones redirect to it."""
-    what = (context.settings, context.caller, owner, name, body)
-    return _change(context, lambda session: life.move(session, *what))
+    """Move an environment to another owner or name. The old address redirects to the new one."""
+    arguments = (context.settings, context.caller, owner, name, body)
+    return _change(context, lambda session: life.move(session, *arguments))
 
 
 @router.post("/fork", status_code=201, responses=_REFUSALS)
 @audited("environment.fork")
 def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
-    """Start an environment under another owner from one version of this one."""
+    """Create an environment under another owner from one version of this environment."""
 
     def fork(session: Session) -> Environment:
         context.database.lock_objects(session, exclusive=False)
@@ -125,7 +126,7 @@ def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPla
 
 
 def _change(context: Context, work: Callable[[Session], Environment]) -> EnvironmentDetail:
-    """Change an environment, and return it as it is then."""
+    """Change an environment and return its new state."""
 
     def record(session: Session) -> EnvironmentDetail:
         environment = work(session)
@@ -143,7 +144,8 @@ def _change(context: Context, work: Callable[[Session], Environment]) -> Environ
 def get_lock(
     request: Request, session: ReadSession, storage: HubStorage, owner: str, name: str, version: str
 ) -> Response:
-    """Return the `pylock.toml` of a version; `latest` is the newest. pip and uv install from this address."""
+    """Return the `pylock.toml` of a version; `latest` is the newest. pip and uv can install from this
+    address."""
     lock = locks.find(session, owner, name, version)
     return stored_object(request, storage, lock.sha256, lock.size, MEDIA_TYPE, {"Cache-Control": REVALIDATE})
 
@@ -157,7 +159,7 @@ def get_lock(
 async def put_lock(
     request: Request, context: ForPublisher, owner: str, name: str, version: str
 ) -> VersionDetail:
-    """Give a version that was uploaded without one its `pylock.toml`; it is never changed afterwards."""
-    too_large = HubProblem(413, "too_large", f"a lock has at most {LOCK.most_bytes:,} bytes")
+    """Attach a `pylock.toml` to a version that has none. It cannot be changed afterwards."""
+    too_large = HubProblem(413, "too_large", f"a lock may have at most {LOCK.most_bytes:,} bytes")
     content = await read_body(request, LOCK.most_bytes, too_large)
     return await run_in_threadpool(locks.offer, context, owner, name, version, content)

@@ -1,7 +1,7 @@
-"""The life of environments and versions after they were published.
+"""Changes of published environments and versions.
 
-Every function checks the caller's right itself, changes rows and writes the index pages in the session that
-it is given, so that one transaction shows all of a change or nothing.
+Every function checks the caller's permission, changes rows and renders the index pages in the given session,
+so that one transaction shows either all of a change or nothing.
 """
 
 from __future__ import annotations
@@ -40,38 +40,35 @@ def yank(
     *,
     undo: bool = False,
 ) -> tuple[Environment, Version]:
-    """Tell installers to pass a version over unless it is asked for by its exact number (PEP 592).
-
-    `undo` offers a yanked version again.
-    """
+    """Make installers skip a version unless its exact number is requested (PEP 592); `undo` reverts this."""
     environment = rights.environment_for(session, caller, "maintain", owner, name)
-    found = _present_version(session, environment, version)
+    yanked = _present_version(session, environment, version)
     if undo:
-        found.yanked, found.yanked_reason = False, None
-    elif not found.yanked or plain_reason(reason):  # yanking again without a reason keeps the first
-        found.yanked, found.yanked_reason = True, plain_reason(reason)
+        yanked.yanked, yanked.yanked_reason = False, None
+    elif not yanked.yanked or plain_reason(reason):  # yanking again without a reason keeps the first reason
+        yanked.yanked, yanked.yanked_reason = True, plain_reason(reason)
     _refresh(session, environment)
-    audit.about(session, reason=found.yanked_reason)
-    outbox.tell(session, environment, "version.yanked", lambda: describe(session, environment, found))
-    return environment, found
+    audit.about(session, reason=yanked.yanked_reason)
+    outbox.tell(session, environment, "version.yanked", lambda: describe(session, environment, yanked))
+    return environment, yanked
 
 
 def delete_version(
     session: Session, caller: Identity, owner: str, name: str, version: str, reason: str | None
 ) -> tuple[Environment, Version, list[str]]:
-    """Leave a tombstone of a version; return also the digests of its files, to discard after the commit."""
+    """Mark a version as deleted; also return the digests of its files, to discard after the commit."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
-    found = _present_version(session, environment, version)
-    found.deleted_at, found.deleted_reason = now(), plain_reason(reason)
+    deleted = _present_version(session, environment, version)
+    deleted.deleted_at, deleted.deleted_reason = now(), plain_reason(reason)
     _refresh(session, environment)
-    audit.about(session, reason=found.deleted_reason)
-    return environment, found, _digests(session, found)
+    audit.about(session, reason=deleted.deleted_reason)
+    return environment, deleted, _digests(session, deleted)
 
 
 def delete_environment(
     session: Session, caller: Identity, owner: str, name: str, reason: str | None
 ) -> list[str]:
-    """Leave a tombstone of an environment and of all its versions; return the digests of its files."""
+    """Mark an environment and all its versions as deleted; return the digests of its files."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     digests: list[str] = []
     for listed in repository.versions_of(session, environment):
@@ -89,13 +86,13 @@ def delete_environment(
 
 
 def set_status(session: Session, caller: Identity, owner: str, name: str, wanted: NewStatus) -> Environment:
-    """Deprecate, archive or quarantine an environment, or take that back."""
+    """Deprecate, archive or quarantine an environment, or undo that."""
     environment = rights.environment_for(session, caller, "maintain", owner, name)
     audit.about(session, status=wanted.status, reason=plain_reason(wanted.reason))
     if wanted.status == "quarantined":
         rights.require_administrator(caller)
         if not plain_reason(wanted.reason):
-            raise HubProblem(422, "reason_needed", "a quarantine needs a reason, which everybody is shown")
+            raise HubProblem(422, "reason_needed", "a quarantine needs a reason, which is public")
         environment.quarantine_reason = plain_reason(wanted.reason)
     elif wanted.status == "active" and environment.quarantine_reason is not None:
         rights.require_administrator(caller)
@@ -114,14 +111,15 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
 def set_visibility(
     session: Session, caller: Identity, owner: str, name: str, wanted: Visibility
 ) -> Environment:
-    """Show an environment to everybody, to everybody who is signed in, or to those with a role on it alone.
+    """Make an environment public, internal or private.
 
-    What was forked from one that fewer see is shown to more only by somebody who may also show that one.
+    A fork can only become more visible than its origin if the caller may change the visibility of the origin
+    as well.
     """
     environment = rights.environment_for(session, caller, "manage", owner, name)
     if not _parents_agree(session, caller, environment, wanted):
-        hint = "make an owner of what it was forked from an owner of the fork too, who then shows it"
-        detail = f"`{owner}/{name}` was forked from one that is not {wanted}, whose owner has not agreed"
+        hint = "an owner of both the fork and its origin can change this"
+        detail = f"`{owner}/{name}` was forked from an environment that is not {wanted}"
         raise HubProblem(403, "parent_private", detail, hint=hint)
     environment.visibility = wanted
     audit.about(session, visibility=wanted)
@@ -132,13 +130,15 @@ def set_visibility(
 def move(
     session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
 ) -> Environment:
-    """Give an environment another owner, another name or both; the old ones lead to it for ever.
+    """Move an environment to another owner, another name or both; the old address redirects permanently.
 
-    Trusted publishers of the old name end, and with the old owner roles and tokens, which were its choice.
+    Trusted publishers of the old name are removed. If the owner changes, roles and tokens are removed as
+    well, because the old owner chose them.
     """
-    both = {one.id: one for one in (rights.find_owner(session, caller, one) for one in (owner, place.owner))}
-    for _, one in sorted(both.items()):  # in one order, so that two transfers cannot wait for each other
-        accounts.lock_owner(session, one)
+    namespaces = (rights.find_owner(session, caller, label) for label in (owner, place.owner))
+    both = {namespace.id: namespace for namespace in namespaces}
+    for _, namespace in sorted(both.items()):  # lock in a fixed order to avoid deadlocks between transfers
+        accounts.lock_owner(session, namespace)
     environment = rights.environment_for(session, caller, "manage", owner, name)
     old_owner, old_name = environment.owner, environment.name
     target = rights.owner_for(session, caller, "publish", place.owner)
@@ -173,15 +173,18 @@ def move(
 def fork(
     session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
 ) -> Environment:
-    """Begin an environment of another owner with one version of this one, and note where it came from."""
+    """Create an environment under another owner from one version of this environment, and record its
+    origin."""
     parent = service.find(session, owner, name)
     if parent.quarantine_reason is not None:
         raise HubProblem(409, "environment_quarantined", f"`{owner}/{name}` is in quarantine")
     source = _present_version(session, parent, place.version or "latest")
     target = rights.owner_for(session, caller, "maintain", place.owner)
     if place.name is not None and _new_name(place.name) != parent.name:
-        hint = "fork it, rename it in pyproject.toml and publish that"
-        raise HubProblem(422, "bad_name", "a fork keeps its name, which its files carry", hint=hint)
+        hint = "fork it, rename it in pyproject.toml and publish a version under the new name"
+        raise HubProblem(
+            422, "bad_name", "a fork must keep its name, because its files contain it", hint=hint
+        )
     accounts.lock_owner(session, target)
     if repository.find_taken(session, target.id, parent.name) is not None:
         raise _name_taken(target, parent.name)
@@ -191,22 +194,22 @@ def fork(
         listed=parent.listed,
         visibility=narrower(parent.visibility, target.default_visibility),
     )
-    # It is the new owner's matter: that of the parent may not even see it.
+    # The entry belongs to the new owner. The owner of the parent may not even be allowed to see the fork.
     new, old = f"{target.name}/{child.name}", parent.label
     audit.about(session, whose=target.name, target=new, parent=old, version=source.version)
     child.parent_id, child.parent_version = parent.id, source.version
     copied = _copy(session, source, child, caller)
     _refresh(session, child)
     quotas.require_room(session, settings, target, quotas.OF_VERSIONS)
-    files = {one.filename: one.sha256 for one in source.files}
+    files = {file.filename: file.sha256 for file in source.files}
     outbox.tell(session, child, "version.published", lambda: describe(session, child, copied, files))
     return child
 
 
 def _parents_agree(session: Session, caller: Identity, environment: Environment, wanted: Visibility) -> bool:
-    """Tell whether the caller may show as widely all that this one comes from, fork by fork."""
+    """Return whether the caller may give all origins of an environment this visibility."""
     while environment.parent_id is not None:
-        parent = session.get_one(Environment, environment.parent_id)  # whoever may see it
+        parent = session.get_one(Environment, environment.parent_id)  # regardless of who may see it
         if narrower(parent.visibility, wanted) == wanted:
             return True
         if not rights.may(caller, "manage", parent):
@@ -216,21 +219,21 @@ def _parents_agree(session: Session, caller: Identity, environment: Environment,
 
 
 def _present_version(session: Session, environment: Environment, version: str) -> Version:
-    found = service.find_version(session, environment, version)
-    if found.deleted_at is not None:
-        label = f"{environment.label}@{found.version}"
+    present = service.find_version(session, environment, version)
+    if present.deleted_at is not None:
+        label = f"{environment.label}@{present.version}"
         raise HubProblem(410, "version_deleted", f"`{label}` was deleted")
-    return found
+    return present
 
 
 def _digests(session: Session, version: Version) -> list[str]:
-    """Return the digests of all that a version points to."""
-    documented = documents.documents_of(session, version)
-    return [one.sha256 for one in version.files] + [one.sha256 for one in documented]
+    """Return the digests of all objects of a version."""
+    attached = documents.documents_of(session, version)
+    return [file.sha256 for file in version.files] + [document.sha256 for document in attached]
 
 
 def _refresh(session: Session, environment: Environment) -> None:
-    """Bring listings and index up to date."""
+    """Update listings and index pages."""
     session.flush()
     listing.refresh(session, environment)
     index.write_pages(session, environment)
@@ -245,7 +248,7 @@ def _drop_roles(session: Session, environment: Environment) -> None:
 
 
 def _claim(session: Session, owner: Owner, name: str, environment: Environment) -> None:
-    """Make sure that a name is free for an environment; one that it had before is."""
+    """Raise if a name is taken; a former name of the same environment is free."""
     held = repository.find_taken(session, owner.id, name)
     if isinstance(held, FormerName) and held.environment_id == environment.id:
         session.delete(held)
@@ -255,14 +258,14 @@ def _claim(session: Session, owner: Owner, name: str, environment: Environment) 
 
 
 def _name_taken(owner: Owner, name: str) -> HubProblem:
-    detail = f"`{owner.name}/{name}` is taken; names are not given twice"
+    detail = f"the name `{owner.name}/{name}` is already taken, or was used before"
     return HubProblem(409, "name_taken", detail, hint="choose another name")
 
 
 def _new_name(name: str) -> str:
     normal = names.normalize_environment(name)
     if not names.is_environment_name(normal):
-        raise HubProblem(422, "bad_name", f"`{name[:80]}` cannot be the name of an environment")
+        raise HubProblem(422, "bad_name", f"`{name[:80]}` is not a valid name of an environment")
     return normal
 
 
@@ -271,15 +274,15 @@ def _successor(session: Session, wanted: NewStatus) -> str | None:
         return None
     owner, slash, name = wanted.successor.partition("/")
     if not slash:
-        raise HubProblem(422, "invalid_request", "`successor` is written `owner/name`")
-    found = service.resolve(session, owner, name)
-    return found.label
+        raise HubProblem(422, "invalid_request", "`successor` must have the form `owner/name`")
+    successor = service.resolve(session, owner, name)
+    return successor.label
 
 
 def plain_reason(reason: str | None) -> str | None:
-    """Keep a reason on one line: it stands in attributes and terminals."""
+    """Return a reason on one line, without control characters, because pages and terminals show it."""
     words = " ".join((reason or "").split())
-    return "".join(one for one in words if one.isprintable()) or None
+    return "".join(letter for letter in words if letter.isprintable()) or None
 
 
 def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> Version:
@@ -298,8 +301,8 @@ def _copy(session: Session, source: Version, child: Environment, caller: Identit
     session.add(version)
     session.flush()
     kept = ("filename", "kind", "size", "sha256", "core_metadata", "core_metadata_sha256", "warnings")
-    for one in source.files:
-        values = {name: getattr(one, name) for name in kept}
+    for file in source.files:
+        values = {name: getattr(file, name) for name in kept}
         session.add(File(environment_id=child.id, version_id=version.id, uploaded_at=now(), **values))
     documents.copy(session, source, version)
     session.flush()

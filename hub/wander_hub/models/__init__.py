@@ -1,1 +1,1 @@
-"""Models: trained weights with what it takes to load them, revision by revision."""
+"""Models: trained weights with the files needed to load them, in revisions."""

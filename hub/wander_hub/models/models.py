@@ -21,15 +21,15 @@ class Model(HasVisibility, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     name: Mapped[str] = mapped_column(String(200))
-    """Normalised as an environment's."""
+    """Name, normalized like an environment's name."""
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
-    """The row stays for ever, so that nothing else gets the name."""
+    """Time of the deletion. The row remains permanently, so that the name cannot be reused."""
     owner: Mapped[Owner] = relationship(lazy="raise")
 
 
 class Revision(Base):
-    """One immutable state of a model; everything in it was read from its files."""
+    """An immutable revision of a model. Everything in it comes from its files."""
 
     __tablename__ = "model_revisions"
     __table_args__ = (UniqueConstraint("model_id", "revision"),)
@@ -39,16 +39,16 @@ class Revision(Base):
     revision: Mapped[str] = mapped_column(String(64))
     """SHA-256 over its files, as in `wander.wire.models`."""
     weights_sha256: Mapped[str] = mapped_column(String(64), index=True)
-    """Runs of these weights name them by the same digest."""
+    """Digest of the weights. Runs refer to the weights by the same digest."""
     architecture: Mapped[str] = mapped_column(String(100))
     parameters: Mapped[int] = mapped_column(BigInteger)
     card_html: Mapped[str] = mapped_column(Text)
-    """Rendered and sanitised when it was pushed."""
+    """Model card as HTML, rendered and sanitized at upload."""
     yanked: Mapped[bool] = mapped_column(default=False)
     yanked_reason: Mapped[str | None] = mapped_column(Text)
-    """Of a deleted one, why it was deleted."""
+    """Reason for yanking, or for deleting if it is deleted."""
     deleted_at: Mapped[datetime | None]
-    """Its files are gone; the row stays."""
+    """Time of the deletion. The files are removed and the row remains."""
     pushed_at: Mapped[datetime]
     pushed_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     model: Mapped[Model] = relationship(lazy="raise")
@@ -57,7 +57,7 @@ class Revision(Base):
 
 
 class RevisionFile(Base):
-    """One file of a revision."""
+    """A file of a revision."""
 
     __tablename__ = "model_files"
 

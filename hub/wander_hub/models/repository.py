@@ -1,4 +1,4 @@
-"""Queries on models. Every read starts from `visible`, so that none can forget a permission."""
+"""Queries on models. Every read starts from `visible`, so that none can forget the permissions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wander_hub.models.models import Model, Revision, RevisionFile
 
 
 def _readable(session: Session) -> ColumnElement[bool]:
-    """Return the condition on models that holds for those the session's reader may see.
+    """Return the condition on models that the session's reader may see.
 
-    Roles are those on the owner; a token that is for one environment alone shows no private model.
+    Only roles on the owner count. A token that is limited to one environment does not show private models.
     """
     reader: Identity | None = session.info.get(READER)
     public = Model.private.is_(False)
@@ -30,13 +30,13 @@ def _readable(session: Session) -> ColumnElement[bool]:
 
 
 def visible(session: Session) -> Select[Model]:
-    """Return the statement every read builds on: the models the caller may see, owner loaded."""
+    """Return the base statement of every read: models that the reader may see, with their owners."""
     query = select(Model).join(Model.owner).options(contains_eager(Model.owner))
     return query.where(_readable(session))
 
 
 def visible_revisions(session: Session) -> Select[Revision]:
-    """Return the statement on the revisions of models that the caller may see, with their files."""
+    """Return the statement for revisions of models that the reader may see, with their files."""
     whole = (joinedload(Revision.pushed_by), selectinload(Revision.files))
     owned = contains_eager(Revision.model).contains_eager(Model.owner)
     query = select(Revision).join(Revision.model).join(Model.owner)
@@ -44,24 +44,24 @@ def visible_revisions(session: Session) -> Select[Revision]:
 
 
 def model_named(session: Session, owner: str, name: str) -> Model | None:
-    """Return one model, a deleted one too."""
+    """Return a model, even if it is deleted, or None."""
     return session.scalar(visible(session).where(Owner.name == owner, Model.name == name))
 
 
 def find_taken(session: Session, owner_id: int, name: str) -> Model | None:
-    """Return what holds a name, seen or unseen: names are never given twice."""
+    """Return the holder of a name, even if hidden from the reader. Names are never reused."""
     query = select(Model).where(Model.owner_id == owner_id, Model.name == name)
     return session.scalar(query.options(joinedload(Model.owner)))
 
 
 def models_of(session: Session, owner_id: int, limit: int) -> Sequence[Model]:
-    """Return models of an owner."""
+    """Return an owner's models, up to a limit."""
     query = visible(session).where(Model.owner_id == owner_id, Model.deleted_at.is_(None))
     return session.scalars(query.order_by(Model.name).limit(limit)).all()
 
 
 def newest_of(session: Session, limit: int) -> Sequence[Revision]:
-    """Return the newest revisions of public models, of each model one."""
+    """Return the newest revision of each public model, newest first."""
     last = select(func.max(Revision.id)).where(Revision.deleted_at.is_(None)).group_by(Revision.model_id)
     query = select(Revision).join(Revision.model).join(Model.owner).where(Revision.id.in_(last))
     query = query.where(Model.private.is_(False), Model.deleted_at.is_(None)).options(
@@ -71,8 +71,9 @@ def newest_of(session: Session, limit: int) -> Sequence[Revision]:
 
 
 def list_newest(session: Session, word: str, before: int | None, limit: int) -> Sequence[Revision]:
-    """Return the newest revision of each model that the caller may see and whose name holds a word, the last
-    pushed first, from before a revision on.
+    """Return the newest revision of each model that the reader may see and whose name contains a word.
+
+    The most recently pushed revision comes first. `before` continues after the revision with that id.
     """
     live = select(func.max(Revision.id)).where(Revision.deleted_at.is_(None)).group_by(Revision.model_id)
     query = visible_revisions(session).options(defer(Revision.card_html))
@@ -85,14 +86,15 @@ def list_newest(session: Session, word: str, before: int | None, limit: int) -> 
 
 
 def revisions_of(session: Session, model: Model) -> Sequence[Revision]:
-    """Return every revision of a model, the newest first."""
+    """Return all revisions of a model, newest first."""
     query = visible_revisions(session).where(Revision.model_id == model.id)
     return session.scalars(query.order_by(Revision.id.desc())).all()
 
 
 def names_of_weights(session: Session, weights: Iterable[str | None]) -> dict[str, str]:
-    """Return `owner/name@revision` for those digests of weights that are here: what was pushed first."""
-    wanted = {one for one in weights if one is not None}
+    """Return for each digest of weights the `owner/name@revision` that was pushed first, if it is on this
+    hub."""
+    wanted = {digest for digest in weights if digest is not None}
     if not wanted:
         return {}
     query = select(Revision.weights_sha256, Owner.name, Model.name, Revision.revision)
@@ -111,7 +113,8 @@ def names_of_weights(session: Session, weights: Iterable[str | None]) -> dict[st
 
 
 def first_pushers(session: Session, weights: Iterable[str]) -> dict[str, int]:
-    """Return who pushed weights first, by their digest; weights that the reader may not see count too."""
+    """Return the users who pushed weights first, by digest, including revisions that the reader may not
+    see."""
     wanted = set(weights)
     if not wanted:
         return {}
@@ -121,7 +124,7 @@ def first_pushers(session: Session, weights: Iterable[str]) -> dict[str, int]:
 
 
 def held_files(session: Session, owner_id: int, name: str) -> dict[tuple[str, str], int]:
-    """Return the sizes of the files that a model has, by name and digest."""
+    """Return the sizes of a model's files, by name and digest."""
     query = select(RevisionFile.filename, RevisionFile.sha256, RevisionFile.size)
     query = query.join(Revision, RevisionFile.revision_id == Revision.id).join(Revision.model)
     query = query.where(Model.owner_id == owner_id, Model.name == name, Revision.deleted_at.is_(None))

@@ -1,4 +1,4 @@
-"""The API that reads models. Files are sent whole or in ranges, so a download goes on where it broke off."""
+"""The API for reading models. Files are sent whole or as ranges, so that a download can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", 
 
 @router.get("", responses=_REFUSALS)
 def get_model(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> ModelRevisions:
-    """Show a model with all its revisions, the newest first."""
+    """Show a model with all its revisions, newest first."""
     return service.describe(session, service.find(session, owner, name), base_url)
 
 
@@ -28,7 +28,7 @@ def get_model(session: ReadSession, base_url: BaseUrl, owner: str, name: str) ->
 def get_revision(
     session: ReadSession, base_url: BaseUrl, owner: str, name: str, revision: str
 ) -> ModelRevision:
-    """Show one revision: its digest, the beginning of that, or `latest`."""
+    """Show a revision by its digest, by the start of the digest, or as `latest`."""
     model = service.find(session, owner, name)
     return service.describe_revision(service.find_revision(session, model, revision), base_url)
 

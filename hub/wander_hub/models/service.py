@@ -1,4 +1,4 @@
-"""Models as the outside sees them, and who may change them: rights on a model are those on its owner."""
+"""Models as the API shows them, and permissions for changing them, which are those on the owner."""
 
 from __future__ import annotations
 
@@ -21,65 +21,66 @@ from wander_hub.rights import rights
 
 LATEST = "latest"
 _MOST_NAMES = 1000
-"""Of an owner, that are looked through for one that is nearly the one asked for."""
+"""Maximum number of an owner's models to search for a similar name."""
 _SHORTEST = 6
-"""Characters of a revision that may stand for the whole."""
+"""Minimum length of a revision's prefix."""
 
 
 def find(session: Session, owner: str, name: str) -> Model:
-    """Return a model; raise a 404, or a 410 for a deleted one."""
+    """Return a model; raise a 404 problem if it does not exist and a 410 problem if it was deleted."""
     owner, name = names.normalize_owner(owner), names.normalize_environment(name)
-    found = repository.model_named(session, owner, name)
+    model = repository.model_named(session, owner, name)
     label = f"{owner[:80]}/{name[:80]}"
-    if found is None:
+    if model is None:
         detail = f"there is no model `{label}` on this hub"
         raise HubProblem(404, "model_not_found", detail, hint=_near(session, owner, name))
-    if found.deleted_at is not None:
-        hint = "its name is never given again"
+    if model.deleted_at is not None:
+        hint = "its name cannot be used again"
         raise HubProblem(410, "model_deleted", f"the model `{label}` was deleted", hint=hint)
-    return found
+    return model
 
 
 def _near(session: Session, owner: str, name: str) -> str | None:
-    held = accounts.owner_named(session, owner)
-    known = (
-        [one.name for one in repository.models_of(session, held.id, _MOST_NAMES)] if held is not None else []
-    )
-    close = " or ".join(f"`{owner}/{one}`" for one in names.near(name, known))
+    namespace = accounts.owner_named(session, owner)
+    models = repository.models_of(session, namespace.id, _MOST_NAMES) if namespace is not None else []
+    similar = names.near(name, [model.name for model in models])
+    close = " or ".join(f"`{owner}/{known}`" for known in similar)
     return f"did you mean {close}?" if close else None
 
 
 def find_revision(session: Session, model: Model, word: str) -> Revision:
-    """Return a revision that may be had: `latest`, or the one whose digest begins so."""
+    """Return a revision that is not deleted: `latest`, or the one whose digest starts with `word`."""
     revisions = repository.revisions_of(session, model)
     label = f"{model.owner.name}/{model.name}"
     if word == LATEST:
         if (newest := latest_of(revisions)) is None:
             raise HubProblem(410, "revision_deleted", f"all revisions of `{label}` were deleted")
         return newest
-    found = [one for one in revisions if len(word) >= _SHORTEST and one.revision.startswith(word.lower())]
-    if len(found) != 1:
-        detail = f"`{label}` has {'several revisions' if found else 'no revision'} `{word[:64]}`"
+    prefix = word.lower()
+    matches = [row for row in revisions if len(word) >= _SHORTEST and row.revision.startswith(prefix)]
+    if len(matches) != 1:
+        detail = f"`{label}` has {'several revisions' if matches else 'no revision'} `{word[:64]}`"
         raise HubProblem(404, "revision_not_found", detail, hint=f"`wander model list {label}` lists them")
-    if found[0].deleted_at is not None:
-        raise HubProblem(410, "revision_deleted", f"`{label}@{found[0].revision[:12]}` was deleted")
-    return found[0]
+    if matches[0].deleted_at is not None:
+        raise HubProblem(410, "revision_deleted", f"`{label}@{matches[0].revision[:12]}` was deleted")
+    return matches[0]
 
 
 def find_file(session: Session, model: Model, word: str, filename: str) -> RevisionFile:
-    """Return a file of a revision."""
+    """Return a file of a revision; raise a 404 problem if it does not exist."""
     revision = find_revision(session, model, word)
-    for one in revision.files:
-        if one.filename == filename:
-            return one
-    hint = did_you_mean(filename[:100], [one.filename for one in revision.files])
+    for file in revision.files:
+        if file.filename == filename:
+            return file
+    hint = did_you_mean(filename[:100], [file.filename for file in revision.files])
     raise HubProblem(404, "file_not_found", f"the revision has no file `{filename[:100]}`", hint=hint)
 
 
 def latest_of(revisions: Sequence[Revision]) -> Revision | None:
-    """Return the newest revision, the newest first, that is neither deleted nor, if possible, yanked."""
-    live = [one for one in revisions if one.deleted_at is None]
-    return next((one for one in live if not one.yanked), live[0] if live else None)
+    """Return the newest revision that is not deleted and, if possible, not yanked; `revisions` has the newest
+    first."""
+    live = [revision for revision in revisions if revision.deleted_at is None]
+    return next((revision for revision in live if not revision.yanked), live[0] if live else None)
 
 
 def describe(session: Session, model: Model, base_url: str) -> ModelRevisions:
@@ -91,7 +92,7 @@ def describe(session: Session, model: Model, base_url: str) -> ModelRevisions:
         model,
         owner=model.owner.name,
         latest=latest.revision if latest is not None else None,
-        revisions=[describe_revision(one, base_url) for one in revisions],
+        revisions=[describe_revision(revision, base_url) for revision in revisions],
     )
 
 
@@ -99,15 +100,15 @@ def describe_revision(revision: Revision, base_url: str) -> ModelRevision:
     """Return a revision as the API shows it."""
     model = revision.model
     label = f"{model.owner.name}/{model.name}"
-    place = f"{base_url}/api/v1/models/{label}/revisions/{revision.revision}/files"
+    files_url = f"{base_url}/api/v1/models/{label}/revisions/{revision.revision}/files"
     files = revision.files if revision.deleted_at is None else []
     return fill(
         ModelRevision,
         revision,
         owner=model.owner.name,
         name=model.name,
-        size=sum(one.size for one in revision.files),
-        files=[fill(ModelFileInfo, one, url=f"{place}/{one.filename}") for one in files],
+        size=sum(file.size for file in revision.files),
+        files=[fill(ModelFileInfo, file, url=f"{files_url}/{file.filename}") for file in files],
         private=model.private,
         internal=model.internal,
         deleted=revision.deleted_at is not None,
@@ -125,26 +126,28 @@ def page_of(revision: Revision, base_url: str) -> str:
 def require_pusher(
     session: Session, caller: Identity, owner: Owner, name: str, visibility: Visibility | None = None
 ) -> Model | None:
-    """Return the model of a name, None for a new one; refuse who may not push there, and bad names."""
+    """Return the model of a name, or None for a new one; raise if the caller may not push it or the name is
+    invalid."""
     rights.owner_for(session, caller, "publish", owner.name)
     if not names.is_environment_name(name):
-        hint = "a name has letters, digits and dashes: `ttt-master`"
+        hint = "use letters, digits and dashes, such as `ttt-master`"
         raise HubProblem(422, "bad_name", f"`{name[:80]}` cannot be the name of a model", hint=hint)
     held = repository.find_taken(session, owner.id, name)
     if held is None:
         return None
     label = f"{owner.name}/{held.name}"
     if held.deleted_at is not None:
-        detail = f"the model `{label}` was deleted; its name is not given again"
+        detail = f"the model `{label}` was deleted, and its name cannot be used again"
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
     if visibility not in (None, held.visibility):
-        hint = f"`wander model visibility {label} {visibility}` changes that"
-        raise HubProblem(409, "visibility_differs", f"`{label}` is {held.visibility} already", hint=hint)
+        hint = f"run `wander model visibility {label} {visibility}` to change that"
+        raise HubProblem(409, "visibility_differs", f"`{label}` is already {held.visibility}", hint=hint)
     return held
 
 
 def model_for(session: Session, caller: Identity, permission: Permission, owner: str, name: str) -> Model:
-    """Return a model that the caller may change so, while others wait; raise 404, 410 or 403 otherwise."""
+    """Return a locked model on which the caller has a permission; raise a 404, 410 or 403 problem
+    otherwise."""
     model = find(session, owner, name)
     rights.owner_for(session, caller, permission, model.owner.name)
     accounts.lock_owner(session, model.owner)

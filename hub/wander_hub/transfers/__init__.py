@@ -1,1 +1,1 @@
-"""Takes in what comes in parts (versions, models, runs) by one set of tables, steps, routes and limits."""
+"""Transfers: uploads of versions, models and runs in parts, with shared tables, steps, routes and limits."""

@@ -1,4 +1,4 @@
-"""Finds the stored objects that rows point to, and removes those that no row points to any more."""
+"""Finds the stored objects to which rows refer, and deletes unreferenced objects."""
 
 from __future__ import annotations
 
@@ -17,65 +17,67 @@ from wander_hub.storage import Storage
 from wander_hub.transfers.models import TransferPart
 
 _BATCH = 500
-"""Digests a statement; SQLite takes some thousand values."""
+"""Number of digests per statement, because SQLite limits the number of values to some thousand."""
 _ALWAYS = (RunChunk.object_sha256, RunArtifact.sha256, Run.order_sha256, TransferPart.object_sha256)
-"""Columns of runs and of transfers that name objects."""
+"""Columns of runs and of transfers with digests of objects."""
 _MOST_HELD = 20_000
-"""Chunks of rollouts up to which all objects are compared at once, a kilobyte each."""
+"""Number of chunks up to which all objects are compared at once, at a kilobyte each."""
 _REMOVED_AT_ONCE = 100
-"""Objects that one transaction removes, while nobody else may store any."""
+"""Number of objects that one transaction deletes while it blocks others from storing objects."""
 
 
 def in_use(session: Session, digests: Sequence[str]) -> set[str]:
-    """Return those of the digests that files, documents and models that may be had, and runs have."""
+    """Return the digests to which present files, documents, models, runs or transfers refer."""
     files = select(File.sha256).join(File.version).where(Version.deleted_at.is_(None))
     documents = select(VersionDocument.sha256).join(Version, VersionDocument.version_id == Version.id)
     documents = documents.where(Version.deleted_at.is_(None))
     weights = select(RevisionFile.sha256).join(Revision, RevisionFile.revision_id == Revision.id)
     weights = weights.where(Revision.deleted_at.is_(None))
-    found: set[str] = set()
+    used: set[str] = set()
     for start in range(0, len(digests), _BATCH):
-        some = digests[start : start + _BATCH]
-        found.update(session.scalars(files.where(File.sha256.in_(some))))
-        found.update(session.scalars(documents.where(VersionDocument.sha256.in_(some))))
-        found.update(session.scalars(weights.where(RevisionFile.sha256.in_(some))))
+        batch = digests[start : start + _BATCH]
+        used.update(session.scalars(files.where(File.sha256.in_(batch))))
+        used.update(session.scalars(documents.where(VersionDocument.sha256.in_(batch))))
+        used.update(session.scalars(weights.where(RevisionFile.sha256.in_(batch))))
         for column in _ALWAYS:
-            found.update(one for one in session.scalars(select(column).where(column.in_(some))) if one)
-    return found
+            used.update(
+                sha256 for sha256 in session.scalars(select(column).where(column.in_(batch))) if sha256
+            )
+    return used
 
 
 def discard(database: Database, storage: Storage, digests: Iterable[str]) -> list[str]:
-    """Remove the objects that nothing points to; return their digests.
+    """Delete the objects to which nothing refers; return their digests.
 
-    Called after the change that let go of them is committed: dying before this leaves objects too many, which
-    `wander-hub fsck` finds, never one too few.
+    Call this after the commit of the change that removed the references. A crash in between then leaves
+    unreferenced objects, which `wander-hub fsck` finds, but never a missing object.
     """
     wanted = sorted(set(digests))
     removed = []
     for start in range(0, len(wanted), _REMOVED_AT_ONCE):
-        some = wanted[start : start + _REMOVED_AT_ONCE]
+        batch = wanted[start : start + _REMOVED_AT_ONCE]
         with database.write(HUB) as session:
             database.lock_objects(session, exclusive=True)
-            loose = sorted(set(some) - in_use(session, some))
+            loose = sorted(set(batch) - in_use(session, batch))
             for sha256 in loose:
-                session.execute(select(1))  # whoever lost the database has lost the lock
+                session.execute(select(1))  # fails if the connection, and so the lock, was lost
                 storage.delete(sha256)
         removed += loose
     return removed
 
 
 def parts_of_digests(session: Session) -> list[tuple[str, str]]:
-    """Return ranges of digests, the end of each not in it: one alone, or many where objects are many."""
-    some = select(RunChunk.first).limit(_MOST_HELD + 1).subquery()
-    if session.scalars(select(func.count()).select_from(some)).one() <= _MOST_HELD:
+    """Return ranges of digests with exclusive ends: a single range, or many if there are many objects."""
+    sample = select(RunChunk.first).limit(_MOST_HELD + 1).subquery()
+    if session.scalars(select(func.count()).select_from(sample)).one() <= _MOST_HELD:
         return [("", "g")]
-    return [(f"{one:02x}", f"{one + 1:02x}" if one < 255 else "g") for one in range(256)]
+    return [(f"{byte:02x}", f"{byte + 1:02x}" if byte < 255 else "g") for byte in range(256)]
 
 
 def list_expected(session: Session, start: str, end: str) -> Iterator[tuple[str, int | None, str]]:
-    """Yield digest, size where a row tells it, and what it is, of every object that must be there.
+    """Yield digest, size (if a row has it) and description of every object that must exist.
 
-    Those of a range of digests, as `parts_of_digests` gives them.
+    `start` and `end` limit the digests to a range from `parts_of_digests`.
     """
 
     def rows(query: Select[*tuple[Any, ...]]) -> Iterator[Row[*tuple[Any, ...]]]:
@@ -98,7 +100,7 @@ def list_expected(session: Session, start: str, end: str) -> Iterator[tuple[str,
     for sha256, run_id in rows(select(Run.order_sha256, Run.run_id)):
         yield sha256, None, f"the order of the rollouts of the run `{run_id}`"
     for sha256, filename in rows(select(TransferPart.object_sha256, TransferPart.filename)):
-        yield sha256, None, f"a part of `{filename}`, which has not arrived whole"
+        yield sha256, None, f"a part of `{filename}` in an unfinished transfer"
     artifacts = select(RunArtifact.sha256, RunArtifact.size, RunArtifact.name, RunArtifact.run_id)
     for sha256, size, name, run_id in rows(artifacts):
         yield sha256, size, f"artifact `{name}` of the run `{run_id}`"

@@ -1,4 +1,4 @@
-"""Queries on transfers. A transfer is looked up with its user: another user's does not exist."""
+"""Queries on transfers. They always include the user, so another user's transfer cannot be found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWEPT_AT_ONCE = 20
 def transfer_of(
     session: Session, user_id: int, kind: TransferKind, transfer_id: str, *, lock: bool = False
 ) -> Transfer | None:
-    """Return a user's unexpired transfer; `lock` makes other requests for it wait."""
+    """Return a user's unexpired transfer, or None; `lock` makes concurrent requests for it wait."""
     query = select(Transfer).where(Transfer.id == transfer_id, Transfer.user_id == user_id)
     query = query.where(Transfer.kind == kind, Transfer.expires_at > now())
     if lock:
@@ -26,20 +26,20 @@ def transfer_of(
 
 
 def transfer_with_digest(session: Session, user_id: int, kind: TransferKind, digest: str) -> Transfer | None:
-    """Return a user's transfer of the very same content, even if it has expired."""
+    """Return a user's transfer of the same content, even if it has expired, or None."""
     same = (Transfer.user_id == user_id) & (Transfer.kind == kind) & (Transfer.digest == digest)
     return session.scalar(select(Transfer).where(same).with_for_update())
 
 
 def count_open(session: Session, user_id: int) -> int:
-    """Return how many transfers a user has not finished."""
+    """Return the number of a user's unfinished transfers."""
     query = select(func.count()).select_from(Transfer).where(Transfer.user_id == user_id)
     query = query.where(Transfer.finished.is_(False), Transfer.expires_at > now())
     return session.scalar(query) or 0
 
 
 def parts_of(session: Session, transfer_id: str) -> Sequence[TransferPart]:
-    """Return the parts of a transfer, file by file, each in order."""
+    """Return the parts of a transfer by file, each file in order."""
     query = select(TransferPart).where(TransferPart.transfer_id == transfer_id)
     return session.scalars(query.order_by(TransferPart.filename, TransferPart.offset)).all()
 
@@ -76,12 +76,12 @@ def drop_lost(session: Session, transfer_id: str, lost: Collection[str]) -> None
 
 
 def any_expired(session: Session) -> bool:
-    """Tell whether the time of a transfer is over."""
+    """Return whether any transfer has expired."""
     return session.scalar(select(Transfer.id).where(Transfer.expires_at <= now()).limit(1)) is not None
 
 
 def list_expired(session: Session) -> Sequence[str]:
-    """Return some transfers whose time is over, locked; those in use are passed over."""
+    """Return some expired transfers, locked; transfers that are in use are skipped."""
     query = select(Transfer.id).where(Transfer.expires_at <= now()).order_by(Transfer.expires_at)
     return session.scalars(query.limit(_SWEPT_AT_ONCE).with_for_update(skip_locked=True)).all()
 

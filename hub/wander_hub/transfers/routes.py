@@ -1,4 +1,4 @@
-"""The routes of transfers: each kind has the same, under its own path, scope and name in the audit log."""
+"""Routes of transfers. Every kind has the same routes, under its own path, scope and audit action."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from wander_hub.identity import Permission
 from wander_hub.transfers import service
 from wander_hub.transfers.service import TransferRules
 
-Offset = Annotated[int, Query(ge=0, lt=2**40, description="where the part begins in the file's plain bytes")]
+Offset = Annotated[int, Query(ge=0, lt=2**40, description="position of the part in the file's plain bytes")]
 Digest = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the part's plain bytes")]
 OPENING: dict[str, Any] = {
     "status_code": 201,
     "response_model": TransferInfo,
     "responses": {
         **refusals(400, 401, 403, 404, 409, 410, 413, 422, 429),
-        200: {"description": "the caller's open transfer of the very same content", "model": TransferInfo},
+        200: {"description": "the caller's open transfer of the same content", "model": TransferInfo},
     },
 }
-"""What the routes that open a transfer have in common."""
+"""Options that the routes for opening a transfer share."""
 
 
 def routes_of(
     rules: TransferRules, permission: Permission, action: str, answer: type[BaseModel], tag: str
 ) -> HubRouter:
-    """Return the router that shows, receives, finishes and drops a kind of transfers, once they are open."""
+    """Return the router that shows, receives, finishes and drops the transfers of a kind."""
     router = HubRouter(tags=[tag], prefix=f"/api/v1/transfers/{rules.kind}")
     give = context_for(permission)
 
     @router.get("/{transfer_id}", responses=refusals(401, 403, 404, 422))
     def get_transfer(transfer_id: str, context: Context = Depends(give)) -> TransferInfo:  # noqa: B008
-        """Show a transfer of yours: its files, and the parts that have arrived."""
+        """Show one of your transfers: its files, and the received parts."""
         with context.read() as session:
             transfer, _ = service.find(session, context.caller, rules, transfer_id)
             return service.describe(session, context, rules, transfer)
@@ -49,7 +49,7 @@ def routes_of(
         "/{transfer_id}/files/{filename}",
         response_model=TransferredPart,
         responses=refusals(400, 401, 403, 404, 413, 422, 507),
-        openapi_extra=plain_body("the part's bytes; lines of rollouts may be packed with zstd"),
+        openapi_extra=plain_body("the part's bytes; lines of rollouts may be compressed with zstd"),
     )
     @part_of_another
     async def put_part(
@@ -60,10 +60,12 @@ def routes_of(
         digest: Digest,
         context: Context = Depends(give),  # noqa: B008
     ) -> TransferredPart:
-        """Send a part of a file; the same again changes nothing, other bytes take its place."""
+        """Send a part of a file. Sending it again changes nothing; other bytes replace it."""
         await run_in_threadpool(_expect, context, rules, transfer_id, filename)
         most = rules.most_part_bytes(context.settings)
-        too_large = HubProblem(413, "part_too_large", f"the part is over this hub's {most:,} bytes")
+        too_large = HubProblem(
+            413, "part_too_large", f"the part is larger than this hub's limit of {most:,} bytes"
+        )
         async with open_body(request, most, too_large) as body:
             return await run_in_threadpool(
                 service.receive, context, rules, transfer_id, filename, offset, digest, body
@@ -74,7 +76,7 @@ def routes_of(
         response_model=answer,
         status_code=201,
         responses={
-            200: {"model": answer, "description": "It was there before"},
+            200: {"model": answer, "description": "It existed before"},
             **refusals(400, 401, 403, 404, 409, 410, 413, 422, 503, 507),
         },
     )
@@ -84,28 +86,28 @@ def routes_of(
         transfer_id: str,
         context: Context = Depends(give),  # noqa: B008
     ) -> Response:
-        """Make everything that was sent visible in one step. A repeated request changes nothing."""
-        made, created = service.finish(context, rules, transfer_id)
+        """Publish everything that was sent in one step. Repeating the request changes nothing."""
+        published, created = service.finish(context, rules, transfer_id)
         if created:
             wake_jobs(request)
-        return JSONResponse(made.model_dump(mode="json", by_alias=True), 201 if created else 200)
+        return JSONResponse(published.model_dump(mode="json", by_alias=True), 201 if created else 200)
 
     @router.delete("/{transfer_id}", status_code=204, responses=refusals(401, 403, 404, 422))
     @part_of_another
     def drop_transfer(transfer_id: str, context: Context = Depends(give)) -> None:  # noqa: B008
-        """Drop what was sent; what a finished transfer became stays."""
+        """Drop a transfer and its parts. The result of a finished transfer is not affected."""
         service.drop(context, rules, transfer_id)
 
     return router
 
 
 def opened(context: Context, info: TransferInfo, created: bool) -> Response:
-    """Answer with a transfer."""
+    """Return the response for an opened transfer."""
     headers = {"Location": f"{context.base_url}/api/v1/transfers/{info.kind}/{info.id}"}
     return JSONResponse(info.model_dump(mode="json"), 201 if created else 200, headers=headers)
 
 
 def _expect(context: Context, rules: TransferRules, transfer_id: str, filename: str) -> None:
-    """Refuse a part of nothing that is under way, before its bytes are read."""
+    """Reject a part of an unknown transfer or file, before its bytes are read."""
     with context.read() as session:
         service.find_file(session, context.caller, rules, transfer_id, filename)

@@ -1,8 +1,8 @@
 """The steps of a transfer: announce all files, send their parts in any order, finish.
 
-A part that is sent again changes nothing, and one with other bytes takes its place, so a sender who was cut
-off sends what is missing. An object is stored before the row that points to it, and removed after that row
-is gone. The kinds of transfers differ in their `TransferRules`, and in nothing else.
+Sending a part again changes nothing, and other bytes replace it, so an interrupted sender only sends what is
+missing. An object is stored before the row that refers to it, and deleted after that row. The kinds of
+transfers differ only in their `TransferRules`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from wander_hub.transfers import objects, repository
 from wander_hub.transfers.models import Transfer, TransferPart
 
 SMALLEST_PART = 64 * 1024
-"""Bytes; only the last part of a file may have fewer, so that no file becomes a million objects."""
+"""Minimum size of a part in bytes, except for the last part of a file, so that no file becomes a million
+objects."""
 _SHOWN_MISSING = 20
 
 
 @dataclass(frozen=True)
 class Arriving:
-    """A part as it arrives: where it belongs, and the SHA-256 that its sender states."""
+    """A part that is being received, with its position and the stated SHA-256."""
 
     file: TransferFile
     offset: int
@@ -45,13 +46,13 @@ class Arriving:
     body: IO[bytes]
 
     def require_fit(self, sha256: str, size: int) -> None:
-        """Refuse plain bytes that are not the stated ones or that do not fit into the file."""
+        """Raise if the plain bytes do not match the stated digest or do not fit into the file."""
         if sha256 != self.sha256:
-            detail = "the part has another digest than stated"
+            detail = "the part does not match its stated digest"
             raise HubProblem(422, "digest_mismatch", detail, hint="send it again")
         if self.offset + size > self.file.size:
-            left = self.file.size - self.offset
-            detail = f"the part has {size:,} bytes, and `{self.file.filename}` only {left:,} from there on"
+            rest = self.file.size - self.offset
+            detail = f"the part has {size:,} bytes, but `{self.file.filename}` has only {rest:,} left"
             raise HubProblem(422, "part_too_long", detail)
 
 
@@ -61,90 +62,92 @@ class Arrived:
 
     transfer: Transfer
     subject: Any
-    """What `TransferRules.admit` returned."""
+    """Result of `TransferRules.admit`."""
     parts: Mapping[str, Sequence[TransferPart]]
-    """Parts by file, in order; a file that the hub already had is not a key."""
+    """Parts by file, in order. Files that the hub already had are left out."""
     stored: list[str] = field(default_factory=list)
     """Digests of the objects that are only needed if the transfer is finished."""
 
     def pieces(self, storage: Storage, file: TransferFile) -> Iterator[bytes]:
-        """Yield the plain bytes of a file, also of a file that the hub already had."""
+        """Yield the plain bytes of a file, including a file that the hub already had."""
         parts = self.parts.get(file.filename, ())
         for sha256 in [file.sha256] if file.there else [part.object_sha256 for part in parts]:
             yield from storage.pieces(sha256)
 
     def store(self, storage: Storage, file: TransferFile) -> None:
-        """Store a file as one object; refuse bytes that differ from the announcement."""
+        """Store a file as one object; raise if its bytes differ from the announcement."""
         self.stored.append(file.sha256)
         if storage.keep_pieces(self.pieces(storage, file), file.sha256, file.size) != file.sha256:
             raise other_bytes(file)
 
     def ensure(self, storage: Storage, files: Sequence[TransferFile]) -> None:
-        """Store those of the files whose objects are not there, or are not there any more."""
+        """Store the files whose objects are missing."""
         for file in files:
             if not storage.exists(file.sha256):
                 self.store(storage, file)
 
 
 MakeVisible = Callable[[Session], tuple[BaseModel, bool]]
-"""Makes the whole visible in a transaction; returns what it became, and whether it is new."""
+"""Function that publishes the content in a transaction; it returns the result and whether it is new."""
 TakePart = Callable[[Any, Arriving, IO[bytes]], tuple[TransferPart, IO[bytes]]]
-"""Checks a part of a subject; returns its row and what is stored of it, which may be in the file given."""
+"""Function that validates a part; it returns the part's row and the content to store, possibly in the given
+file."""
 
 
 def take_bytes(_subject: Any, part: Arriving, _scratch: IO[bytes]) -> tuple[TransferPart, IO[bytes]]:
-    """Take a part as it is."""
+    """Accept a part without changes."""
     sha256, size = digest_of(part.body)
     part.require_fit(sha256, size)
     if size < SMALLEST_PART and (size == 0 or part.offset + size != part.file.size):
-        detail = f"the part has {size:,} bytes; all but a file's last have {SMALLEST_PART:,} at least"
+        detail = f"the part has {size:,} bytes; all parts except the last need at least {SMALLEST_PART:,}"
         raise HubProblem(422, "part_too_short", detail)
     return TransferPart(size=size, rollouts=0, row_frames=[]), part.body
 
 
 @dataclass(frozen=True)
 class TransferRules:
-    """What differs between the kinds of transfers."""
+    """The differences between the kinds of transfers."""
 
     kind: TransferKind
     admit: Callable[[Session, Transfer, Identity], Any]
-    """Refuses a caller who may not send this any more; returns what is sent."""
+    """Function that raises if the caller may not send this anymore, and otherwise returns the subject."""
     finish: Callable[[Context, Arrived], MakeVisible]
-    """Checks the whole outside of a transaction."""
+    """Function that validates the whole content outside of a transaction."""
     describe: Callable[[Session, Transfer, str], BaseModel]
-    """Returns what a finished transfer became."""
+    """Function that returns the result of a finished transfer."""
     take: TakePart = take_bytes
     most_part_bytes: Callable[[Settings], int] = lambda settings: settings.transfer_part_bytes
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a sender announces, after the checks of its kind."""
+    """A validated announcement of a sender."""
 
     digest: str
     files: Sequence[TransferFile]
     stated: dict[str, Any]
     manifest: str | None = None
     finished: bool = False
-    """The hub has the very same already."""
+    """Whether the hub already has the same content."""
 
 
 def announce(
     session: Session, context: Context, rules: TransferRules, wanted: Announcement
 ) -> tuple[TransferInfo, bool]:
-    """Open a transfer, or return the caller's open one of the very same content; tell which."""
+    """Open a transfer, or return the caller's open transfer of the same content; also return whether it is
+    new."""
     user_id, most = context.caller.user_id, context.settings.max_open_transfers
     transfer = repository.transfer_with_digest(session, user_id, rules.kind, wanted.digest)
     created = transfer is None
     if transfer is None:
         if not wanted.finished and repository.count_open(session, user_id) >= most:
-            hint = "finish them, or wait: the hub drops transfers that nobody continues"
-            raise HubProblem(429, "too_many_transfers", f"{most} transfers of yours are open", hint=hint)
+            hint = "finish them, or wait until the hub drops them"
+            raise HubProblem(429, "too_many_transfers", f"{most} of your transfers are unfinished", hint=hint)
         transfer = Transfer(id=secrets.token_hex(16), user_id=user_id, kind=rules.kind, digest=wanted.digest)
         session.add(transfer)
     transfer.stated, transfer.manifest, transfer.finished = wanted.stated, wanted.manifest, wanted.finished
     transfer.listed = [file.model_dump(mode="json") for file in wanted.files]
-    _put_off(context, transfer)
+    _extend(context, transfer)
     session.flush()
     return describe(session, context, rules, transfer), created
 
@@ -168,10 +171,11 @@ def describe(session: Session, context: Context, rules: TransferRules, transfer:
 def find(
     session: Session, caller: Identity, rules: TransferRules, transfer_id: str, *, lock: bool = False
 ) -> tuple[Transfer, Any]:
-    """Return a transfer of the caller, who may still send it, and its subject; raise a 404 otherwise."""
+    """Return a caller's transfer and its subject; raise a problem if it does not exist or is no longer
+    permitted."""
     transfer = repository.transfer_of(session, caller.user_id, rules.kind, transfer_id, lock=lock)
     if transfer is None:
-        hint = "the same command begins a new one; a hub keeps unfinished transfers for a limited time"
+        hint = "run the same command again to start a new one; unfinished transfers expire"
         raise HubProblem(404, "transfer_not_found", f"there is no transfer `{transfer_id[:40]}`", hint=hint)
     return transfer, rules.admit(session, transfer, caller)
 
@@ -185,7 +189,8 @@ def find_file(
     *,
     lock: bool = False,
 ) -> tuple[Transfer, Any, TransferFile]:
-    """Return a transfer with its subject and one of its files."""
+    """Return a transfer with its subject and one of its files; raise a 404 problem if one of them is
+    missing."""
     transfer, subject = find(session, caller, rules, transfer_id, lock=lock)
     for file in transfer.files:
         if file.filename == filename:
@@ -202,7 +207,8 @@ def receive(
     sha256: str,
     body: IO[bytes],
 ) -> TransferredPart:
-    """Check and keep a part of a file. A part that the hub has or no longer needs changes nothing."""
+    """Validate and store a part of a file. A part that the hub already has or no longer needs changes
+    nothing."""
     answer = TransferredPart(filename=filename, offset=offset, sha256=sha256)
     with context.read() as session:
         transfer, subject, file = find_file(session, context.caller, rules, transfer_id, filename)
@@ -223,7 +229,7 @@ def receive(
             context.database.lock_objects(session, exclusive=False)
             context.storage.ensure(object_sha256, content)
             session.merge(part)
-            _put_off(context, transfer)
+            _extend(context, transfer)
             return [digest for digest in replaced if digest != object_sha256]
 
         objects.discard(context.database, context.storage, context.commit(record))
@@ -231,7 +237,7 @@ def receive(
 
 
 def finish(context: Context, rules: TransferRules, transfer_id: str) -> tuple[BaseModel, bool]:
-    """Make the whole of a transfer visible; return what it became, and whether it is new."""
+    """Publish the content of a transfer; return the result and whether it is new."""
     with context.read() as session:
         transfer, subject = find(session, context.caller, rules, transfer_id)
         if transfer.finished:
@@ -248,14 +254,14 @@ def finish(context: Context, rules: TransferRules, transfer_id: str) -> tuple[Ba
             audit.nothing_done(session)
             return rules.describe(session, transfer, context.base_url), False
         if _identity(repository.parts_of(session, transfer_id)) != _identity(parts):
-            hint = "wait for the other command that sends the same, then run yours again"
+            hint = "wait for the other command that sends the same content, then run yours again"
             raise HubProblem(409, "concurrent_change", "another request changed a part", hint=hint)
         context.database.lock_objects(session, exclusive=False)
-        made = make(session)
+        result = make(session)
         transfer.finished = True
         dropped = repository.drop_parts(session, [transfer_id])
         loose[:] = set(dropped) - objects.in_use(session, dropped)
-        return made
+        return result
 
     try:
         make = rules.finish(context, arrived)
@@ -270,7 +276,7 @@ def finish(context: Context, rules: TransferRules, transfer_id: str) -> tuple[Ba
 
 
 def drop(context: Context, rules: TransferRules, transfer_id: str) -> None:
-    """Forget a transfer and all that came for it; what a finished one became stays."""
+    """Remove a transfer and its parts. The result of a finished transfer is not affected."""
 
     def record(session: Session) -> list[str]:
         transfer, _ = find(session, context.caller, rules, transfer_id, lock=True)
@@ -280,7 +286,7 @@ def drop(context: Context, rules: TransferRules, transfer_id: str) -> None:
 
 
 def sweep(database: Database, storage: Storage) -> int:
-    """Forget the transfers whose time is over; return how many."""
+    """Remove expired transfers; return their number."""
 
     def record(session: Session) -> tuple[int, list[str]]:
         expired = repository.list_expired(session)
@@ -288,7 +294,7 @@ def sweep(database: Database, storage: Storage) -> int:
 
     total = 0
     while True:
-        with database.read(HUB) as session:  # a writing session would make every other one wait
+        with database.read(HUB) as session:  # a writing session would block all others
             if not repository.any_expired(session):
                 return total
         count, loose = database.commit(record, HUB)
@@ -297,7 +303,7 @@ def sweep(database: Database, storage: Storage) -> int:
 
 
 def require_whole(transfer: Transfer, parts: Sequence[TransferPart]) -> None:
-    """Refuse a transfer that lacks parts."""
+    """Raise if parts of a transfer are missing."""
     missing = []
     for file in transfer.files:
         end = file.size if file.there else 0
@@ -314,8 +320,8 @@ def require_whole(transfer: Transfer, parts: Sequence[TransferPart]) -> None:
         raise HubProblem(
             409,
             "transfer_incomplete",
-            f"not everything is there: {gaps} has not arrived",
-            hint="send the rest, then finish again; the same command does so",
+            f"the transfer is incomplete: {gaps} has not arrived",
+            hint="send the missing parts and finish again; running the same command again does both",
             errors=[
                 {"file": name, "start": start, "end": end, "msg": "missing"}
                 for name, start, end in missing[:_SHOWN_MISSING]
@@ -324,9 +330,11 @@ def require_whole(transfer: Transfer, parts: Sequence[TransferPart]) -> None:
 
 
 def other_bytes(file: TransferFile) -> HubProblem:
-    """Return the refusal of a file whose bytes differ from the announcement."""
-    detail = f"the bytes of `{file.filename}` are not those of its sha256"
-    return HubProblem(422, "digest_mismatch", detail, hint="it changed while it was sent: send it again")
+    """Return the problem of a file whose bytes differ from the announcement."""
+    detail = f"the bytes of `{file.filename}` do not match its sha256"
+    return HubProblem(
+        422, "digest_mismatch", detail, hint="the file changed during the upload; send it again"
+    )
 
 
 def digest_of_text(text: str) -> str:
@@ -334,7 +342,7 @@ def digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _put_off(context: Context, transfer: Transfer) -> None:
+def _extend(context: Context, transfer: Transfer) -> None:
     transfer.expires_at = now() + timedelta(hours=context.settings.transfer_hours)
 
 
@@ -343,9 +351,9 @@ def _identity(parts: Sequence[TransferPart]) -> list[tuple[str, int, str]]:
 
 
 def _without_objects(context: Context, rules: TransferRules, transfer_id: str) -> BaseModel:
-    """Return what the same request, sent twice, has just made, whose parts were dropped meanwhile.
+    """Return the result of a concurrent identical request, which has removed the parts in the meantime.
 
-    Otherwise objects were lost: what they held is to be sent again.
+    Otherwise, objects are missing, and their content must be sent again.
     """
     with context.read() as session:
         transfer, _ = find(session, context.caller, rules, transfer_id)
@@ -365,4 +373,4 @@ def _without_objects(context: Context, rules: TransferRules, transfer_id: str) -
         if transfer.finished:
             return rules.describe(session, transfer, context.base_url)
         require_whole(transfer, repository.parts_of(session, transfer_id))
-    raise HubProblem(503, "storage_unavailable", "the bytes of the files cannot be read")
+    raise HubProblem(503, "storage_unavailable", "cannot read the content of the files")
