@@ -1,4 +1,4 @@
-"""Names of owners, environments and versions: rules, normal forms, look-alikes and suggestions."""
+"""Names of owners, environments and versions: rules, normal forms, names that look alike and suggestions."""
 
 from __future__ import annotations
 
