@@ -149,8 +149,7 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
 
 
 def _means() -> Subquery:
-    """Return the means over the runs of each model and account that were proved as far as their counting
-    run."""
+    """Return the means of each model and account over runs verified at least as far as the ranked run."""
     every, counting = aliased(BoardEntry), aliased(BoardEntry)
     same = [getattr(every, name) == getattr(counting, name) for name in ("board_id", "model", "posted_by_id")]
     query = (
@@ -176,8 +175,8 @@ def _ordered(query: Select[Any], shown: Any, wanted: BoardFilter) -> Select[Any]
         types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
     if wanted.cursor:
         at = BoardPosition.from_cursor(wanted.cursor, wanted.sort)
-        values = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
-        place = tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
+        last = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
+        place = tuple_(*(literal(value, kind) for value, kind in zip(last, types, strict=True)))
         query = query.where(tuple_(*key) < place if descending else tuple_(*key) > place)
     return query.order_by(*(column.desc() if descending else column for column in key))
 
