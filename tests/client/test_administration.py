@@ -26,7 +26,7 @@ def test_yank_and_back(room: HubRoom) -> None:
     done = room.wander("env", "yank", "admin/say-env@0.1.0", "--reason", "wrong rewards", "--json")
     assert (done.status, done.data["yanked"], done.data["yanked_reason"]) == (0, True, "wrong rewards")
     undone = room.wander("env", "yank", "admin/say-env@0.1.0", "--undo")
-    assert undone.out == "offered again: admin/say-env@0.1.0\n"
+    assert undone.out == "no longer yanked: admin/say-env@0.1.0\n"
     assert room.wander("env", "yank", "admin/say-env").status == 2
     assert room.wander("env", "yank", "admin/say-env@0.1.0", "--undo", "--reason", "x").status == 2
     assert room.wander("env", "yank", "admin/say-env@9.9").status == 3
@@ -40,8 +40,10 @@ def test_deprecate_archive_and_back(room: HubRoom) -> None:
     with open_hub("https://testserver", Credential(room.token, "test"), transport=room.transport) as api:
         exact_version(api, parse_name("admin/say-env"), told.append)
     assert told == ["`admin/say-env` is deprecated: biased"]
-    assert room.wander("env", "deprecate", "admin/say-env", "--archive").out == "admin/say-env is archived\n"
-    assert room.wander("env", "deprecate", "admin/say-env", "--undo").out == "admin/say-env is active\n"
+    assert (
+        room.wander("env", "deprecate", "admin/say-env", "--archive").out == "admin/say-env is now archived\n"
+    )
+    assert room.wander("env", "deprecate", "admin/say-env", "--undo").out == "admin/say-env is now active\n"
     assert room.wander("env", "deprecate", "admin/say-env", "--undo", "--archive").status == 2
     assert room.wander("env", "deprecate", "admin/say-env@0.1.0").status == 2
     assert "reason" in room.wander("env", "deprecate", "admin/say-env", "--quarantine").err
@@ -61,7 +63,7 @@ def test_delete_asks_and_is_for_good(room: HubRoom) -> None:
 def test_a_renamed_environment_is_found_by_its_old_name(room: HubRoom) -> None:
     assert room.wander("env", "owner", "rename", "admin/say-env", "other").status == 2, "needs a word"
     renamed = room.wander("env", "owner", "rename", "admin/say-env", "other", "--yes")
-    assert renamed.out == "admin/say-env is admin/other now\n"
+    assert renamed.out == "admin/say-env is now admin/other\n"
     found = room.wander("env", "info", "admin/say-env", "--json")
     assert (found.status, found.data["name"]) == (0, "other")
     yanked = room.wander("env", "yank", "admin/say-env@0.1.0")
@@ -110,7 +112,7 @@ def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
     found = [(one["name"], one["kind"]) for one in room.wander("auth", "org", "list", "--json").data]
     assert found == [("admin", "user"), ("lab", "organisation")]
     assert room.wander("auth", "org", "remove", "lab").status == 2
-    assert room.wander("auth", "org", "remove", "lab", "--yes").out == "removed lab\n"
+    assert room.wander("auth", "org", "remove", "lab", "--yes").out == "deleted lab\n"
     assert "is not an organization" in room.wander("auth", "org", "remove", "admin", "--yes").err
 
 
@@ -118,7 +120,7 @@ def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.Mo
     assert room.wander("env", "owner", "visibility", "admin/say-env", "private").status == 0
     assert (
         room.wander("env", "owner", "visibility", "admin", "private").out
-        == "new environments of admin are private\n"
+        == "new environments of admin will be private\n"
     )
     assert room.wander("env", "owner", "visibility", "admin", "secret").status == 2
     assert room.wander("env", "info", "admin/say-env").status == 0

@@ -100,7 +100,7 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
         ["rescored", "open:"],
         ["replayed", "open:"],
     ]
-    assert lines[-1].startswith("as its submitter states it: which model wrote the completions")
+    assert lines[-1].startswith("self-reported: which model wrote the completions")
     data = room.wander("runs", "evidence", "runs/good", "--json").data
     assert [one["level"] for one in data["proofs"]] == ["complete", "rescored", "replayed"]
     assert room.wander("runs", "evidence", "nothing").status == 3
@@ -108,20 +108,20 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
     shutil.copy(home / "runs" / "good" / "run.json", changed)
     refused = room.wander("runs", "evidence", str(changed))
     assert (refused.status, refused.out) == (1, ""), refused.err
-    assert "is not what was posted as" in refused.err
+    assert "differs from the posted run" in refused.err
     (home / "runs" / "good").rename(home / "aside")  # so that it is read from the hub
     shown = room.wander("runs", "show", data["run_id"])
     (home / "aside").rename(home / "runs" / "good")
     assert "as the submitter states them" in shown.out
     board = room.wander("leaderboard", NAME)
-    assert "as their submitters state them" in board.err
+    assert "self-reported and not verified" in board.err
     assert "stated_by_the_submitter" in room.wander("leaderboard", NAME, "--csv", "-").out.splitlines()[0]
 
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ((), 2, "nothing to change"),
+        ((), 2, "no change was given"),
         (("--columns", "rank,colour"), 2, "`colour` is no column"),
         (("--columns", "rank,model"), 2, "a board always shows"),
         (("--title", "x" * 101), 2, "`title`"),
@@ -151,7 +151,7 @@ def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["bad"]
     again = room.wander("env", "board", "unhide", board["hidden"][0]["run_id"])
-    assert again.out.startswith("ranks again: http")
+    assert again.out.startswith("shown again: http")
     assert room.wander("env", "board", "unhide", "runs/good").status == 3
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["good", "bad"]
@@ -170,9 +170,9 @@ def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: Hu
     busy = names(room)[0]
     assert rows() == {posted[0]: 1}
     shown = room.wander("leaderboard", NAME, "--board", busy)
-    assert "`first` also stands for `renamed`" in shown.err, "who looks for a model finds it"
+    assert "`first` also represents `renamed`" in shown.err, "who looks for a model finds it"
     chosen = room.wander("env", "board", "top", posted[1])
-    assert chosen.out == f"run {posted[1]} stands for 1 other run\n", chosen.err
+    assert chosen.out == f"run {posted[1]} represents 1 other run\n", chosen.err
     assert rows() == {posted[1]: 1}
     assert room.wander("env", "board", "top", posted[1], "--undo", "--json").data["folded_into"] == posted[0]
     assert room.wander("env", "board", "edit", NAME, busy, "--no-fold").status == 0

@@ -367,7 +367,7 @@ def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, 
 
 def test_a_variable_that_is_not_set_is_told(wander: Wander, folder: Path) -> None:
     result = evaluate(wander, folder, "solver", "-n", "1", "--pass-env", "NO_SUCH_KEY", "--json")
-    assert result.json["warnings"] == ["`NO_SUCH_KEY` is not set, so the environment does not get it"]
+    assert result.json["warnings"] == ["`NO_SUCH_KEY` is not set, so it is not passed to the environment"]
 
 
 def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Pat
     result = wander("eval", "--resume", "mine", "--only-failed", "--allow-changed-code", "--json")
     assert (result.status, result.data["resumed"], result.data["left_out"]) == (0, 7, 0)
     alone = wander("eval", "./say-env", "-m", BREAKS, "--only-failed", "--json")
-    assert "`--only-failed` goes on with a run" in alone.json["error"]["message"]
+    assert "`--only-failed` requires `--resume`" in alone.json["error"]["message"]
 
 
 def test_the_cache_answers_the_second_run_and_is_on_record(wander: Wander, folder: Path, home: Path) -> None:

@@ -184,9 +184,9 @@ def test_the_environment_is_played_against_a_model(play: Play, wander: Wander, h
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--against", "scripted:say_env:solver"), "does not declare what it may answer"),
+        (("--against", "scripted:say_env:solver"), "does not declare its possible replies"),
         (("--opening", "x"), "add `--against MODEL`"),
-        (("--against", "m", "--wrap", "{}"), "`--wrap` is for the model's side"),
+        (("--against", "m", "--wrap", "{}"), "`--wrap` cannot be used with `--against`"),
     ],
 )
 def test_options_that_contradict_each_other(

@@ -81,4 +81,4 @@ def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
 def test_what_is_no_workflow_gets_no_token(room: HubRoom) -> None:
     done = room.wander("env", "publisher", "token")
     assert done.status == 2
-    assert "this is no workflow" in done.err
+    assert "not running in a CI workflow" in done.err

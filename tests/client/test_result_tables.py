@@ -168,7 +168,7 @@ def test_a_board_tells_what_each_row_earned_on_a_stratum(
     others = posted.wander("leaderboard", "admin/say-env", "--json").data["others"]
     (name,) = (one["board"] for one in others if one["arguments"] == {"size": 9})
     words = ["leaderboard", "admin/say-env", "--board", name]
-    assert "its examples have the strata 0, 1: `--stratum N`" in posted.wander(*words).err
+    assert "strata of the examples: 0, 1; show one with `--stratum N`" in posted.wander(*words).err
     titles, row = (line.split("\t") for line in posted.wander(*words, "--stratum", "1").out.splitlines())
     assert dict(zip(titles, row, strict=True))["stratum"] == "0.5000"
     (line,) = csv.DictReader(io.StringIO(posted.wander(*words, "--stratum", "1", "--csv", "-").out))

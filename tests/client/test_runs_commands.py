@@ -55,7 +55,8 @@ def test_diff_tells_pins_rewards_and_where_messages_part(wander: Wander, pair: l
     assert shown.status == 0, shown.err
     assert "model.name\tbefore\tafter" in shown.out
     assert (
-        "0 rollouts the same, 2 with other messages and the same reward, 2 with another reward" in shown.out
+        "0 rollouts the same, 2 with different messages and the same reward, 2 with a different reward"
+        in shown.out
     )
     assert "2\t0\t0.5\t0\n0\t0\t0\t1\n" in shown.out, "the loss comes first"
     assert "0/0: the runs part at message 1" in shown.out
@@ -71,8 +72,8 @@ def test_diff_tells_pins_rewards_and_where_messages_part(wander: Wander, pair: l
 
 def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]) -> None:
     shown = wander("runs", "diff", pair[0], pair[0], "--example", "3")
-    assert "both runs pinned the same" in shown.out
-    assert "4 rollouts the same, 0 with other" in shown.out
+    assert "both runs have the same pinned inputs" in shown.out
+    assert "4 rollouts the same, 0 with different" in shown.out
     assert "the messages of `3` are the same in both runs" in shown.out
     missing = wander("runs", "diff", pair[0], pair[0], "--example", "9/1")
     assert missing.status == 3
@@ -80,10 +81,10 @@ def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]
 
 
 def test_diff_warns_where_one_id_may_be_two_examples(wander: Wander, home: Path, pair: list[str]) -> None:
-    assert "of the same id may differ" not in wander("runs", "diff", *pair).err
+    assert "with the same ID may differ" not in wander("runs", "diff", *pair).err
     other = write_run(home / "runs" / "harder", rewards=[0.0] * 4, arguments={"level": 2})
     shown = wander("runs", "diff", pair[0], str(other))
-    assert "the runs differ in arguments: examples of the same id may differ" in shown.err
+    assert "the runs differ in arguments: examples with the same ID may differ" in shown.err
 
 
 def test_diff_says_what_one_run_alone_has(wander: Wander, home: Path, pair: list[str]) -> None:

@@ -56,7 +56,7 @@ def test_another_folder_is_listed(wander: Wander, three: list[str], home: Path) 
         (["--sort", "luck"], "sort by one of started"),
         (["--since", "yesterday"], "`7d`"),
         (["--level", "sure"], "levels are claimed, unverifiable, complete"),
-        (["list", ".", "--posted"], "leave the folder"),
+        (["list", ".", "--posted"], "remove the folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wander: Wander, words: list[str], said: str) -> None:

@@ -53,7 +53,7 @@ def test_the_self_test_tells_what_it_found(wander: Wander) -> None:
     assert len(data["outcomes"]) > 140
     shown = wander("sandbox", "check", "--all")
     assert "call mount" in shown.out
-    assert "OPEN" not in shown.out
+    assert "ESCAPED" not in shown.out
 
 
 def test_a_way_out_is_told_by_the_exit_status(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_way_out_is_told_by_the_exit_status(wander: Wander, monkeypatch: pytes
     monkeypatch.setattr("wander.worker.process.sandbox_check.check_sandbox", lambda: report)
     result = wander("sandbox", "check")
     assert result.status == 1
-    assert "OPEN" in result.out
+    assert "ESCAPED" in result.out
     assert "call bpf" not in result.out
     assert "old" in result.err
 

@@ -162,7 +162,7 @@ def test_a_missing_vllm_is_told_with_what_to_install(
     ("words", "said"),
     [
         (("--serve", "sglang"), "`--serve`: "),
-        (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names one that runs"),
+        (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names a running server"),
         (("--set", "serve_args=--x"), "`serve_args` needs `serve`"),
     ],
 )

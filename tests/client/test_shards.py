@@ -168,7 +168,7 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
     error = wander("eval", "--resume", "on-ray", "--seed", "1", "--json").json["error"]
     assert "`seed` cannot change" in error["message"], error
     error = wander("eval", "--resume", "on-ray", "--allow-changed-code", "--json").json["error"]
-    assert "`--allow-changed-code` means nothing with `--engine`" in error["message"], error
+    assert "`--allow-changed-code` cannot be used with `--engine`" in error["message"], error
     for wrong in ("ray://head:6379/", "ray://head:6379/0", "ray://head:6379/many"):
         with pytest.raises(UsageError):
             EngineAddress.parse(wrong)

@@ -235,8 +235,7 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
     assert failed == "`--only-failed` is for one run"
     assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"
     assert (
-        "names no run"
-        in wander("eval", "./say-env", "-m", "x", "--resume", "--json").json["error"]["message"]
+        "needs a run" in wander("eval", "./say-env", "-m", "x", "--resume", "--json").json["error"]["message"]
     )
 
 

@@ -117,5 +117,7 @@ def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume
 
     copied = machine.wander(*line, "--dry-run", "--no-check")  # the report has them for another target
     assert copied["outcomes"] == {"would be published": 3}
-    assert "are for one package" in machine.refused(2, "env", "import", "path", many, "--all", "--out", "x")
+    assert "cannot be used with `--all`" in machine.refused(
+        2, "env", "import", "path", many, "--all", "--out", "x"
+    )
     machine.refused(3, "env", "import", "path", many / "notes", "--all")

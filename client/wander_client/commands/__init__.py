@@ -19,17 +19,17 @@ To add a command:
            here.output.answer(page.data, lambda: here.output.table([...], [...]))
            return None                               # or an exit status of wander_client.errors
 
-   `Argument` and `Option` are of `wander_client.terminal.command`. A command with sub-commands is a
-   `app = CommandGroup("...")` of the same module instead, with `@app.command()` before each function.
-2. Add one line to `COMMANDS` below: what is typed -> (folder.module:object, one-line help). Two words make it
-   a command of a group (`GROUPS`).
+   `Argument` and `Option` come from `wander_client.terminal.command`. For a command with subcommands, define
+   `app = CommandGroup("...")` in the module instead, and put `@app.command()` before each function.
+2. Add a line to `COMMANDS` below: name -> (folder.module:object, one-line help). A name with two words is a
+   command of a group (`GROUPS`).
 
-Rules: import heavy things (wander.*, rich, httpx, torch) inside functions; raise `wander_client.errors` or
-`wander.errors` and never print them; data goes through `output.answer` (which does `--json`), everything
-else through `output.note/warn/progress/next`, which write to stderr. `--json --plain --quiet --color
---no-progress --hub --debug` are options of every command: do not declare them.
-Async work: `asyncio.run(...)`; Ctrl-C arrives as `KeyboardInterrupt`: keep what is done, then raise
-`Interrupted("...", hint="the command that resumes")`.
+Rules: import heavy modules (wander.*, rich, httpx, torch) inside functions. Raise `wander_client.errors` or
+`wander.errors`, and never print them. Results go through `output.answer` (which implements `--json`).
+Everything else goes through `output.note/warn/progress/next`, which write to stderr. All commands have the
+options `--json --plain --quiet --color --no-progress --hub --debug`, so do not declare them.
+For async work, use `asyncio.run(...)`. Ctrl-C arrives as `KeyboardInterrupt`: save the finished work, then
+raise `Interrupted("...", hint="the command that resumes")`.
 '''
 
 from __future__ import annotations
@@ -45,114 +45,114 @@ from wander_client.terminal.command import Command, CommandGroup
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a command lives and what the help says about it."""
+    """A command's location and its summary in the help."""
 
-    place: str
-    """`folder.module:object`, below this package."""
+    location: str
+    """`folder.module:object`, relative to this package."""
     summary: str
 
 
 @dataclass(frozen=True)
 class Group:
-    """Commands that are typed with a word before them."""
+    """A group of commands, such as `wander runs`."""
 
     summary: str
     default: str | None = None
-    """The command that is meant when the line has none."""
+    """Command to run if the command line names no command of the group."""
 
 
 COMMANDS: dict[str, Entry] = {
-    # The first screen of `wander --help`, in the order of an environment's life.
-    "new": Entry("write.new:app", "start an environment package that runs at once"),
-    "check": Entry("write.check:check", "find faults in an environment before others do"),
-    "publish": Entry("write.publish:publish", "build an environment and upload it"),
+    # The first screen of `wander --help`, in the order in which you use the commands.
+    "new": Entry("write.new:app", "create an environment package"),
+    "check": Entry("write.check:check", "test an environment for common faults"),
+    "publish": Entry("write.publish:publish", "build and upload an environment"),
     "search": Entry("find.search:search", "find environments on the hub"),
     "install": Entry("find.install:install", "install an environment into its own virtual environment"),
     "eval": Entry("run.eval:evaluate", "evaluate a model on an environment"),
-    "train": Entry("train.train:train", "improve a policy by GRPO on an environment"),
+    "train": Entry("train.train:train", "train a policy on an environment with GRPO"),
     "view": Entry("run.view:view", "read the rollouts of a run"),
-    "post": Entry("run.post:post", "put a run on the hub's leaderboard"),
+    "post": Entry("run.post:post", "post a run to the hub's leaderboard"),
     "leaderboard": Entry("run.leaderboard:leaderboard", "show an environment's leaderboard"),
-    "login": Entry("account.login:login", "store a hub's token after checking it"),
-    # The rest, by group.
-    "runs list": Entry("run.runs:list_runs", "list the runs here, or with `--posted` those of the hub"),
-    "runs show": Entry("run.runs:show", "show what a run pinned, how it came out, its files"),
-    "runs diff": Entry("run.runs:diff", "tell how two runs differ, down to the first message"),
-    "runs compare": Entry("run.compare:compare", "tell whether one run does better than another"),
-    "runs merge": Entry("run.merge:merge", "make one run of the shards in which it was played"),
-    "runs report": Entry("run.runs:report", "report on runs side by side: text, Markdown, a page"),
-    "runs plot": Entry("run.runs:plot", "draw the curves of training runs"),
-    "runs export": Entry("run.runs:export_runs", "write rollouts as JSON Lines, Parquet or a dataset"),
+    "login": Entry("account.login:login", "check and store a hub's token"),
+    # Commands of groups, and commands that are used less often.
+    "runs list": Entry("run.runs:list_runs", "list runs on this machine, or posted runs (`--posted`)"),
+    "runs show": Entry("run.runs:show", "show a run: its pinned inputs, results and files"),
+    "runs diff": Entry("run.runs:diff", "show how two runs differ, down to the first message"),
+    "runs compare": Entry("run.compare:compare", "test whether one run does better than another"),
+    "runs merge": Entry("run.merge:merge", "merge the shards of a run"),
+    "runs report": Entry("run.runs:report", "report on runs as text, Markdown or a web page"),
+    "runs plot": Entry("run.runs:plot", "plot the curves of training runs"),
+    "runs export": Entry("run.runs:export_runs", "export rollouts as JSON Lines, Parquet or a dataset"),
     "runs data": Entry("train.data:data", "turn rollouts into training rows"),
-    "runs replay": Entry("run.replay:replay", "play a run again from its record, and compare"),
-    "runs rerun": Entry("run.rerun:rerun", "repeat a run from its manifest, and test whether both agree"),
-    "runs verify": Entry("run.replay:verify", "have the hub replay a posted run"),
-    "runs evidence": Entry("run.runs:evidence", "tell what the hub proved of a posted run"),
-    "runs publish": Entry("run.runs:publish", "show a private run of yours to everybody"),
-    "runs rename": Entry("run.runs:rename", "name a run that you posted"),
-    "runs withdraw": Entry("run.runs:withdraw", "remove the rollouts of a posted run for good"),
-    "runs schema": Entry("run.runs:schema", "print the JSON Schema of a file of the run folder"),
-    "env info": Entry("find.search:info", "show one environment or version"),
-    "env star": Entry("find.use:star", "star an environment, or list those that you starred"),
-    "env use": Entry("find.use:use", "show downloads of an environment, and who uses it"),
-    "env list": Entry("find.install:list_installed", "list what is installed here"),
-    "env uninstall": Entry("find.install:uninstall", "remove what is installed here"),
+    "runs replay": Entry("run.replay:replay", "replay a run from its record, and compare"),
+    "runs rerun": Entry("run.rerun:rerun", "repeat a run from its manifest, and test agreement"),
+    "runs verify": Entry("run.replay:verify", "ask the hub to replay a posted run"),
+    "runs evidence": Entry("run.runs:evidence", "show what the hub verified about a posted run"),
+    "runs publish": Entry("run.runs:publish", "make a private run public"),
+    "runs rename": Entry("run.runs:rename", "rename a posted run"),
+    "runs withdraw": Entry("run.runs:withdraw", "delete the rollouts of a posted run permanently"),
+    "runs schema": Entry("run.runs:schema", "print the JSON Schema of a run's file"),
+    "env info": Entry("find.search:info", "show an environment or a version"),
+    "env star": Entry("find.use:star", "star an environment, or list your stars"),
+    "env use": Entry("find.use:use", "show who uses an environment"),
+    "env list": Entry("find.install:list_installed", "list installed environments"),
+    "env uninstall": Entry("find.install:uninstall", "remove an installed environment"),
     "env play": Entry("run.play:play", "play an environment yourself"),
-    "env lock": Entry("write.lock:lock", "resolve the packages a version runs with"),
-    "env yank": Entry("write.status:yank", "make installers skip a version"),
+    "env lock": Entry("write.lock:lock", "lock the packages of a version"),
+    "env yank": Entry("write.status:yank", "exclude a version from new installations"),
     "env deprecate": Entry("write.status:deprecate", "mark an environment as deprecated or archived"),
-    "env delete": Entry("write.status:delete", "remove a version or an environment from the hub"),
-    "env fork": Entry("write.new:fork", "start an environment from a version of another"),
-    "env import": Entry("write.import_:app", "import environments and results of other libraries"),
+    "env delete": Entry("write.status:delete", "delete a version or an environment from the hub"),
+    "env fork": Entry("write.new:fork", "create an environment from an existing one"),
+    "env import": Entry("write.import_:app", "import environments and results from other libraries"),
     "env export": Entry("train.export:export", "package an environment for another trainer"),
-    "env owner": Entry("account.owner:app", "manage roles, transfer, rename, set visibility"),
-    "env publisher": Entry("write.publisher:app", "trust a workflow to publish without a token"),
-    "env board": Entry("run.board:app", "arrange an environment's boards and hide runs"),
-    "model new": Entry("train.model:new_model", "make an untrained model for an environment"),
-    "model pull": Entry("train.model:pull", "fetch a model from the hub, or SmolLM2"),
-    "model tools": Entry("train.model:tools", "give a model's chat template tools"),
-    "model push": Entry("train.hub_model:push", "put a trained model on the hub"),
-    "model list": Entry("train.model:list_models", "list the models here, or the revisions of a hub's"),
-    "model yank": Entry("train.hub_model:yank", "have a revision of a model passed over"),
-    "model delete": Entry("train.hub_model:delete", "remove a revision or a model from the hub"),
+    "env owner": Entry("account.owner:app", "manage roles, transfers, names and visibility"),
+    "env publisher": Entry("write.publisher:app", "let a CI workflow publish without a stored token"),
+    "env board": Entry("run.board:app", "edit an environment's boards and hide runs"),
+    "model new": Entry("train.model:new_model", "create an untrained model for an environment"),
+    "model pull": Entry("train.model:pull", "download a model from the hub, or SmolLM2"),
+    "model tools": Entry("train.model:tools", "add tool support to a model's chat template"),
+    "model push": Entry("train.hub_model:push", "push a trained model to the hub"),
+    "model list": Entry("train.model:list_models", "list local models, or a model's revisions on the hub"),
+    "model yank": Entry("train.hub_model:yank", "exclude a model's revision from `latest`"),
+    "model delete": Entry("train.hub_model:delete", "delete a revision or a model from the hub"),
     "model visibility": Entry("train.hub_model:visibility", "make a model public, internal or private"),
-    "model sft": Entry("train.sft:sft", "fine-tune a model on filtered rollouts"),
+    "model sft": Entry("train.sft:sft", "fine-tune a model on selected rollouts"),
     "auth whoami": Entry("account.login:whoami", "show whose token is in use"),
-    "auth logout": Entry("account.login:logout", "forget a hub's token"),
-    "auth token": Entry("account.token:app", "make, list and revoke your tokens"),
-    "auth invitation": Entry("account.invitation:app", "list, accept and decline roles offered to you"),
-    "auth org": Entry("account.organisation:app", "make organisations, list the owners you belong to"),
-    "auth key": Entry("account.key:app", "make, list and revoke keys that sign runs"),
-    "cache": Entry("find.cache:app", "show and free the disk space of installed environments"),
-    "sandbox": Entry("run.sandbox:app", "test whether the sandbox holds on this machine"),
-    "worker": Entry("run.worker:worker", "run an environment here for hosts on other machines"),
+    "auth logout": Entry("account.login:logout", "delete the stored token of a hub"),
+    "auth token": Entry("account.token:app", "create, list and revoke your tokens"),
+    "auth invitation": Entry("account.invitation:app", "list, accept and decline invitations"),
+    "auth org": Entry("account.organisation:app", "create organizations, and list the owners you belong to"),
+    "auth key": Entry("account.key:app", "create, list and revoke keys that sign runs"),
+    "cache": Entry("find.cache:app", "show or free the disk space of installed environments"),
+    "sandbox": Entry("run.sandbox:app", "test the sandbox on this machine"),
+    "worker": Entry("run.worker:worker", "play an environment here for hosts on other machines"),
     "help": Entry("shell.help:show_help", "show the help of a command, a group or a topic"),
 }
 
 GROUPS: dict[str, Group] = {
     "runs": Group("list, show, compare, replay and export runs", default="list"),
-    "env": Group("look at environments, look after yours, import and export"),
-    "model": Group("make, fine-tune, push and fetch models"),
-    "auth": Group("who you are: tokens, invitations and signing keys"),
+    "env": Group("show, manage, import and export environments"),
+    "model": Group("create, fine-tune, push and download models"),
+    "auth": Group("manage your tokens, invitations and signing keys"),
 }
 
 OVERVIEW = """Publish, install, evaluate and train on environments for language models.
 
 \b
-wander new my-env                        start an environment
-wander install admin/tictactoe           get one by name
+wander new my-env                        create an environment
+wander install admin/tictactoe           install an environment by name
 wander eval admin/tictactoe -m smollm2   evaluate a model on it
-wander post runs/RUN                     put the result on the leaderboard"""
+wander post runs/RUN                     post the result to the leaderboard"""
 
 TOPICS = ("help exit-codes", "help reference")
 FIRST_SCREEN = tuple(COMMANDS)[: tuple(COMMANDS).index("login") + 1]
 
 
 class LazyGroup(CommandGroup):
-    """The commands of `COMMANDS` that begin with a word; a command's module is imported when it is named."""
+    """A group of commands from `COMMANDS`, whose modules are imported only when they are used."""
 
     def __init__(self, name: str = "", default: str | None = None) -> None:
-        """Without a name, the group is `wander` itself."""
+        """Create the group with this name, or `wander` itself if the name is empty."""
         about = f"{GROUPS[name].summary[:1].upper()}{GROUPS[name].summary[1:]}." if name else OVERVIEW
         super().__init__(about, name or "wander")
         self._prefix = f"{name} " if name else ""
@@ -163,28 +163,33 @@ class LazyGroup(CommandGroup):
         return [name for section in self.sections(ctx).values() for name in section]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, or return a group."""
+        """Return a group, or import and return a command."""
         name = f"{self._prefix}{cmd_name}"
         if name in GROUPS:
             return LazyGroup(name, GROUPS[name].default)
         return load(name) if name in COMMANDS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a line without the name of a command as one of the default command."""
+        """Insert the default command if the command line names no command."""
         named = {*self.list_commands(ctx), *ctx.help_option_names}
-        starts = not args or args[0].startswith("-")
-        if self._default is not None and starts and named.isdisjoint(args) and not ctx.resilient_parsing:
+        begins_with_option = not args or args[0].startswith("-")
+        if (
+            self._default is not None
+            and begins_with_option
+            and named.isdisjoint(args)
+            and not ctx.resilient_parsing
+        ):
             args = [self._default, *args]
         return super().parse_args(ctx, args)
 
     def meanings(self, ctx: click.Context) -> Mapping[str, str]:
-        """Add the commands of all groups and the topics of the help, by their last word."""
+        """For `wander` itself, also suggest the commands of all groups and the help topics."""
         if self._prefix:
             return super().meanings(ctx)
         return {name.rpartition(" ")[2]: name for name in (*COMMANDS, *GROUPS, *TOPICS)}
 
     def sections(self, ctx: click.Context) -> Mapping[str, Mapping[str, str]]:
-        """Return one list of a group's commands; of `wander`, that of the first screen and of the rest."""
+        """Return the help's sections, each with names and summaries of commands."""
         own = {
             name.removeprefix(self._prefix): entry.summary
             for name, entry in COMMANDS.items()
@@ -197,7 +202,7 @@ class LazyGroup(CommandGroup):
 
 
 def load(name: str) -> click.Command:
-    """Import the module of a command and return what runs its lines."""
-    module, _, attribute = COMMANDS[name].place.partition(":")
+    """Import the module of a command and return the click command."""
+    module, _, attribute = COMMANDS[name].location.partition(":")
     target = getattr(importlib.import_module(f"wander_client.commands.{module}"), attribute)
     return target if isinstance(target, click.Command) else Command(target)

@@ -22,7 +22,7 @@ NEWEST = "@newest"
 
 
 class NumberOr(click.IntRange):
-    """A number in a range, or a word."""
+    """An integer in a range, or a word."""
 
     def __init__(self, word: str, most: int | None = None) -> None:
         super().__init__(1, most)
@@ -41,112 +41,128 @@ class NumberOr(click.IntRange):
 
 @dataclass(frozen=True)
 class EvaluationFlags:
-    """The settings of an evaluation that have a flag of their own."""
+    """The settings of an evaluation that have their own flag."""
 
     environment: Annotated[str | None, Argument(help="owner/name[@version], ./folder, FILE.toml")] = None
-    model: Annotated[list[str] | None, Option("-m", "--model", help="see above; several make a suite")] = None
+    model: Annotated[
+        list[str] | None, Option("-m", "--model", help="model, see above; pass several to run a suite")
+    ] = None
     base_url: Annotated[str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint")] = None
     num_examples: Annotated[
         int | None,
         Option(
-            *("-n", "--num-examples"), type=NumberOr("all"), metavar="N|all", help="examples  [default: 20]"
+            *("-n", "--num-examples"),
+            type=NumberOr("all"),
+            metavar="N|all",
+            help="number of examples  [default: 20]",
         ),
     ] = None
     rollouts: Annotated[
-        int | None, Option("-r", "--rollouts", min=1, help="rollouts of each example  [default: 1]")
+        int | None, Option("-r", "--rollouts", min=1, help="rollouts per example  [default: 1]")
     ] = None
-    seed: Annotated[int | None, Option(help="the run's seed  [default: 0]")] = None
-    split: Annotated[Literal["train", "eval"] | None, Option(help="[default: eval]")] = None
+    seed: Annotated[int | None, Option(help="seed of the run  [default: 0]")] = None
+    split: Annotated[
+        Literal["train", "eval"] | None, Option(help="split of the examples  [default: eval]")
+    ] = None
     temperature: Annotated[
         float | None, Option("-t", "--temperature", min=0, help="sampling temperature")
     ] = None
-    max_tokens: Annotated[int | None, Option(min=1, help="most tokens of one turn")] = None
+    max_tokens: Annotated[int | None, Option(min=1, help="maximum tokens per turn")] = None
     concurrency: Annotated[
         int | None, Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: 32]")
     ] = None
-    arguments: Annotated[list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment")] = (
-        None
-    )
+    arguments: Annotated[
+        list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment argument; repeatable")
+    ] = None
     players: Annotated[
         list[str] | None,
-        Option("--player", metavar="NAME=MODEL", help="model of one of the environment's players"),
+        Option("--player", metavar="NAME=MODEL", help="model of another player of the environment"),
     ] = None
-    budget_tokens: Annotated[int | None, Option(min=1, help="tokens that the whole run may take")] = None
+    budget_tokens: Annotated[int | None, Option(min=1, help="token budget of the whole run")] = None
     budget_usd: Annotated[
-        float | None, Option(min=0, help="USD that the whole run may cost; needs `--set prices=IN/OUT`")
+        float | None, Option(min=0, help="budget of the whole run in USD; requires `--set prices=IN/OUT`")
     ] = None
-    serve: Annotated[Literal["vllm"] | None, Option(help="serve the model meanwhile")] = None
+    serve: Annotated[Literal["vllm"] | None, Option(help="start a server for the model")] = None
     exhaustive: Annotated[
-        bool, Option("--exhaustive", help="play greedily against every reply, from every opening")
+        bool, Option("--exhaustive", help="play every reply to every opening, with greedy decoding")
     ] = False
-    pass_env: Annotated[list[str] | None, Option(help="variable that the environment may see")] = None
+    pass_env: Annotated[list[str] | None, Option(help="environment variable to pass to the environment")] = (
+        None
+    )
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
     workers: Annotated[
         int | None,
-        Option(type=NumberOr("auto", MOST_WORKERS), metavar="N|auto", help="processes of the environment"),
+        Option(type=NumberOr("auto", MOST_WORKERS), metavar="N|auto", help="number of environment processes"),
     ] = None
     worker_addresses: Annotated[
-        list[str] | None, Option("--worker", metavar="tcp://HOST:PORT", help="a `wander worker` elsewhere")
+        list[str] | None,
+        Option("--worker", metavar="tcp://HOST:PORT", help="play on this `wander worker`; repeatable"),
     ] = None
-    shard: Annotated[str | None, Option(metavar="I/N", help="play only this part of the run, from 0/N")] = (
-        None
-    )
+    shard: Annotated[str | None, Option(metavar="I/N", help="play only shard I of N, counted from 0")] = None
 
 
 @dataclass(frozen=True)
 class CommandFlags:
-    """Options of one command line, which are not kept with the run."""
+    """Options of the command line that are not saved with the run."""
 
     setting: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="any setting; see docs/evaluating.md")
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="any other setting, see docs/evaluating.md; repeatable"),
     ] = None
-    out: Annotated[Path | None, Option(help="the run's folder, or the suite's")] = None
+    out: Annotated[Path | None, Option(help="folder of the run or the suite")] = None
     resume: Annotated[
         Path | None,
-        Option(is_flag=False, flag_value=NEWEST, help="continue this run (folder or id); needs nothing else"),
+        Option(
+            is_flag=False, flag_value=NEWEST, help="resume this run (folder or ID); needs no other option"
+        ),
     ] = None
-    only_failed: Annotated[bool, Option("--only-failed", help="with --resume: replay only what failed")] = (
-        False
-    )
-    allow_changed_code: Annotated[
-        bool, Option("--allow-changed-code", help="with --resume: accept changed files of ./folder")
+    only_failed: Annotated[
+        bool, Option("--only-failed", help="with --resume: play only failed rollouts again")
     ] = False
-    dry_run: Annotated[bool, Option("--dry-run", help="show what would be played")] = False
+    allow_changed_code: Annotated[
+        bool, Option("--allow-changed-code", help="with --resume: accept changed files in ./folder")
+    ] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="show the plan without playing")] = False
     engine: Annotated[
         str | None, Option(metavar="ray[://HOST:PORT[/SHARDS]]", help="play in shards on a cluster")
     ] = None
-    fail_under: Annotated[float | None, Option(help="exit 1 if the reward is lower")] = None
+    fail_under: Annotated[
+        float | None, Option(help="exit with status 1 if the mean reward is below this")
+    ] = None
 
 
 COMMAND_FLAGS = frozenset(CommandFlags.__dataclass_fields__)
 
 
 def read_options(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a command line asks for, by field; flags go before `--set`."""
+    """Return the settings of a command line by field. Flags override `--set`."""
     from wander_client.environments.location import parse_arguments
 
-    given = {key: value for key, value in typed.items() if key not in COMMAND_FLAGS}
-    wanted = read_overrides(typed.get("setting") or ())
-    sampling = {key: given.pop(key) for key in ("temperature", "max_tokens") if key in given}
+    settings = {key: value for key, value in typed.items() if key not in COMMAND_FLAGS}
+    overrides = read_overrides(typed.get("setting") or ())
+    sampling = {key: settings.pop(key) for key in ("temperature", "max_tokens") if key in settings}
     if sampling:
-        wanted["sampling"] = {**wanted.get("sampling", {}), **sampling}
-    if "arguments" in given:
-        wanted["arguments"] = {**wanted.get("arguments", {}), **parse_arguments(given.pop("arguments"), None)}
-    if "players" in given:
-        wanted["players"] = {**wanted.get("players", {}), **_players(given.pop("players"))}
-    limits = given.pop("sandbox_limit", None)
-    if limits and given.get("sandbox") is False:
+        overrides["sampling"] = {**overrides.get("sampling", {}), **sampling}
+    if "arguments" in settings:
+        overrides["arguments"] = {
+            **overrides.get("arguments", {}),
+            **parse_arguments(settings.pop("arguments"), None),
+        }
+    if "players" in settings:
+        overrides["players"] = {**overrides.get("players", {}), **_players(settings.pop("players"))}
+    limits = settings.pop("sandbox_limit", None)
+    if limits and settings.get("sandbox") is False:
         raise UsageError(
-            "`--no-sandbox` and `--sandbox-limit` contradict each other", hint="pass one of them"
+            "`--no-sandbox` and `--sandbox-limit` exclude each other", hint="pass only one of them"
         )
-    return {**wanted, **given, **({"sandbox": limits} if limits else {})}
+    return {**overrides, **settings, **({"sandbox": limits} if limits else {})}
 
 
 def read_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Return tables of `key=value` and `table.key=value`. Values are TOML or JSON; a bare word is text."""
+    """Return tables of `key=value` and `table.key=value`. Values are TOML, JSON or plain text."""
     if not words:
-        return {}  # most commands load no settings of training
+        return {}  # skips an import that most commands do not need
     from wander.errors import ConfigError
     from wander.train.settings_file import apply_overrides
 
@@ -174,6 +190,6 @@ def _players(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, _, model = pair.partition("=")
         if name in players:
-            raise UsageError(f"`--player {pair}` names one player twice", hint="leave one of the two out")
+            raise UsageError(f"`--player {pair}`: this player is already set", hint="pass each player once")
         players[name] = model
     return players

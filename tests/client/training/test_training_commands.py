@@ -163,7 +163,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     }
     assert wander("runs", "plot", "run", "again=run", "-o", "two.svg", "-x", "rollouts").status == 0
     assert ">again</text>" in (home / "two.svg").read_text()
-    assert "two runs are called `run`" in wander("runs", "plot", "run", "run").err
+    assert "two runs have the name `run`" in wander("runs", "plot", "run", "run").err
     assert "`-x days` is unknown" in wander("runs", "plot", "run", "-x", "days").err
     assert wander("view", "run").status == 0
     # Two prompts again and again; and the first group of each step, beside what had been learnt before it.

@@ -1,4 +1,4 @@
-"""`wander env board`: how an environment's boards are shown, and which runs stand on them."""
+"""`wander env board`: how an environment's boards are shown, and which runs they list."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
 
 app = CommandGroup(
-    help="""Arrange an environment's boards, and keep runs off them, with a reason that everybody can read.
-
-    A board begins with the first run of its task set and protocol, and is there as long as it has one;
-    `wander leaderboard` shows it.""",
+    help="""Change how an environment's boards are shown, and hide runs with a public reason.
+    A board exists as soon as there is a complete run of its task set and protocol. `wander leaderboard` shows
+    it.""",
 )
 
-_HELP = "`wander env board --help` shows what there is"
+_HELP = "run `wander env board --help` for the possible changes"
 
 Environment = Annotated[str, Argument(help="owner/name or owner/name@version")]
 Board = Annotated[
     str,
-    Argument(help="name of the board, as `wander env board list` shows it, or its first characters"),
+    Argument(help="name of the board (see `wander env board list`), or its first characters"),
 ]
-RunId = Annotated[str, Argument(help="a run on the hub: its id, or the folder here")]
+RunId = Annotated[str, Argument(help="ID of a posted run, or the run's folder")]
 
 
 @app.command("list")
 def list_boards(environment: Environment) -> None:
-    """List the boards of a version: the pinned one, then that of the defaults over the evaluation split.
+    """List the boards of a version: first the pinned board, then the default board of the eval split.
 
     \b
     wander env board list acme/wordle
@@ -49,8 +48,8 @@ def list_boards(environment: Environment) -> None:
     here = current()
     name = parse_name(environment)
     with here.hub() as hub:
-        asked: dict[str, Any] = {"version": name.version, "runs": "all", "sort": "posted", "limit": 1}
-        first = hub.leaderboard(name.owner, name.name, **asked)
+        params: dict[str, Any] = {"version": name.version, "runs": "all", "sort": "posted", "limit": 1}
+        first = hub.leaderboard(name.owner, name.name, **params)
     boards = list(first.others)
     if first.rows:
         shown = {
@@ -59,48 +58,58 @@ def list_boards(environment: Environment) -> None:
         boards.insert(0, BoardInfo(**shown, last_posted_at=first.rows[0].posted_at))
     more = first.boards - len(boards)
     rows: list[list[Cell]] = [
-        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol_text(one)]
-        for one in boards
+        [
+            board.board,
+            "yes" if board.pinned else "",
+            board.runs,
+            board.models,
+            board.title,
+            protocol_text(board),
+        ]
+        for board in boards
     ]
     titles = ["board", "pinned", "runs", "models", "title", "protocol"]
     here.output.answer(boards, lambda: here.output.table(titles, rows, shrink=["title", "protocol"]))
     if more > 0 and boards:
         here.output.note(
-            f"and {more} with fewer runs; `wander leaderboard {environment} --board NAME` finds one"
+            f"{more} more boards have fewer runs; show one with `wander leaderboard {environment} --board "
+            "NAME`"
         )
     if not boards:
-        here.output.note(f"{first.owner}/{first.name} {first.version} has no complete run and so no board")
+        here.output.note(
+            f"{first.owner}/{first.name} {first.version} has no board, because it has no complete run"
+        )
 
 
 @app.command()
 def edit(
     environment: Environment,
     board: Board,
-    title: Annotated[str | None, Option(help="up to 100 characters")] = None,
-    description: Annotated[str | None, Option(help="up to 2,000 characters")] = None,
+    title: Annotated[str | None, Option(help="title, up to 100 characters")] = None,
+    description: Annotated[str | None, Option(help="description, up to 2,000 characters")] = None,
     columns: Annotated[
         str | None,
-        Option(help="columns in this order, separated by commas; `usual` for the default ones"),
+        Option(help="columns in order, separated by commas, or `usual` for the default columns"),
     ] = None,
     pin: Annotated[
-        bool | None, Option("--pin/--no-pin", help="show it before the version's other boards")
+        bool | None, Option("--pin/--no-pin", help="show this board before the version's other boards")
     ] = None,
     refuse_rescored: Annotated[
         bool | None,
-        Option("--refuse-rescored/--accept-rescored", help="keep runs of the level rescored off it"),
+        Option("--refuse-rescored/--accept-rescored", help="reject or accept runs of the level `rescored`"),
     ] = None,
     fold: Annotated[
         bool | None, Option("--fold/--no-fold", help="show runs with the same answers as one entry")
     ] = None,
 ) -> None:
-    """Change a board's title, description, columns, pin or what it refuses; what is not named stays.
+    """Change a board's title, description, columns, pin or accepted levels. Other settings are kept.
 
     \b
     wander env board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
     wander env board edit acme/wordle 1f3a5c7e --columns rank,model,reward,interval,metric:guesses,level
 
-    There are the columns rank, model, reward, interval, metrics, metric:NAME, pass, examples, tokens, cost,
-    level, by and posted; rank, model, reward, interval and level cannot be left out.
+    The columns are rank, model, reward, interval, metrics, metric:NAME, pass, examples, tokens, cost, level,
+    by and posted. The columns rank, model, reward, interval and level are required.
     """
     from wander.wire import BoardSettings
     from wander.wire.boards import BOARD_COLUMNS
@@ -114,12 +123,12 @@ def edit(
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if columns is not None:
-        named = [one.strip() for one in columns.split(",") if one.strip()]
+        named = [name.strip() for name in columns.split(",") if name.strip()]
         changes["columns"] = None if columns == "usual" else named
     if not changes:
         raise UsageError(
-            "nothing to change",
-            hint="write `--title`, `--description`, `--columns`, `--pin`, `--refuse-rescored`...",
+            "no change was given",
+            hint="pass `--title`, `--description`, `--columns`, `--pin`, `--refuse-rescored`...",
         )
     here = current()
     name = parse_name(environment)
@@ -157,7 +166,8 @@ def reset(environment: Environment, board: Board) -> None:
         shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
         after = _arrange(hub, shown, BoardSettings())
     here.output.answer(
-        after, f"board {after.board} of {shown.owner}/{shown.name} {shown.version} is as at first"
+        after,
+        f"board {after.board} of {shown.owner}/{shown.name} {shown.version} has its default settings again",
     )
 
 
@@ -170,7 +180,7 @@ def _arrange(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInf
 
 @app.command()
 def hide(run: RunId, reason: Annotated[str, Option(help="reason, shown to everybody")]) -> None:
-    """Hide a run from its board.
+    """Hide a run from its board, and show the reason.
 
     \b
     wander env board hide RUN --reason "its author found the answers in the prompt"
@@ -188,7 +198,7 @@ def hide(run: RunId, reason: Annotated[str, Option(help="reason, shown to everyb
 
 @app.command()
 def unhide(run: RunId) -> None:
-    """Let a hidden run rank again.
+    """Show a hidden run on its board again.
 
     \b
     wander env board unhide RUN
@@ -199,15 +209,15 @@ def unhide(run: RunId) -> None:
         run_id = resolve_posted_id(hub, run)
         hub.change("DELETE", run_path(run_id, "hiding"), None)
         detail = hub.run(run_id)
-    here.output.answer(detail, f"ranks again: {detail.url}")
+    here.output.answer(detail, f"shown again: {detail.url}")
 
 
 @app.command()
 def top(
     run: RunId,
-    undo: Annotated[bool, Option("--undo", help="put the earliest run on top again")] = False,
+    undo: Annotated[bool, Option("--undo", help="use the earliest run again")] = False,
 ) -> None:
-    """Choose which of the runs with the same answers stands for all of them; the earliest does by itself.
+    """Choose which of several runs with the same answers the board shows. By default, it shows the earliest.
 
     \b
     wander env board top RUN
@@ -220,8 +230,8 @@ def top(
     here = current()
     with here.hub(login=True) as hub:
         path = run_path(resolve_posted_id(hub, run), "top")
-        found = hub.change("DELETE" if undo else "PUT", path, LeaderboardPlace)
-    told = f"stands for {counted(found.folded_runs, 'other run')}"
-    if found.folded_into is not None:
-        told = f"is folded under {found.folded_into}"
-    here.output.answer(found, f"run {found.run_id} {told}")
+        placement = hub.change("DELETE" if undo else "PUT", path, LeaderboardPlace)
+    text = f"represents {counted(placement.folded_runs, 'other run')}"
+    if placement.folded_into is not None:
+        text = f"is folded under {placement.folded_into}"
+    here.output.answer(placement, f"run {placement.run_id} {text}")

@@ -1,4 +1,4 @@
-"""`wander runs compare`: whether one run does better than another, example by example."""
+"""`wander runs compare`: test whether one run does better than another, example by example."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def compare(
-    before: Annotated[str, Argument(help="folder or run id: the baseline")],
-    after: Annotated[str, Argument(help="folder or run id")],
+    before: Annotated[str, Argument(help="folder or run ID of the baseline")],
+    after: Annotated[str, Argument(help="folder or run ID")],
     limit: Annotated[int, Option(min=0, help="examples to list for each run")] = 5,
 ) -> None:
-    """Tell whether one run does better than another, example by example.
+    """Test whether one run does better than another, example by example.
 
     \b
     wander runs compare runs/before runs/after
     wander runs compare RUN_ID runs/mine --json
 
-    Both runs met the same examples, so the interval is that of the paired difference: it finds what two
-    overlapping intervals hide.
+    Both runs have the same examples, so the confidence interval is computed from paired differences. It can
+    show a difference even if the intervals of the two runs overlap.
     """
     from wander.evals.stats.comparison import compare_runs
 
@@ -35,44 +35,48 @@ def compare(
 
     output = current().output
     first, second = find_run(current(), before), find_run(current(), after)
-    found = compare_runs(first.manifest, first.rollouts(), second.manifest, second.rollouts())
-    if found.differing:
-        output.warn(f"the runs differ in more than the model: {', '.join(found.differing)}")
-    if found.unshared:
-        examples = counted(found.unshared, "example")
-        output.warn(f"{examples} left out: not scored in both runs, or not the same in both")
+    comparison = compare_runs(first.manifest, first.rollouts(), second.manifest, second.rollouts())
+    if comparison.differing:
+        output.warn(f"the runs differ in more than the model: {', '.join(comparison.differing)}")
+    if comparison.unshared:
+        examples = counted(comparison.unshared, "example")
+        output.warn(f"{examples} skipped: not scored in both runs, or not the same in both")
     data = {
         "before_run": first.manifest.run_id,
         "after_run": second.manifest.run_id,
-        "significant": found.significant,
-        **found.model_dump(mode="json"),
+        "significant": comparison.significant,
+        **comparison.model_dump(mode="json"),
     }
-    output.answer(data, lambda: _show(found, first, second, limit, output))
+    output.answer(data, lambda: _show(comparison, first, second, limit, output))
 
 
-def _show(found: Comparison, first: FoundRun, second: FoundRun, limit: int, output: Output) -> None:
-    output.line(f"before      {found.before:.4f}  {first.manifest.model.name}")
-    output.line(f"after       {found.after:.4f}  {second.manifest.model.name}")
-    output.line(f"difference  {_difference(found)}", style="bold")
+def _show(comparison: Comparison, first: FoundRun, second: FoundRun, limit: int, output: Output) -> None:
+    output.line(f"before      {comparison.before:.4f}  {first.manifest.model.name}")
+    output.line(f"after       {comparison.after:.4f}  {second.manifest.model.name}")
+    output.line(f"difference  {_difference(comparison)}", style="bold")
     output.line(
-        f"examples    {found.examples}: {found.wins} better, {found.losses} worse, {found.ties} the same"
+        f"examples    {comparison.examples}: {comparison.wins} better, {comparison.losses} worse, "
+        f"{comparison.ties} the same"
     )
-    if found.detectable:
-        output.line(f"detectable  {found.detectable:.4f} with so many examples, 4 times in 5")
-    worst = [pair for pair in found.by_example[:limit] if pair.difference < 0]
-    best = [pair for pair in found.by_example[::-1][:limit] if pair.difference > 0]
+    if comparison.detectable:
+        output.line(f"detectable  {comparison.detectable:.4f} with this number of examples, at 80 % power")
+    worst = [pair for pair in comparison.by_example[:limit] if pair.difference < 0]
+    best = [pair for pair in comparison.by_example[::-1][:limit] if pair.difference > 0]
     if worst or best:
         output.line()
         output.table(
             ["example", "before", "after", "difference"],
-            [[one.example_id, one.before, one.after, one.difference] for one in [*worst, *reversed(best)]],
+            [
+                [pair.example_id, pair.before, pair.after, pair.difference]
+                for pair in [*worst, *reversed(best)]
+            ],
             shrink=["example"],
         )
 
 
-def _difference(found: Comparison) -> str:
-    text = f"{found.difference:+.4f}"
-    if found.low is None or found.high is None or found.p_value is None:
-        return f"{text}  (a single example gives no interval)"
-    verdict = "clear" if found.significant else "within chance"
-    return f"{text}  [{found.low:+.4f}, {found.high:+.4f}]  p {found.p_value:.2g}  {verdict}"
+def _difference(comparison: Comparison) -> str:
+    text = f"{comparison.difference:+.4f}"
+    if comparison.low is None or comparison.high is None or comparison.p_value is None:
+        return f"{text}  (no interval for a single example)"
+    verdict = "clear" if comparison.significant else "within chance"
+    return f"{text}  [{comparison.low:+.4f}, {comparison.high:+.4f}]  p {comparison.p_value:.2g}  {verdict}"

@@ -1,4 +1,4 @@
-"""`wander eval`: evaluate a model on an environment, or a suite of both."""
+"""`wander eval`: evaluate a model on an environment, or run a suite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(typed: Typed, wanted: EvaluationFlags, flags: CommandFlags) -> int:
-    """Evaluate a model on an environment, or a suite of both.
+    """Evaluate a model on an environment, or run a suite of evaluations.
 
     \b
     wander eval admin/tictactoe -m smollm2 -n 20
@@ -37,45 +37,45 @@ def evaluate(typed: Typed, wanted: EvaluationFlags, flags: CommandFlags) -> int:
     \b
     Models:
       NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
-      smollm2, hf:NAME, ./DIR    a model in this process; with --serve vllm in a server
-      hub:OWNER/NAME             a model that `wander model pull` fetched from the hub
-      scripted:MODULE:FUNCTION   a function of the environment's package
+      smollm2, hf:NAME, ./DIR    a model in this process; with --serve vllm, in a server
+      hub:OWNER/NAME             a model that you fetched with `wander model pull`
+      scripted:MODULE:FUNCTION   a function in the environment's package
 
-    Every rollout is saved as it ends; Ctrl-C keeps them. Exit status 6 means that some rollouts failed, or
-    that the budget was spent before all were played.
+    Every rollout is saved as soon as it ends, and Ctrl-C keeps the saved rollouts. Exit status 6 means that
+    some rollouts failed, or that the budget was spent before all rollouts were played.
     """
     from wander_client.evaluate.settings import settings_for
     from wander_client.suites.folder import is_suite
 
-    said = read_options(typed)
-    _require_together(said, flags)
+    options = read_options(typed)
+    _require_together(options, flags)
     if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
-        return _play_on_engine(said, flags)
-    if is_suite(said, flags) and not said.get("exhaustive"):
+        return _play_on_engine(options, flags)
+    if is_suite(options, flags) and not options.get("exhaustive"):
         from wander_client.suites import command as suite_command
 
-        return suite_command.play(current(), said, flags)
+        return suite_command.play(current(), options, flags)
     if flags.resume is not None:
-        return _resume(flags.resume, said, flags)
-    _require_named(said)
-    settings = settings_for({**said, "model": said["model"][0]}, current().settings)
-    return _play(settings, flags.out, flags, exactly="num_examples" in said)
+        return _resume(flags.resume, options, flags)
+    _require_named(options)
+    settings = settings_for({**options, "model": options["model"][0]}, current().settings)
+    return _play(settings, flags.out, flags, exactly="num_examples" in options)
 
 
-def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
-    """Refuse options that contradict each other, or that stand alone."""
+def _require_together(options: dict[str, Any], flags: CommandFlags) -> None:
+    """Raise `UsageError` for options that contradict each other or need another option."""
     if flags.only_failed and flags.resume is None:
-        raise UsageError("`--only-failed` goes on with a run", hint="name it: `--resume RUN --only-failed`")
-    if str(flags.resume) == NEWEST and not said.get("environment", "").endswith(".toml"):
-        raise UsageError("`--resume` names no run", hint="`wander runs` lists the runs here")
-    if {"serve", "base_url"} <= said.keys():
+        raise UsageError("`--only-failed` requires `--resume`", hint="pass `--resume RUN --only-failed`")
+    if str(flags.resume) == NEWEST and not options.get("environment", "").endswith(".toml"):
+        raise UsageError("`--resume` needs a run", hint="run `wander runs` to list your runs")
+    if {"serve", "base_url"} <= options.keys():
         raise UsageError(
-            "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
+            "`--serve` starts a server, but `-b` names a running server", hint="pass only one of them"
         )
 
 
-def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
-    """Play an evaluation or a suite in shards on a cluster, or go on with them, and report."""
+def _play_on_engine(options: dict[str, Any], flags: CommandFlags) -> int:
+    """Play or resume an evaluation or a suite in shards on a cluster, and report the result."""
     from wander.evals.run.runner import EvaluationResult
 
     from wander_client.engines import EngineAddress, load_engine
@@ -85,22 +85,22 @@ def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.suites.folder import is_suite
 
     for name in ("shard", "exhaustive", "only_failed", "dry_run", "allow_changed_code"):
-        if said.get(name) or getattr(flags, name, False):
+        if options.get(name) or getattr(flags, name, False):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
+            raise UsageError(f"`{option}` cannot be used with `--engine`", hint=f"remove `{option}`")
     address = EngineAddress.parse(flags.engine or "ray")
     engine, context = load_engine(address.engine), current()
     out, suite = flags.out, None
     if flags.resume is not None:
         out = flags.resume
-        suite, merged = engine.resume(context, out, address, said)
-    elif is_suite(said, flags):
-        suite, _ = suite_command.find_suite(context, said, flags)
+        suite, merged = engine.resume(context, out, address, options)
+    elif is_suite(options, flags):
+        suite, _ = suite_command.find_suite(context, options, flags)
         out = out or fresh_folder(context.settings.runs_dir, suite.name)
         merged = engine.evaluate_suite(context, suite, out, address)
     else:
-        _require_named(said)
-        settings = settings_for({**said, "model": said["model"][0]}, context.settings)
+        _require_named(options)
+        settings = settings_for({**options, "model": options["model"][0]}, context.settings)
         merged = [engine.evaluate(context, settings, out, address)]
     if suite is not None and out is not None:
         return suite_command.report_merged(suite, out, merged, flags.fail_under, context.output)
@@ -111,21 +111,21 @@ def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
     return _report(result, flags.fail_under, context.output)
 
 
-def _require_named(said: dict[str, Any]) -> None:
-    for key, what in (("environment", "the environment"), ("model", "`-m MODEL`")):
-        if key not in said:
-            raise UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+def _require_named(options: dict[str, Any]) -> None:
+    for key, name in (("environment", "the environment"), ("model", "`-m MODEL`")):
+        if key not in options:
+            raise UsageError(f"{name} is missing", hint="run `wander eval --help` for examples")
 
 
-def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
+def _resume(run_dir: Path, options: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate import evaluation as evaluations
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
     if flags.out is not None and flags.out.resolve() != run_dir.resolve():
-        raise UsageError(f"`--out {flags.out}`: the run is in `{run_dir}`", hint="leave `--out` out")
+        raise UsageError(f"`--out {flags.out}`: the run is in `{run_dir}`", hint="remove `--out`")
     command = evaluations.resume_command(run_dir)
-    settings = evaluations.settings_to_resume(current(), run_dir, said, command)
+    settings = evaluations.settings_to_resume(current(), run_dir, options, command)
     return _play(settings, run_dir, flags, resuming=True)
 
 
@@ -137,7 +137,7 @@ def _play(
     resuming: bool = False,
     exactly: bool = False,
 ) -> int:
-    """Play and report; `exactly` says that the number of examples is the user's own."""
+    """Play and report the result. `exactly` means that the user chose the number of examples."""
     from wander_client.evaluate import evaluation as evaluations
 
     context = current()
@@ -145,7 +145,7 @@ def _play(
     settings, location = evaluations.settle(context, settings, out if resuming else None)
     for name in settings.pass_env:
         if name not in os.environ:
-            output.warn(f"`{name}` is not set, so the environment does not get it")
+            output.warn(f"`{name}` is not set, so it is not passed to the environment")
     require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
     run_dir = out or evaluations.new_run_dir(context.settings.runs_dir, location, settings.model)
     evaluation = evaluations.Evaluation(
@@ -157,7 +157,8 @@ def _play(
         return show_plans([evaluation], output)
     if not resuming and (run_dir / "run.json").exists():
         raise UsageError(
-            f"`{run_dir}` holds a run already", hint=f"go on with `{evaluations.resume_command(run_dir)}`"
+            f"`{run_dir}` already contains a run",
+            hint=f"resume it with `{evaluations.resume_command(run_dir)}`",
         )
     if not resuming:
         require_no_shards(run_dir)
@@ -222,7 +223,7 @@ def _show_next(result: EvaluationResult, output: Output) -> None:
         tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
         facts = (tokens, spending.usd or 0.0, spending.budget_tokens, spending.budget_usd)
         output.next(resume_command(result.run_dir) + more_budget(*facts))
-    if result.manifest.shard is not None:  # A hub takes the whole alone.
+    if result.manifest.shard is not None:  # the hub accepts only the merged run
         output.next(f"wander view {result.run_dir}", "wander runs merge SHARDS... --out RUN")
         return
     pin = result.manifest.environment

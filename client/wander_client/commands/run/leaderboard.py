@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ["examples", "rollouts", "failed", "cut_short", "tokens", "usd"]
 _MEANS = "runs"
-"""How many runs a row is the mean of, beside the model."""
+"""Column with the number of runs that a row averages, shown next to the model."""
 COLUMNS = ["rank", "model", "name", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
 Level = Literal["complete", "rescored", "replayed"]
@@ -29,21 +29,21 @@ Sort = Literal["reward", "posted", "tokens", "cost"]
 
 def leaderboard(
     environment: Annotated[str, Argument(help="owner/name or owner/name@version")],
-    task_set: Annotated[str | None, Option(help="digest of another task set")] = None,
-    board: Annotated[str | None, Option(help="another board of the version, by its name")] = None,
+    task_set: Annotated[str | None, Option(help="show the board of this task set (digest)")] = None,
+    board: Annotated[str | None, Option(help="show this board of the version (name)")] = None,
     all_runs: Annotated[
-        bool, Option("--all", help="all runs instead of the first of each model and account")
+        bool, Option("--all", help="show all runs, not only the first per model and account")
     ] = False,
-    mean: Annotated[
-        bool, Option("--mean", help="the mean of each model's runs by one account instead of the first")
-    ] = False,
+    mean: Annotated[bool, Option("--mean", help="show the mean of the runs per model and account")] = False,
     level: Annotated[Level | None, Option(help="only runs of at least this level")] = None,
     model: Annotated[str | None, Option(help="only models whose name contains this")] = None,
     since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
     until: Annotated[str | None, Option(help="only runs posted before this day (UTC)")] = None,
-    sort: Annotated[Sort | None, Option(help="sort order: best, newest or least first")] = None,
+    sort: Annotated[
+        Sort | None, Option(help="sort by best reward, newest, fewest tokens or lowest cost")
+    ] = None,
     stratum: Annotated[
-        int | None, Option(help="also show what each earned on this stratum of the examples")
+        int | None, Option(help="also show the reward on this stratum of the examples")
     ] = None,
     limit: Annotated[int, Option("-n", min=1, help="rows to show")] = 50,
     metrics: Annotated[bool, Option("--metrics", help="also show every metric and pass@k")] = False,
@@ -57,10 +57,10 @@ def leaderboard(
     wander leaderboard admin/tictactoe --all --sort posted --metrics
     wander leaderboard admin/tictactoe --board 1f3a5c7e --csv board.csv
 
-    A board holds runs that may be compared: one version, the same examples, arguments, token limit and
-    rollouts of each. The first run of a model by an account counts, so posting again moves no row. A rank is
-    a range among rows: those whose 95 % intervals overlap cannot be told apart. Filters leave rows out and
-    change no rank.
+    A board lists comparable runs: they have the same version, examples, arguments, token limit and number of
+    rollouts. By default, only the first run per model and account is ranked, so posting again does not change
+    a rank. Ranks are ranges: rows with overlapping 95 % intervals share them. Filters hide rows, but do not
+    change ranks.
     """
     from wander_client.errors import UsageError
     from wander_client.names import parse_name
@@ -68,8 +68,8 @@ def leaderboard(
     here = current()
     name = parse_name(environment)
     if all_runs and mean:
-        raise UsageError("`--all` and `--mean` exclude each other", hint="choose one of them")
-    wanted: dict[str, Any] = {
+        raise UsageError("`--all` and `--mean` exclude each other", hint="pass only one of them")
+    params: dict[str, Any] = {
         "version": name.version,
         "task_set": task_set,
         "board": board,
@@ -83,7 +83,7 @@ def leaderboard(
     }
     with here.hub() as hub:
         most = None if as_csv else limit
-        shown = hub.whole_leaderboard(name.owner, name.name, most=most, **wanted)
+        shown = hub.whole_leaderboard(name.owner, name.name, most=most, **params)
     if as_csv:
         _write_csv(shown, as_csv)
     elif here.output.json:
@@ -128,52 +128,55 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
         of = board.runs if board.showing == "all" else board.models
-        output.note(f"{len(board.rows)} of {of} {which} at most; `-n {2 * len(board.rows)}` shows more")
+        output.note(f"{len(board.rows)} of {of} {which}; show more with `-n {2 * len(board.rows)}`")
     for hidden in board.hidden:
         output.note(f"hidden by {hidden.hidden_by}: {hidden.run_id} of {hidden.model}: {hidden.reason}")
     if board.hidden_incomplete:
         from wander_client.terminal.output import counted
 
         claims = counted(board.hidden_incomplete, "run")
-        output.note(f"{claims} left out, only claimed: something is missing, or did not come out the same")
+        output.note(f"{claims} at level `claimed` not shown: rollouts are missing, or the replay differed")
     if board.strata and stratum is None:
-        output.note(f"its examples have the strata {', '.join(map(str, board.strata))}: `--stratum N`")
-    _tell_of_other_boards(board, label, output)
+        output.note(
+            f"strata of the examples: {', '.join(map(str, board.strata))}; show one with `--stratum N`"
+        )
+    _note_other_boards(board, label, output)
 
 
 def _explain_rows(board: Leaderboard, output: Output) -> None:
-    """Tell what nothing proves of the rows, which other models they stand for, and which names look alike."""
+    """Print notes on self-reported values, rows that stand for several models, and similar model names."""
     if board.rows:
-        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
+        output.note("models, tokens and cost are self-reported and not verified")
     for row in board.rows:
         others = [name for name in row.names if name != row.model]
         if others:
             named = "`, `".join(others)
-            output.note(f"the row of `{row.model}` also stands for `{named}`: their answers agree")
+            output.note(f"the row of `{row.model}` also represents `{named}`, which gave the same answers")
     for model, names in {row.model: row.looks_like for row in board.rows if row.looks_like}.items():
-        output.note(f"`{model}` looks like `{'` and `'.join(names)}`, which is another name")
+        output.note(f"`{model}` looks like `{'` and `'.join(names)}`, but is a different name")
     if any(row.players_stated_by for row in board.rows):
-        output.note("the other players are as submitters state, so rows are complete at most")
+        output.note("the other players are self-reported, so rows have at most the level `complete`")
     if any(row.stated_endings for row in board.rows):
         output.note(
-            "cut short: rollouts that ended for their time or the model's context, as submitters state"
+            "cut short: rollouts that reached a time limit or the model's context limit (self-reported)"
         )
     if len({row.level for row in board.rows}) > 1:
-        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
+        output.note("rows are ranked by level first: replayed, then rescored, then the others")
 
 
-def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> None:
+def _note_other_boards(board: Leaderboard, label: str, output: Output) -> None:
     if board.others:
         output.note(f"other boards of {label}, shown with `--board NAME`:")
-        for one in board.others:
-            runs = f"{one.runs} run{'' if one.runs == 1 else 's'}"
-            output.note(f"  {one.board}  {runs}: {protocol_text(one)}")
+        for other in board.others:
+            runs = f"{other.runs} run{'' if other.runs == 1 else 's'}"
+            output.note(f"  {other.board}  {runs}: {protocol_text(other)}")
     if board.boards > 1 + len(board.others):
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
-    for each in board.elsewhere:
+    for result in board.elsewhere:
         output.note(
-            f"`{each.model}`, {each.reward_mean:.4f} on board {each.board.board} of {each.version}, is not "
-            f"comparable because of {each.because}"
+            f"`{result.model}`, {result.reward_mean:.4f} on board {result.board.board} of {result.version}, "
+            "is "
+            f"not comparable because of {result.because}"
         )
     for older in board.versions:
         best = f"best {older.best_reward:.4f} by {older.best_model}"
@@ -182,25 +185,27 @@ def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> Non
 
 
 def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
-    """Print the same columns of every board, each number in one of its own."""
-    names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
-    rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
+    """Print every board with the same columns, one value per column."""
+    names = list(dict.fromkeys(name for row in board.rows for name in row.metrics)) if metrics else []
+    rates = sorted({rate.k for row in board.rows for rate in row.pass_rates}) if metrics else []
     titles = [
         *(f"pass@{k}" for k in rates),
-        *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
+        *(f"{name}{end}" for name in names for end in ("", "_low", "_high")),
     ]
     columns = [*COLUMNS, *([_MEANS] if board.showing == "mean" else [])]
     columns += ["stratum"] if stratum is not None else []
     rows = []
     for row in board.rows:
         cells = board_cells(row)
-        means = (number_text(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
-        rows.append([*(cells.get(one, "") for one in [*columns, *(f"pass@{k}" for k in rates)]), *means])
+        means = (
+            number_text(value) for name in names for value in (row.metrics.get(name), *row.interval(name))
+        )
+        rows.append([*(cells.get(name, "") for name in [*columns, *(f"pass@{k}" for k in rates)]), *means])
     current().output.table([*columns, *titles], rows)
 
 
 _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by", "posted")
-"""Columns of a board whose owners chose none: without what all its rows have in common."""
+"""Default columns of a board. Leaves out columns that have the same value in every row."""
 
 
 _TITLES = {
@@ -212,7 +217,7 @@ _TITLES = {
 
 
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
-    """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
+    """Print the columns that the board's owners chose, and a short form of the run IDs."""
     columns = _people_columns(board, metrics=metrics)
     if any(row.name for row in board.rows):
         columns.insert(columns.index("model") + 1, "name")
@@ -221,36 +226,41 @@ def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -
     if stratum is not None:
         columns.insert(columns.index("interval") + 1, "stratum")
     known = {**_TITLES, "stratum": f"stratum {stratum}"}
-    titles = [known.get(one, one.removeprefix("metric:")) for one in columns]
+    titles = [known.get(column, column.removeprefix("metric:")) for column in columns]
     shorts = short_ids([row.run_id for row in board.rows])
     rows: list[list[Cell]] = []
     for row, short in zip(board.rows, shorts, strict=True):
         cells = board_cells(row)
-        rows.append([*(cells.get(one, "") for one in columns), short])
-    spare = ("usd, stated", "examples", "tokens, stated", "posted", "by")
-    drop: list[str] = [one for one in spare if one in titles]
+        rows.append([*(cells.get(column, "") for column in columns), short])
+    optional = ("usd, stated", "examples", "tokens, stated", "posted", "by")
+    drop: list[str] = [title for title in optional if title in titles]
     drop += [
-        title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
+        title
+        for title, column in zip(titles, columns, strict=True)
+        if column.startswith(("metric:", "pass@"))
     ][::-1]
     current().output.table(
-        [*titles, "run"], rows, shrink=[one for one in ("model", "name", "by") if one in titles], drop=drop
+        [*titles, "run"],
+        rows,
+        shrink=[title for title in ("model", "name", "by") if title in titles],
+        drop=drop,
     )
 
 
 def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
-    """Return the columns to show, every metric and pass@k by its own name."""
+    """Return the names of the columns to show, with `metrics` and `pass` expanded."""
     from wander.wire.boards import BOARD_COLUMNS
 
     every = {
         "cost": ["usd"],
-        "pass": [f"pass@{k}" for k in sorted({one.k for row in board.rows for one in row.pass_rates})],
-        "metrics": list(dict.fromkeys(f"metric:{one}" for row in board.rows for one in row.metrics)),
+        "pass": [f"pass@{k}" for k in sorted({rate.k for row in board.rows for rate in row.pass_rates})],
+        "metrics": list(dict.fromkeys(f"metric:{name}" for row in board.rows for name in row.metrics)),
     }
     chosen = _USUAL if board.columns == list(BOARD_COLUMNS) else board.columns
-    columns = [name for one in chosen for name in every.get(one, [one])]
+    columns = [name for column in chosen for name in every.get(column, [column])]
     if board.showing == "mean":
         columns.insert(columns.index("model") + 1, _MEANS)
     if metrics:
-        after = columns.index("interval") + 1  # which no board leaves out
-        columns[after:after] = [one for one in (*every["pass"], *every["metrics"]) if one not in columns]
+        after = columns.index("interval") + 1  # every board has this column
+        columns[after:after] = [name for name in (*every["pass"], *every["metrics"]) if name not in columns]
     return list(dict.fromkeys(columns))

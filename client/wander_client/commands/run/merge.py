@@ -1,4 +1,4 @@
-"""`wander runs merge`: one run, or suite, of the shards in which it was played."""
+"""`wander runs merge`: merge the shards of a run or of a suite."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def merge(
-    folders: Annotated[list[Path], Argument(help="the folders of all shards, in any order")],
-    out: Annotated[Path, Option("--out", help="the folder of the run, or the suite, that they make")],
+    folders: Annotated[list[Path], Argument(help="folders of all shards, in any order")],
+    out: Annotated[Path, Option("--out", help="folder of the merged run or suite")],
 ) -> int:
-    """Make one run of its shards, or one suite of its shards, in the manifest's order.
+    """Merge the shards of a run or of a suite, in the order of the manifest.
 
     \b
     wander eval acme/wordle -m NAME --shard 0/2 --out parts/0
     wander eval acme/wordle -m NAME --shard 1/2 --out parts/1
     wander runs merge parts/0 parts/1 --out runs/wordle
 
-    Every shard must be there once, played to its end, and pin the same; else nothing is written. The run has
-    the lines of its shards, byte for byte, and the numbers of a run that was played at once. Exit status 6
-    means that rollouts in it failed.
+    Every shard must be complete, must be passed exactly once and must have the same settings; otherwise
+    nothing is written. The rollouts of the merged run are byte for byte those of the shards, and its numbers
+    are those of a run without shards. Exit status 6 means that some rollouts failed.
     """
     from wander_client.runs.text import show_summary
     from wander_client.suites.merge import merge as merge_folders
@@ -37,12 +37,12 @@ def merge(
         "out": str(out),
         "runs": [
             {
-                "name": each.name,
-                "run_id": each.manifest.run_id,
-                "run_dir": str(each.run_dir),
-                "summary": each.summary.model_dump(mode="json"),
+                "name": run.name,
+                "run_id": run.manifest.run_id,
+                "run_dir": str(run.run_dir),
+                "summary": run.summary.model_dump(mode="json"),
             }
-            for each in merged
+            for run in merged
         ],
     }
 
@@ -52,16 +52,16 @@ def merge(
             return
         rows: list[list[Cell]] = [
             [
-                each.name,
-                each.summary.rollouts,
-                each.summary.reward_mean,
-                each.summary.failed,
-                each.run_dir.name,
+                run.name,
+                run.summary.rollouts,
+                run.summary.reward_mean,
+                run.summary.failed,
+                run.run_dir.name,
             ]
-            for each in merged
+            for run in merged
         ]
         output.table(["evaluation", "rollouts", "reward", "failed", "run"], rows, shrink=["evaluation"])
 
     output.answer(data, show)
     output.next(f"wander view {merged[0].run_dir}")
-    return PARTIAL if any(each.summary.failed for each in merged) else OK
+    return PARTIAL if any(run.summary.failed for run in merged) else OK

@@ -1,4 +1,4 @@
-"""`wander env play`: play an environment yourself, or take its side against a model."""
+"""`wander env play`: play an environment yourself, or play its side against a model."""
 
 from __future__ import annotations
 
@@ -21,49 +21,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Game:
-    """What is played, and by whom."""
+    """The options of a game."""
 
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")]
-    example: Annotated[int | None, Option("-e", "--example", min=0, help="position of the example (0)")] = (
-        None
-    )
+    example: Annotated[
+        int | None, Option("-e", "--example", min=0, help="index of the example  [default: 0]")
+    ] = None
     split: Annotated[str, Option(help="eval or train")] = "eval"
     seed: Annotated[int, Option(help="seed of the run")] = 0
     against: Annotated[
-        str | None, Option(metavar="MODEL", help="model to play against, from the environment's side")
+        str | None, Option(metavar="MODEL", help="play the environment's side against this model")
     ] = None
-    opening: Annotated[str | None, Option(help="with --against: name of the opening (the first)")] = None
+    opening: Annotated[
+        str | None, Option(help="with --against: name of the opening  [default: the first]")
+    ] = None
     hints: Annotated[str | None, Option(metavar="MODEL", help="model that answers `/hint`")] = None
-    base_url: Annotated[str | None, Option("-b", "--base-url", help="of the model")] = None
-    wrap: Annotated[str | None, Option(help="text around what you type, which replaces {}")] = None
-    out: Annotated[Path | None, Option(help="folder for the record of the game")] = None
+    base_url: Annotated[str | None, Option("-b", "--base-url", help="endpoint of the model")] = None
+    wrap: Annotated[
+        str | None, Option(help="template for your answers, with {} for the text that you type")
+    ] = None
+    out: Annotated[Path | None, Option(help="folder for the run of this game")] = None
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
 
     def require_sense(self) -> None:
-        """Refuse options that contradict each other."""
+        """Raise `UsageError` for options that contradict each other."""
         choose("--split", self.split, ("eval", "train"))
         if self.wrap is not None and "{}" not in self.wrap:
-            raise UsageError(
-                "`--wrap` has no `{}` for what you type", hint="write `--wrap '<answer>{}</answer>'`"
-            )
+            raise UsageError("`--wrap` must contain `{}`", hint="for example: `--wrap '<answer>{}</answer>'`")
         if current().output.json:
             raise UsageError(
-                "`wander env play` talks to a person", hint="`wander eval --json` is for programs"
+                "`wander env play` is interactive and does not support `--json`",
+                hint="use `wander eval --json`",
             )
         if self.against is None and self.opening is not None:
-            raise UsageError("`--opening` is for the environment's side", hint="add `--against MODEL`")
+            raise UsageError("`--opening` requires `--against`", hint="add `--against MODEL`")
         for option in ("wrap", "hints", "example") if self.against is not None else ():
             if getattr(self, option) is not None:
                 raise UsageError(
-                    f"`--{option}` is for the model's side", hint=f"leave `--{option}` or `--against` out"
+                    f"`--{option}` cannot be used with `--against`", hint="remove one of the two options"
                 )
 
 
 def play(game: _Game) -> int | None:
-    """Play one example yourself; the terminal shows exactly what a model sees.
+    """Play one example yourself. The terminal shows exactly what a model sees.
 
     \b
     wander env play admin/tictactoe
@@ -71,17 +74,17 @@ def play(game: _Game) -> int | None:
     wander env play admin/tictactoe --hints scripted:tictactoe.players:optimal
     wander env play admin/tictactoe --against ./checkpoint --opening o-first-4
 
-    One line is one answer (write \\\\n for a line break). `/undo` takes the last one back, `/hint` asks the
-    model of `--hints`, end of input (Ctrl-D) or `/quit` leaves the game. A game that ended is kept as a run.
+    Each line is one answer; write \\\\n for a line break. `/undo` takes back the last answer, `/hint` asks
+    the model of `--hints`, and `/quit` or Ctrl-D leaves the game. A finished game is saved as a run.
 
     \b
-    Where the environment has tools, they are listed with their arguments, and a line may also be:
-      /call NAME key=value ...   call a tool; text with spaces in quotes
-      /call NAME {"key": ...}    the same, the arguments as a JSON object
+    If the environment has tools, they are listed with their arguments, and you can also type:
+      /call NAME key=value ...   call a tool; put text with spaces in quotes
+      /call NAME {"key": ...}    call a tool with a JSON object of arguments
       /tools                     list the tools again
 
-    With `--against` the model plays and you make the environment's choices, where it declares them; `/hint`
-    then counts how every line after each choice would end.
+    With `--against`, the model plays and you choose the environment's replies. The environment must declare
+    its possible replies. `/hint` then counts how the games after each choice can end.
     """
     import asyncio
 
@@ -93,7 +96,7 @@ def play(game: _Game) -> int | None:
 
 
 async def _play(game: _Game) -> tuple[Rollout | None, Path | None]:
-    """Return the rollout and the folder of its record; nothing when the person left."""
+    """Return the rollout and the folder of its run, or None twice if the person left the game."""
     from wander_client.environments.location import parse_arguments
     from wander_client.environments.opening import open_environment
     from wander_client.models.reference import open_model
@@ -120,10 +123,10 @@ async def _play_model(
     from wander_client.play.player import PlayerClient
 
     client = PlayerClient(current().output, wrap=game.wrap, hints=hints)
-    place = game.example or 0
-    rows = await opened.handle.examples("train" if game.split == "train" else "eval", place, 1)
+    index = game.example or 0
+    rows = await opened.handle.examples("train" if game.split == "train" else "eval", index, 1)
     if not rows:
-        raise NotFound(f"the {game.split} split has no example {place}", hint="try `--example 0`")
+        raise NotFound(f"the {game.split} split has no example {index}", hint="try `--example 0`")
     while True:
         rollout = await opened.handle.rollout(client, rows[0], run_seed=game.seed)
         if client.left:
@@ -143,12 +146,13 @@ async def _play_environment(
     openings = await opened.handle.openings()
     if not openings:
         raise UsageError(
-            f"`{opened.handle.info.name}` does not declare what it may answer",
-            hint="leave `--against` out to play the model's side; docs/players.md says how to declare it",
+            f"`{opened.handle.info.name}` does not declare its possible replies",
+            hint="remove `--against` to play the model's side; docs/players.md explains how to declare "
+            "replies",
         )
-    names = [each.example_id for each in openings]
+    names = [opening.example_id for opening in openings]
     if game.opening is not None and game.opening not in names:
-        raise NotFound(f"there is no opening `{game.opening}`", hint=f"there are {', '.join(names)}")
+        raise NotFound(f"there is no opening `{game.opening}`", hint=f"the openings are {', '.join(names)}")
     chosen = openings[names.index(game.opening) if game.opening else 0]
     output = current().output
     output.note(f"you play the environment's side against {model.model}, opening {chosen.example_id}; {HELP}")
@@ -161,7 +165,7 @@ async def _play_environment(
 
 
 def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Example, rollout: Rollout) -> Path:
-    """Keep the game as a run of one rollout, and return its folder."""
+    """Save the game as a run with one rollout, and return its folder."""
     from wander.evals.exhaustive import WalkPlan
     from wander.evals.stats.summary import summarise
     from wander.evals.store.folder import RunFolder
@@ -183,16 +187,16 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
         notes="a person made the environment's choices" if person_chose else "a person answered",
     )
     manifest = manifest.model_copy(update={"lines": 1 if person_chose else None})
-    place = game.out or new_run_dir(current().settings.runs_dir, opened.location, client.model)
-    folder = RunFolder.create(place, manifest)
-    begun = Game(environment=opened.location.exact_name, arguments=dict(opened.pin.arguments))
-    write_command(place / COMMAND_FILE, begun)
+    path = game.out or new_run_dir(current().settings.runs_dir, opened.location, client.model)
+    folder = RunFolder.create(path, manifest)
+    game_record = Game(environment=opened.location.exact_name, arguments=dict(opened.pin.arguments))
+    write_command(path / COMMAND_FILE, game_record)
     try:
         folder.append(rollout)
         folder.finish(summarise([rollout], expected=1, info=manifest.environment.info))
     finally:
         folder.close()
-    return place
+    return path
 
 
 def _show_end(rollout: Rollout, folder: Path) -> int | None:
@@ -203,7 +207,9 @@ def _show_end(rollout: Rollout, folder: Path) -> int | None:
         output.line(f"failed at the {rollout.failure.boundary}: {rollout.failure.message}", style="error")
         return FAILED
     if rollout.info.get("line_of_play") is None:
-        answers = [at for at, one in enumerate(rollout.completion) if one.get("role") == "assistant"]
+        answers = [
+            index for index, message in enumerate(rollout.completion) if message.get("role") == "assistant"
+        ]
         for message in rollout.completion[answers[-1] + 1 if answers else 0 :]:
             show_message(message, output)
     output.line()

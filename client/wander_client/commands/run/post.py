@@ -1,4 +1,4 @@
-"""`wander post`: put a run on the hub's leaderboard."""
+"""`wander post`: put runs on the hub's leaderboards."""
 
 from __future__ import annotations
 
@@ -17,31 +17,36 @@ if TYPE_CHECKING:
 
 def post(
     runs: Annotated[
-        list[str] | None, Argument(help="folders, run ids or a suite's folder, or nothing for the newest run")
+        list[str] | None,
+        Argument(help="folders or IDs of runs, or a suite's folder  [default: the newest run]"),
     ] = None,
     private: Annotated[
         bool,
-        Option("--private", help="visible only to you and those with a role on the environment; on no board"),
+        Option(
+            "--private", help="visible only to you and to members of the environment; not on a leaderboard"
+        ),
     ] = False,
     sign: Annotated[
         bool, Option("--sign", help="sign with this machine's key (`wander auth key new`)")
     ] = False,
-    name: Annotated[str, Option(help="what the run is called in lists and on boards")] = "",
-    incomplete: Annotated[bool, Option("--incomplete", help="post even though rollouts are missing")] = False,
+    name: Annotated[str, Option(help="name of the run in lists and on leaderboards")] = "",
+    incomplete: Annotated[
+        bool, Option("--incomplete", help="post the run even if rollouts are missing")
+    ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="show what would be sent")] = False,
 ) -> None:
-    """Put runs on the hub's leaderboards: their manifests and every rollout, for all to read.
+    """Post runs to the hub's leaderboards. Their manifests and rollouts become public.
 
     \b
     wander post runs/RUN --dry-run
     wander post runs/RUN
     wander post runs/RUN --private
     wander post runs/RUN --name "longer prompt"
-    wander post runs/nightly                the runs of a suite
+    wander post runs/nightly                post all runs of a suite
 
-    The hub derives every number again from the rollouts. Rollouts go in chunks: when the network or a machine
-    fails, the same command continues where it stopped. Posting the same run twice changes nothing. Of several
-    runs, none is sent before all of them are found fit to be posted.
+    The hub computes all results from the rollouts again. If the upload is interrupted, run the same command
+    to continue it. Posting the same run twice changes nothing. If you post several runs and the check of one
+    fails, none of them is sent.
     """
     from wander_client.errors import UsageError
     from wander_client.runs import posting
@@ -53,9 +58,11 @@ def post(
     found_folders = [run_folder(here, word) for word in words] or [run_folder(here, None)]
     folders = {folder.manifest.run_id: folder for folder in found_folders}
     if name and len(folders) > 1:
-        raise UsageError("`--name` names one run", hint="post them one by one, or without it")
+        raise UsageError(
+            "`--name` requires a single run", hint="post the runs one by one, or remove `--name`"
+        )
     is_one = len(words) <= 1 and words == list(runs or ())
-    found: list[tuple[dict[str, Any], str]] = []
+    posted: list[tuple[dict[str, Any], str]] = []
     with ExitStack() as stack:
         parcels = [
             (folder, stack.enter_context(posting.pack(here, folder, incomplete=incomplete)))
@@ -64,29 +71,29 @@ def post(
         for folder, parcel in parcels:
             data = _describe(folder, parcel) | {"private": private, "dry_run": dry_run}
             if dry_run:
-                said = f"would post {data['run_id']} to {here.settings.hub} ({data['environment']})"
+                text = f"would post {data['run_id']} to {here.settings.hub} ({data['environment']})"
             else:
                 detail, new = posting.send(here, parcel, private=private, sign=sign, name=name)
                 data |= {**detail.model_dump(mode="json", by_alias=True), "new": new}
-                said = _lines(detail, new=new)
+                text = _lines(detail, new=new)
                 here.output.note(detail.url)
-            found.append((data, said))
-    answer = found[0][0] if is_one else {"runs": [data for data, _ in found]}
-    here.output.answer(answer, "\n".join(said for _, said in found))
+            posted.append((data, text))
+    answer = posted[0][0] if is_one else {"runs": [data for data, _ in posted]}
+    here.output.answer(answer, "\n".join(text for _, text in posted))
     if not dry_run:
         manifests = [folder.manifest for folder in folders.values()]
         later = [
             f"wander runs publish {manifest.run_id}"
             if data["private"]
             else f"wander leaderboard {manifest.environment.full_name}"
-            for manifest, (data, _) in zip(manifests, found, strict=True)
+            for manifest, (data, _) in zip(manifests, posted, strict=True)
             if data["private"] or manifest.kind == "evaluation"
         ]
         here.output.next(*dict.fromkeys(later))
 
 
 def _describe(folder: RunFolder, parcel: Parcel) -> dict[str, Any]:
-    """Return what is sent of a run, and list its files."""
+    """List the files of a run on stderr, and return what is sent."""
     from wander_client.hub.posting import files_of
 
     manifest, files = folder.manifest, files_of(folder.path)
@@ -106,7 +113,7 @@ def _lines(detail: RunDetail, *, new: bool) -> str:
 
     why = f": {detail.level_reason}" if detail.level_reason else ""
     seen = ", private" if detail.private else ""
-    # The few rollouts that training keeps to be read say nothing of how it came out.
+    # A training keeps only a few sample rollouts, so their mean reward is meaningless.
     reward = "" if detail.manifest.kind == "training" else f"  reward {interval(detail.summary)}"
     return (
         f"{'posted' if new else 'already posted'} {detail.run_id}{seen}{reward}\n"

@@ -1,4 +1,4 @@
-"""`wander runs replay`, `wander runs verify`: play a run again from its record, here or on the hub."""
+"""`wander runs replay`, `wander runs verify`: replay a run, here or on the hub."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
     from wander_client.hub.api import HubApi
     from wander_client.terminal.output import Output, Progress
 
-Level = Annotated[str, Option(help="replayed, rescored or highest (what the environment allows)")]
-Sample = Annotated[
-    int | None, Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
-]
+Level = Annotated[str, Option(help="replayed, rescored or highest (the highest that the environment allows)")]
+Sample = Annotated[int | None, Option("--sample", min=1, help="replay a random sample of N rollouts")]
 
 Arguments = Annotated[
-    str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
+    str | None, Option("--args", help="environment arguments, a JSON object  [default: those of the run]")
 ]
 
 
 def replay(
-    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
     level: Level = "replayed",
     sample: Sample = None,
-    seed: Annotated[int, Option(help="draws the sample")] = 0,
-    env: Annotated[Path | None, Option("--env", help="this folder instead of the pinned environment")] = None,
+    seed: Annotated[int, Option(help="seed of the sample")] = 0,
+    env: Annotated[
+        Path | None, Option("--env", help="use this folder instead of the pinned environment")
+    ] = None,
     no_lock: Annotated[
-        bool, Option("--no-lock", help="use the newest packages instead of those of the run's lock")
+        bool, Option("--no-lock", help="use the newest packages instead of the run's lock")
     ] = False,
-    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
-    in_process: Annotated[bool, Option("--in-process", help="run a folder in this process")] = False,
+    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="concurrent rollouts")] = 64,
+    in_process: Annotated[bool, Option("--in-process", help="run the folder in this process")] = False,
     time_limit: Annotated[
-        float | None, Option(help="most seconds for loading and replaying (default: none)")
+        float | None, Option(help="limit in seconds for loading and replaying  [default: no limit]")
     ] = None,
     arguments: Arguments = None,
     stream: Annotated[
-        bool, Option("--stream", help="with --json: a line of progress a second before the answer")
+        bool, Option("--stream", help="with --json: print a line of progress every second")
     ] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
-    """Play a run again from its recorded completions, without a model, and compare every rollout.
+    """Replay a run from its recorded completions, without a model, and compare every rollout.
 
     \b
     wander runs replay runs/RUN
     wander runs replay RUN_ID --sample 100
-    wander runs replay runs/RUN --env ./my-env       # what does my change do to recorded games?
-    wander runs replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
+    wander runs replay runs/RUN --env ./my-env       # how does my change affect recorded games?
+    wander runs replay RUN_ID --level rescored       # only the rubric, on the stored transcripts
 
-    Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
-    not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
+    Messages, metrics and rewards must be the same, bit for bit. Exit status 1 means that they differ or that
+    the environment cannot be replayed. Exit status 6 means that rollouts are missing or failed.
     """
     import asyncio
 
@@ -73,12 +73,14 @@ def replay(
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
-    found = find_run(current(), run)
-    given = None if arguments is None else parse_arguments([], arguments)
-    asked = (sandbox, sandbox_limit)
-    ready = prepare_replay(current(), found, given, env, asked, no_lock=no_lock, in_process=in_process)
-    total = found.manifest.expected_rollouts
-    if stream:  # all that was to be fetched and installed is here
+    source = find_run(current(), run)
+    new_arguments = None if arguments is None else parse_arguments([], arguments)
+    sandbox_options = (sandbox, sandbox_limit)
+    ready = prepare_replay(
+        current(), source, new_arguments, env, sandbox_options, no_lock=no_lock, in_process=in_process
+    )
+    total = source.manifest.expected_rollouts
+    if stream:  # everything is downloaded and installed now
         output.stream("progress", loading=True)
     with output.progress("replaying", total, unit="rollouts") as bar:
         report, made_with = asyncio.run(
@@ -86,14 +88,14 @@ def replay(
                 current(),
                 ready.location,
                 ready.manifest,
-                found.rollouts(),
+                source.rollouts(),
                 level=sought,
                 sample=sample,
                 seed=seed,
                 concurrency=concurrency,
                 in_process=in_process,
                 sandbox=ready.sandbox,
-                on_replayed=_tell_progress(bar, output, total if stream else None),
+                on_replayed=_progress_callback(bar, output, total if stream else None),
                 time_limit=time_limit,
             )
         )
@@ -105,57 +107,57 @@ def replay(
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         first = report.divergences[0]
-        output.next(f"wander view {found.place} --rollout {first.example_id}/{first.index}")
+        output.next(f"wander view {source.place} --rollout {first.example_id}/{first.index}")
     if report.differing or report.refused or report.undecided:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK
 
 
-def _tell_progress(bar: Progress, output: Output, total: int | None) -> Callable[[int, int], None]:
-    """Return what tells how far a replay is: the bar and, for a `total`, a line a second."""
-    told_at = 0.0
+def _progress_callback(bar: Progress, output: Output, total: int | None) -> Callable[[int, int], None]:
+    """Return a callback that updates the bar and, if `total` is given, streams a line every second."""
+    streamed_at = 0.0
 
-    def tell(done: int, differing: int) -> None:
-        nonlocal told_at
+    def report(done: int, differing: int) -> None:
+        nonlocal streamed_at
         bar.update(done, f"{differing} differ" if differing else "")
-        if total is not None and time.monotonic() - told_at >= 1:
-            told_at = time.monotonic()
+        if total is not None and time.monotonic() - streamed_at >= 1:
+            streamed_at = time.monotonic()
             output.stream("progress", done=done, differing=differing, total=total)
 
-    return tell
+    return report
 
 
 def show_replay(report: ReplayReport, output: Output) -> None:
-    """Print what a replay came to: the counts, then the first rollouts that differ."""
+    """Print the result of a replay: the counts, then the first rollouts that differ."""
     if report.refused is not None:
         output.line(f"not replayed: {report.refused}")
         return
-    of = f"a sample of {report.replayed}" if report.sampled else f"{report.replayed}"
+    count = f"a sample of {report.replayed}" if report.sampled else f"{report.replayed}"
     done = "rescored" if report.method == "rescore" else "replayed"
-    output.line(f"{done}  {of} of {report.expected} rollouts in {report.seconds:.1f} s")
+    output.line(f"{done}  {count} of {report.expected} rollouts in {report.seconds:.1f} s")
     output.line(f"same      {report.same}")
     output.line(f"differ    {report.differing}", style="error" if report.differing else None)
     if report.undecided:
-        output.line(f"undecided {report.undecided}, which failed in the replay")
+        output.line(f"undecided {report.undecided}, because they failed in the replay")
         output.line(f"          {report.undecided_reason}")
     if report.failed:
         output.line(f"failed    {report.failed}, not compared")
     if report.recorded < report.expected:
         output.line(f"missing   {report.expected - report.recorded}")
-    for one in report.divergences[:10]:
-        output.line(f"  {one.example_id}/{one.index}: {one.difference}")
+    for divergence in report.divergences[:10]:
+        output.line(f"  {divergence.example_id}/{divergence.index}: {divergence.difference}")
     if len(report.divergences) > 10:
-        output.line(f"  and {report.differing - 10} more: `--json` names {len(report.divergences)}")
+        output.line(f"  and {report.differing - 10} more; `--json` lists {len(report.divergences)}")
 
 
 def verify(
-    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
     sample: Sample = None,
     level: Level = "highest",
     cancel: Annotated[bool, Option("--cancel", help="cancel the verification of this run")] = False,
-    wait: Annotated[bool, Option("--wait/--no-wait", help="wait for the result")] = True,
+    wait: Annotated[bool, Option("--wait/--no-wait", help="wait for the result, or only request it")] = True,
 ) -> int:
-    """Have the hub play a posted run again from its record, in its sandbox.
+    """Ask the hub to replay a posted run in its sandbox.
 
     \b
     wander runs verify runs/RUN
@@ -163,10 +165,10 @@ def verify(
     wander runs verify RUN_ID --level rescored
     wander runs verify RUN_ID --cancel
 
-    When every rollout comes out the same, bit for bit, the run's level is `replayed`; where outside
-    observations enter the rollouts and the rubric gives the same rewards, `rescored`; when one does not,
-    it is `claimed`. A sample is drawn by the hub when it begins. `wander runs replay` does the same on this
-    machine. Exit status 1: some came out otherwise.
+    If every rollout comes out the same, bit for bit, the run's level becomes `replayed`. If the environment
+    has outside observations, the hub recomputes the rewards only, and the level becomes `rescored`. If a
+    rollout differs, the level becomes `claimed`. The hub draws a sample when the verification starts. Exit
+    status 1 means that some rollouts differ. `wander runs replay` replays a run on this machine.
     """
     from wander.wire.verification import LEVELS_SOUGHT, VerificationRequest
 
@@ -179,58 +181,66 @@ def verify(
     with here.hub(login=True) as hub, require_posted(run_id, run or run_id):
         if cancel:
             return _cancel(hub, run_id, here.output)
-        found = hub.request_verification(run_id, wanted)
+        verification = hub.request_verification(run_id, wanted)
         if wait:
-            found = _wait_for(hub, found, here.output)
+            verification = _wait_for(hub, verification, here.output)
         detail = hub.run(run_id)
-    require_played(found)
-    data = {"level": detail.level, "level_reason": detail.level_reason, **found.model_dump(mode="json")}
-    here.output.answer(data, lambda: _show(found, detail, here.output))
+    require_played(verification)
+    data = {
+        "level": detail.level,
+        "level_reason": detail.level_reason,
+        **verification.model_dump(mode="json"),
+    }
+    here.output.answer(data, lambda: _show(verification, detail, here.output))
     here.output.note(detail.url)
-    report = found.report
+    report = verification.report
     return FAILED if report is not None and (report.differing or report.refused or report.undecided) else OK
 
 
 def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
-    """Cancel every verification of a run that waits or runs."""
-    waiting = [one for one in hub.verifications(run_id) if one.state in ("queued", "running")]
-    if not waiting:
+    """Cancel all pending verifications of a run."""
+    pending = [item for item in hub.verifications(run_id) if item.state in ("queued", "running")]
+    if not pending:
         raise NotFound(
-            f"no verification of `{run_id}` is pending",
-            hint=f"`wander runs verify {run_id}` asks for one",
+            f"`{run_id}` has no pending verification",
+            hint=f"run `wander runs verify {run_id}` to request one",
             code="verification_not_found",
         )
-    ended = [hub.cancel_verification(one.id) for one in waiting]
-    told = {"queued": "waits again", "running": "is called off soon"}
-    lines = [f"verification {one.id} of {one.run_id} {told.get(one.state, 'is called off')}" for one in ended]
-    output.answer([one.model_dump(mode="json") for one in ended], "\n".join(lines))
+    cancelled = [hub.cancel_verification(item.id) for item in pending]
+    texts = {"queued": "is queued again", "running": "will be canceled soon"}
+    lines = [
+        f"verification {item.id} of {item.run_id} {texts.get(item.state, 'is canceled')}"
+        for item in cancelled
+    ]
+    output.answer([item.model_dump(mode="json") for item in cancelled], "\n".join(lines))
     return OK
 
 
-def _wait_for(hub: HubApi, found: VerificationInfo, output: Output) -> VerificationInfo:
+def _wait_for(hub: HubApi, verification: VerificationInfo, output: Output) -> VerificationInfo:
     from wander_client.hub.verification import watch_verification
 
-    last = found
+    last = verification
     try:
         with output.progress("the hub is replaying", None, unit="rollouts") as bar:
-            for last in watch_verification(hub, found):
+            for last in watch_verification(hub, verification):
                 if "total" in last.progress:
                     bar.total = int(last.progress["total"])
                     differing = int(last.progress.get("differing", 0))
-                    said = f"{differing} differ" if differing else ""
-                    bar.update(int(last.progress.get("done", 0)), said)
+                    note = f"{differing} differ" if differing else ""
+                    bar.update(int(last.progress.get("done", 0)), note)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted; the hub goes on", hint=f"look again with `wander runs verify {found.run_id}`"
+            "interrupted; the hub continues",
+            hint=f"check the result later: `wander runs verify {verification.run_id}`",
         ) from None
     return last
 
 
-def _show(found: VerificationInfo, detail: RunDetail, output: Output) -> None:
-    if found.report is None:
-        output.line(f"verification {found.id} of {found.run_id} is {found.state}")
+def _show(verification: VerificationInfo, detail: RunDetail, output: Output) -> None:
+    if verification.report is None:
+        output.line(f"verification {verification.id} of {verification.run_id} is {verification.state}")
         return
-    show_replay(found.report, output)
-    if found.report.sample_seed is not None:
-        output.line(f"seed      {found.report.sample_seed}, which drew the sample")
+    show_replay(verification.report, output)
+    if verification.report.sample_seed is not None:
+        output.line(f"seed      {verification.report.sample_seed} (of the sample)")
     output.line(f"level     {detail.level}: {detail.level_reason}")

@@ -22,40 +22,39 @@ if TYPE_CHECKING:
 
 
 def rerun(
-    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
     model: Annotated[
-        str | None, Option("-m", "--model", help="as `wander eval` takes it (default: the run's)")
+        str | None, Option("-m", "--model", help="a model, as for `wander eval`  [default: that of the run]")
     ] = None,
     base_url: Annotated[
-        str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
+        str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint  [default: that of your run]")
     ] = None,
     arguments: Arguments = None,
-    key_variable: Annotated[
-        str, Option(help="environment variable that holds the endpoint's key")
-    ] = KEY_VARIABLE,
+    key_variable: Annotated[str, Option(help="environment variable with the endpoint's key")] = KEY_VARIABLE,
     margin: Annotated[
         float,
-        Option(help="largest difference that counts as the same, as a share of the rewards' range"),
+        Option(help="largest difference that counts as agreement, as a fraction of the reward range"),
     ] = 0.1,
-    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
-    out: Annotated[Path | None, Option(help="the new run's folder")] = None,
-    env: Annotated[Path | None, Option("--env", help="this folder instead of the pinned environment")] = None,
+    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="concurrent model calls")] = 32,
+    out: Annotated[Path | None, Option(help="folder of the new run")] = None,
+    env: Annotated[
+        Path | None, Option("--env", help="use this folder instead of the pinned environment")
+    ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
-    """Repeat a run from its manifest against an endpoint, and test whether the two agree.
+    """Repeat a run from its manifest against an endpoint, and test whether the two runs agree.
 
     \b
     wander runs rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
     wander runs rerun runs/RUN --margin 0.05 --json
 
-    Everything but the endpoint is the run's: environment version, arguments, examples, seed, sampling. The
+    The new run uses the environment version, arguments, examples, seed and sampling of the first run. The
     runs agree if all rollouts are identical, or if the 90 % interval of the paired difference lies within the
-    margin. They differ if the 95 % interval excludes zero. Otherwise too little was played to tell, and the
-    answer says how many examples are needed. Exit status 0 means that they agree.
-
-    Posted, the new run says which one it repeats. If it agrees and another user posted it, the page and the
-    board show the first run as repeated by that user.
+    margin. They differ if the 95 % interval excludes zero. Otherwise the runs are too small to tell, and the
+    answer says how many examples are needed. Exit status 0 means that the runs agree.
+    If you post the new run, it names the run that it repeats. If it agrees and another user posted the first
+    run, the page and the leaderboard show that you repeated it.
     """
     import asyncio
 
@@ -63,11 +62,11 @@ def rerun(
     from wander_client.runs.lookup import find_run
 
     here = current()
-    found = find_run(here, run)
+    source = find_run(here, run)
     repeated = asyncio.run(
         repeat_run(
             here,
-            found,
+            source,
             model=model,
             base_url=base_url,
             arguments=None if arguments is None else parse_arguments([], arguments),
@@ -79,32 +78,32 @@ def rerun(
             sandbox=(sandbox, sandbox_limit),
         )
     )
-    _answer(repeated.agreement, found, repeated.result, here.output)
+    _answer(repeated.agreement, source, repeated.result, here.output)
     if repeated.result.summary.failed and repeated.agreement.verdict == "inconclusive":
         return PARTIAL
     return OK if repeated.agrees else FAILED
 
 
-def _answer(said: Agreement, found: FoundRun, result: EvaluationResult, output: Output) -> None:
-    if said.differing:
-        output.warn(f"the runs differ in more than the endpoint: {', '.join(said.differing)}")
-    if said.unshared:
-        output.warn(f"{said.unshared} examples are not scored in both runs")
-    data: dict[str, Any] = {"run_dir": str(result.run_dir), **said.model_dump(mode="json")}
-    output.answer(data, lambda: _show(said, output))
-    if found.manifest.environment.owner:
+def _answer(agreement: Agreement, source: FoundRun, result: EvaluationResult, output: Output) -> None:
+    if agreement.differing:
+        output.warn(f"the runs differ in more than the endpoint: {', '.join(agreement.differing)}")
+    if agreement.unshared:
+        output.warn(f"{agreement.unshared} examples are not scored in both runs")
+    data: dict[str, Any] = {"run_dir": str(result.run_dir), **agreement.model_dump(mode="json")}
+    output.answer(data, lambda: _show(agreement, output))
+    if source.manifest.environment.owner:
         output.next(f"wander post {result.run_dir}")
-    output.next(f"wander runs compare {found.place} {result.run_dir}")
+    output.next(f"wander runs compare {source.place} {result.run_dir}")
 
 
-def _show(said: Agreement, output: Output) -> None:
-    needed = "" if said.needed is None else f": about {said.needed:,} examples are needed"
-    told = {
+def _show(agreement: Agreement, output: Output) -> None:
+    needed = "" if agreement.needed is None else f": about {agreement.needed:,} examples are needed"
+    texts = {
         "agrees": "the runs agree",
         "differs": "the runs differ",
-        "inconclusive": f"too little was played to tell whether the runs agree{needed}",
+        "inconclusive": f"too few examples to tell whether the runs agree{needed}",
     }
-    output.line(f"before      {said.before:.4f}  {said.run_id}")
-    output.line(f"after       {said.after:.4f}  {said.rerun_id}")
-    output.line(f"difference  {said.told.removeprefix('difference ')}")
-    output.line(told[said.verdict], style="bold")
+    output.line(f"before      {agreement.before:.4f}  {agreement.run_id}")
+    output.line(f"after       {agreement.after:.4f}  {agreement.rerun_id}")
+    output.line(f"difference  {agreement.told.removeprefix('difference ')}")
+    output.line(texts[agreement.verdict], style="bold")

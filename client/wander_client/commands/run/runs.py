@@ -1,4 +1,4 @@
-"""`wander runs`: list runs, show one, tell two apart, export and report."""
+"""`wander runs`: list, show, compare, export and report on runs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,31 @@ if TYPE_CHECKING:
 
 
 def list_runs(
-    folder: Annotated[Path | None, Argument(help="another folder of runs")] = None,
+    folder: Annotated[Path | None, Argument(help="folder with runs  [default: your runs folder]")] = None,
     environment: Annotated[
-        str | None, Option("--environment", "-e", help="owner/name, a name, or a pattern: `acme/*`")
+        str | None,
+        Option(
+            "--environment",
+            "-e",
+            help="only this environment: owner/name, a name, or a pattern such as `acme/*`",
+        ),
     ] = None,
-    model: Annotated[str | None, Option("--model", "-m", help="part of its name, or a pattern")] = None,
-    since: Annotated[str | None, Option(help="7d, 36h, 2w, or a day: 2026-01-31")] = None,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="only this model: part of its name, or a pattern")
+    ] = None,
+    since: Annotated[
+        str | None, Option(help="only runs since then: 7d, 36h, 2w, or a day such as 2026-01-31")
+    ] = None,
     posted: Annotated[bool, Option("--posted", help="list the runs on the hub instead")] = False,
     level: Annotated[
-        list[str] | None, Option(help="with --posted: only of this verification level; repeatable")
+        list[str] | None, Option(help="with --posted: only runs of this verification level; repeatable")
     ] = None,
     sort: Annotated[
-        str, Option(help="started, reward, model, environment, rollouts; -reward: highest first")
+        str, Option(help="started, reward, model, environment or rollouts; -reward sorts the highest first")
     ] = "-started",
-    limit: Annotated[int | None, Option(min=1, help="rows of the list")] = None,
+    limit: Annotated[int | None, Option(min=1, help="rows to show")] = None,
 ) -> None:
-    """List runs of this machine, or with `--posted` of the hub, the newest first.
+    """List the runs on this machine, or with `--posted` the runs on the hub. The newest run is first.
 
     \b
     wander runs
@@ -60,21 +69,21 @@ def list_runs(
     posted = posted or bool(level)
     if folder is not None and posted:
         raise UsageError(
-            "`--posted` lists runs of the hub, not of a folder", hint="leave the folder or `--posted` out"
+            "`--posted` lists runs of the hub, not of a folder", hint="remove the folder or `--posted`"
         )
     if folder is not None and not folder.is_dir():
-        raise NotFound(f"there is no folder `{folder}`", hint="`wander runs` lists those of this folder")
+        raise NotFound(f"there is no folder `{folder}`", hint="run `wander runs` to list your runs folder")
     wanted = RunFilter(
         environment, model, moment(since) if since else None, frozenset(map(require_level, level or []))
     )
     if sort.removeprefix("-") not in SORTED_BY:
-        sort_runs([], sort)  # says so before anything is read
-    place = folder or here.settings.runs_dir
-    every = list_posted(here, environment) if posted else local_rows(place, here.output)
-    rows = (row for row in every if wanted.takes(row))
+        sort_runs([], sort)  # raises the error before any run is read
+    runs_dir = folder or here.settings.runs_dir
+    all_rows = list_posted(here, environment) if posted else local_rows(runs_dir, here.output)
+    rows = (row for row in all_rows if wanted.takes(row))
     data = list(islice(rows, limit)) if sort == "-started" else sort_runs(list(rows), sort)[:limit]
     if not data and here.output.human:
-        here.output.note("no run on the hub matches" if posted else f"there is no run in `{place}`")
+        here.output.note("no run on the hub matches" if posted else f"no run in `{runs_dir}`")
         if wanted == RunFilter():
             here.output.next("wander eval OWNER/NAME -m MODEL")
         return
@@ -96,7 +105,7 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
             f"{row['started_at']:%Y-%m-%d %H:%M}",
             row["environment"],
             row["model"],
-            # The few rollouts that training keeps to be read say nothing of how it came out.
+            # A training keeps only a few sample rollouts, so their counts and mean reward are meaningless.
             "training" if row["kind"] == "training" else f"{played}/{row['expected']}",
             None if row["kind"] == "training" else row["reward_mean"],
             row[last],
@@ -114,15 +123,15 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
     output.table(columns, rows, shrink=["model", "name"] if "name" in columns else ["model"], drop=drop)
 
 
-Run = Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")]
-Runs = Annotated[list[str], Argument(help="folders or run ids")]
+Run = Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")]
+Runs = Annotated[list[str], Argument(help="folders or run IDs")]
 PassThreshold = Annotated[
-    float | None, Option(help="least reward of a rollout that passes, for pass@k and pass^k")
+    float | None, Option(help="smallest reward that counts as a pass, for pass@k and pass^k")
 ]
 
 
 def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
-    """Show one run: what it pinned, how it came out, its files and digests.
+    """Show a run: its pinned inputs, results, files and digests.
 
     \b
     wander runs show
@@ -137,16 +146,16 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     from wander_client.training.text import evaluation_rows, format_facts, read_facts
 
     output = current().output
-    found = find_run(current(), run)
+    source = find_run(current(), run)
     training = None
-    if found.manifest.kind == "training" and isinstance(found, LocalRun):
-        training = read_facts(Path(found.place))
-    breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
-    facts, files = describe_standing(found), files_of(found)
+    if source.manifest.kind == "training" and isinstance(source, LocalRun):
+        training = read_facts(Path(source.place))
+    breakdown = break_down(source.manifest, source.rollouts(), pass_threshold=pass_threshold, shown=0)
+    facts, files = describe_standing(source), files_of(source)
     data = {
-        "run_id": found.manifest.run_id,
+        "run_id": source.manifest.run_id,
         **facts,
-        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
+        "manifest": source.manifest.model_dump(mode="json", by_alias=True),
         "breakdown": breakdown.model_dump(mode="json"),
         "training": training,
         "files": files,
@@ -156,16 +165,16 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
         from wander.evals.report.document import run_lines
 
         if training is None:
-            for line in run_lines(found.manifest, breakdown):
+            for line in run_lines(source.manifest, breakdown):
                 output.line(line)
         else:
-            for line in format_facts(found.manifest, training):
+            for line in format_facts(source.manifest, training):
                 output.line(line)
             if training["evaluations"]:
                 output.line()
                 output.table(*evaluation_rows(training))
         output.line()
-        for name, value in list_pinned(found.manifest):
+        for name, value in list_pinned(source.manifest):
             output.line(f"{name:<12} {value}")
         output.line()
         for name, value in facts.items():
@@ -176,45 +185,45 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
 
     output.answer(data, lines)
     if training is not None:
-        output.next(f"wander runs plot {run or found.place}")
-    output.next(f"wander view {run or found.place}")
+        output.next(f"wander runs plot {run or source.place}")
+    output.next(f"wander view {run or source.place}")
 
 
 def diff(
-    before: Annotated[str, Argument(help="folder or run id")],
-    after: Annotated[str, Argument(help="folder or run id")],
+    before: Annotated[str, Argument(help="folder or run ID")],
+    after: Annotated[str, Argument(help="folder or run ID")],
     example: Annotated[
-        str | None, Option(help="EXAMPLE or EXAMPLE/INDEX: where its messages first differ")
+        str | None, Option(help="show where the messages of this EXAMPLE or EXAMPLE/INDEX first differ")
     ] = None,
-    limit: Annotated[int, Option(min=0, help="changed rollouts to list")] = 20,
+    limit: Annotated[int, Option(min=0, help="number of changed rollouts to list")] = 20,
 ) -> None:
-    """Tell how two runs differ: what they pinned, which rewards changed, what was first said otherwise.
+    """Show how two runs differ: pinned inputs, rewards, and the first message that differs.
 
     \b
     wander runs diff runs/before runs/after
     wander runs diff RUN_ID runs/mine --example 17/0
     wander runs diff runs/before runs/after --json
 
-    Whether the one does better than the other is for `wander runs compare` to say.
+    `wander runs compare` tests whether one run does better than the other.
     """
     from wander_client.runs.diff import diff_runs, first_difference
     from wander_client.runs.lookup import find_run
 
     output = current().output
     first, second = find_run(current(), before), find_run(current(), after)
-    found = diff_runs(first, second)
-    key = _key(example) if example is not None else found.first_key
+    difference = diff_runs(first, second)
+    key = _key(example) if example is not None else difference.first_key
     message = first_difference(first, second, key) if key is not None else None
     data = {
         "before_run": first.manifest.run_id,
         "after_run": second.manifest.run_id,
-        **asdict(found),
+        **asdict(difference),
         "first_difference": None if message is None else vars(message),
     }
-    if found.other_questions:
-        differ = " and ".join(found.other_questions)
-        output.warn(f"the runs differ in {differ}: examples of the same id may differ")
-    output.answer(data, lambda: _show_diff(found, message, example, limit))
+    if difference.other_questions:
+        differ = " and ".join(difference.other_questions)
+        output.warn(f"the runs differ in {differ}: examples with the same ID may differ")
+    output.answer(data, lambda: _show_diff(difference, message, example, limit))
 
 
 def _key(word: str) -> tuple[str, int]:
@@ -222,30 +231,41 @@ def _key(word: str) -> tuple[str, int]:
     return (example, int(index)) if slash and index.isdecimal() else (word, 0)
 
 
-def _show_diff(found: RunDiff, message: MessageDifference | None, example: str | None, limit: int) -> None:
+def _show_diff(
+    difference: RunDiff, message: MessageDifference | None, example: str | None, limit: int
+) -> None:
     from wander_client.runs.diff import message_difference_lines
     from wander_client.runs.text import shorten
     from wander_client.terminal.output import counted
 
     output = current().output
-    if found.manifest:
+    if difference.manifest:
         fields: list[list[Cell]] = [
-            [one.field, shorten(str(one.before)), shorten(str(one.after))] for one in found.manifest
+            [field.field, shorten(str(field.before)), shorten(str(field.after))]
+            for field in difference.manifest
         ]
         output.table(["field", "before", "after"], fields, shrink=["before", "after"])
     else:
-        output.line("both runs pinned the same")
+        output.line("both runs have the same pinned inputs")
     output.line()
     output.line(
-        f"{counted(found.same, 'rollout')} the same, {found.said_otherwise:,} with other messages and the "
-        f"same reward, {len(found.changed):,} with another reward"
+        f"{counted(difference.same, 'rollout')} the same, {difference.said_otherwise:,} with different "
+        "messages "
+        f"and the same reward, {len(difference.changed):,} with a different reward"
     )
-    if found.only_before or found.only_after:
-        output.line(f"{found.only_before:,} only in the first run, {found.only_after:,} only in the second")
-    if found.changed[:limit]:
+    if difference.only_before or difference.only_after:
+        output.line(
+            f"{difference.only_before:,} only in the first run, {difference.only_after:,} only in the second"
+        )
+    if difference.changed[:limit]:
         rows: list[list[Cell]] = [
-            [one.example_id, one.index, one.failed_before or one.before, one.failed_after or one.after]
-            for one in found.changed[:limit]
+            [
+                change.example_id,
+                change.index,
+                change.failed_before or change.before,
+                change.failed_after or change.after,
+            ]
+            for change in difference.changed[:limit]
         ]
         output.line()
         output.table(["example", "index", "before", "after"], rows, shrink=["example"])
@@ -260,20 +280,21 @@ def _show_diff(found: RunDiff, message: MessageDifference | None, example: str |
 def export_runs(
     runs: Runs,
     out: Annotated[
-        Path, Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
+        Path,
+        Option("--out", "-o", help="output: a `.jsonl` or `.parquet` file, or a new folder for a dataset"),
     ],
-    format: Annotated[str | None, Option(help="jsonl, parquet or hf  [default: by the file name]")] = None,
+    format: Annotated[str | None, Option(help="jsonl, parquet or hf  [default: from the file name]")] = None,
     tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
-    """Write rollouts as rows for other tools: JSON Lines, Parquet, or a Hugging Face dataset folder.
+    """Export rollouts as JSON Lines, Parquet, or a Hugging Face dataset folder.
 
     \b
     wander runs export RUN -o rollouts.jsonl
     wander runs export RUN RUN -o rollouts.parquet
     wander runs export RUN -o dataset        then datasets.load_dataset("dataset")
 
-    `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander runs data` selects and
-    cleans rows to train on instead.
+    `messages`, `prompt` and `completion` are conversations in the format of TRL. To select and clean rows for
+    training, use `wander runs data` instead.
     """
     from wander.evals.export import Format, export_runs, format_of
 
@@ -282,29 +303,29 @@ def export_runs(
 
     output = current().output
     kind = choose("--format", format, get_args(Format)) if format else format_of(out)
-    found = [find_run(current(), one) for one in runs]
-    total = sum(one.summary.rollouts for one in found)
+    sources = [find_run(current(), word) for word in runs]
+    total = sum(source.summary.rollouts for source in sources)
     rows = 0
     with output.progress("exporting", total, unit="rollouts") as progress:
-        for rows in export_runs(found, out, kind, tokens=tokens):
+        for rows in export_runs(sources, out, kind, tokens=tokens):
             progress.update(rows)
     data = {
         "path": str(out),
         "format": kind,
         "rows": rows,
-        "runs": [one.manifest.run_id for one in found],
+        "runs": [source.manifest.run_id for source in sources],
     }
     output.answer(data, f"wrote {counted(rows, 'row')} to {out}")
 
 
 def report(
     runs: Runs,
-    html: Annotated[Path | None, Option(help="write a page with charts that needs no network")] = None,
+    html: Annotated[Path | None, Option(help="write a self-contained page with charts")] = None,
     markdown: Annotated[bool, Option("--markdown", help="print Markdown")] = False,
-    examples: Annotated[int, Option(min=0, help="best and worst rollouts to show on the page")] = 3,
+    examples: Annotated[int, Option(min=0, help="number of best and worst rollouts on the page")] = 3,
     pass_threshold: PassThreshold = None,
 ) -> None:
-    """Report on runs, or on a suite: side by side, each compared with the first of its environment.
+    """Report on runs or on a suite. Each run is compared with the first run of its environment.
 
     \b
     wander runs report RUN
@@ -320,24 +341,24 @@ def report(
 
     output = current().output
     words = expand_suites(current().settings.runs_dir, runs, incomplete=True)
-    found: list[FoundRun] = [find_run(current(), one) for one in words]
-    made = report_of(found, pass_threshold=pass_threshold, shown=examples if html else 0)
-    data = made.model_dump(mode="json", by_alias=True)
+    sources: list[FoundRun] = [find_run(current(), word) for word in words]
+    contents = report_of(sources, pass_threshold=pass_threshold, shown=examples if html else 0)
+    data = contents.model_dump(mode="json", by_alias=True)
     if html is not None:
         from wander.evals.report.page import html_report
         from wander.evals.store.jsonl import write_whole
 
-        write_whole(html, html_report(made).encode("utf-8", "backslashreplace"))
+        write_whole(html, html_report(contents).encode("utf-8", "backslashreplace"))
         output.answer({**data, "html": str(html)}, f"wrote {html}")
         return
-    text = report_markdown(made) if markdown else "\n".join(report_lines(made))
+    text = report_markdown(contents) if markdown else "\n".join(report_lines(contents))
     output.answer(data, text.rstrip("\n"))
 
 
 def schema(
     part: Annotated[str, Argument(help="run, rollout or summary")] = "run",
 ) -> None:
-    """Print the JSON Schema of a file of the run folder; a hub publishes the same at `/schemas`.
+    """Print the JSON Schema of a file in a run's folder. Hubs publish the same schemas at `/schemas`.
 
     \b
     wander runs schema > run.schema.json
@@ -348,22 +369,22 @@ def schema(
     from wander.evals.store.schema import PARTS, record_schema
 
     if part not in PARTS:
-        raise UsageError(f"no file of a run is called `{part}`", hint=f"write one of {', '.join(PARTS)}")
-    found = record_schema(part)
-    current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
+        raise UsageError(f"a run has no file `{part}`", hint=f"choose one of {', '.join(PARTS)}")
+    schema = record_schema(part)
+    current().output.answer(schema, json.dumps(schema, indent=2, ensure_ascii=False))
 
 
 def plot(
-    runs: Annotated[list[str], Argument(help="folders or ids of training runs, or NAME=RUN")],
+    runs: Annotated[list[str], Argument(help="folders or IDs of training runs, or NAME=RUN")],
     out: Annotated[
-        list[Path] | None, Option("-o", "--out", help="a .svg, .png, .html or .json file; repeatable")
+        list[Path] | None, Option("-o", "--out", help="output: a .svg, .png, .html or .json file; repeatable")
     ] = None,
     metric: Annotated[
         list[str] | None, Option(help="draw only this metric, such as `rewards/won`; repeatable")
     ] = None,
-    across: Annotated[str, Option("-x", help="step, rollouts or hours")] = "step",
+    across: Annotated[str, Option("-x", help="x-axis: step, rollouts or hours")] = "step",
 ) -> None:
-    """Draw the curves of training runs: one in detail, or several on the same axes.
+    """Plot the curves of a training run, or of several training runs on the same axes.
 
     \b
     wander runs plot runs/RUN
@@ -378,18 +399,20 @@ def plot(
     axis = choose("-x", across, get_args(Across))
     plotted, folders = [], []
     for word in runs:
-        name, named, place = word.partition("=")
-        folder = run_folder(current(), place if named else word).path
+        name, named, path = word.partition("=")
+        folder = run_folder(current(), path if named else word).path
         folders.append(folder)
         plotted.append(read_plotted(folder, name if named else None))
-    names = [one.name for one in plotted]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"two runs are called `{twice[0]}`", hint="name them: `first=RUN second=RUN`")
+    names = [run.name for run in plotted]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(
+            f"two runs have the name `{duplicates[0]}`", hint="give them names: `first=RUN second=RUN`"
+        )
     files = out or [folders[0] / "learning_curve.svg" if len(runs) == 1 else Path("comparison.svg")]
     title = f"training run {names[0]}" if len(names) == 1 else f"{len(names)} training runs"
     drawn = draw_runs(plotted, files, title=title, across=axis, metrics=metric or [])
     if not drawn:
-        output.note("there is nothing to draw yet: a curve needs two steps")
+        output.note("nothing to plot yet: a curve needs two steps")
     output.answer(
         {"runs": names, "plots": [str(file) for file in drawn]},
         "\n".join(str(file) for file in drawn) if drawn else None,
@@ -397,44 +420,44 @@ def plot(
 
 
 def evidence(
-    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
+    run: Annotated[str, Argument(help="ID of a posted run, or the run's folder")],
 ) -> None:
-    """Tell what the hub proved of a posted run, level by level, and what nobody can.
+    """Show what the hub verified about a posted run at each level, and what cannot be verified.
 
     \b
     wander runs evidence RUN
     wander runs evidence RUN --json
 
-    Manifest, rollouts and artifacts of a folder must be the posted ones, else nothing is told.
+    If you pass a folder, its manifest, rollouts and artifacts must be identical to the posted run.
     """
     here = current()
     with here.hub() as hub:
         run_id = resolve_posted_id(hub, run)
         if Path(run).is_dir():
             _require_posted(hub.run(run_id), Path(run))
-        found = hub.evidence(run_id)
+        evidence = hub.evidence(run_id)
 
     def lines() -> None:
-        here.output.line(f"{found.level}: {found.level_reason}")
-        for one in found.proofs:
+        here.output.line(f"{evidence.level}: {evidence.level_reason}")
+        for proof in evidence.proofs:
             here.output.line()
-            here.output.line(f"{one.level:<10} {one.proof}: {one.told}")
-            here.output.line(f"{'':<10} the hub {one.did}")
-            if one.proof == "proved":
-                here.output.line(f"{'':<10} not proved: {one.unproven}")
-        for each in found.reruns:
-            counted = f"does not count: {each.note}" if each.note else "agrees"
-            here.output.line(f"repeated by {each.posted_by} in {each.run_id} ({each.level}): {counted}")
+            here.output.line(f"{proof.level:<10} {proof.proof}: {proof.told}")
+            here.output.line(f"{'':<10} the hub {proof.did}")
+            if proof.proof == "proved":
+                here.output.line(f"{'':<10} not proved: {proof.unproven}")
+        for rerun in evidence.reruns:
+            counted = f"does not count: {rerun.note}" if rerun.note else "agrees"
+            here.output.line(f"repeated by {rerun.posted_by} in {rerun.run_id} ({rerun.level}): {counted}")
         here.output.line()
-        if found.tokens is not None:
-            here.output.line(f"tokens: {found.tokens.told}")
-        here.output.line(f"as its submitter states it: {found.stated}")
+        if evidence.tokens is not None:
+            here.output.line(f"tokens: {evidence.tokens.told}")
+        here.output.line(f"self-reported: {evidence.stated}")
 
-    here.output.answer(found, lines)
+    here.output.answer(evidence, lines)
 
 
 def _require_posted(posted: RunDetail, folder: Path) -> None:
-    """Raise `ClientError` unless a folder's manifest, rollouts and artifacts are those that were posted."""
+    """Raise `ClientError` if a folder's manifest, rollouts or artifacts differ from the posted run."""
     import shlex
 
     from wander.evals.store.folder import RunFolder
@@ -444,18 +467,19 @@ def _require_posted(posted: RunDetail, folder: Path) -> None:
     with pack_run(RunFolder.open(folder).manifest, files_of(folder)) as parcel:
         if parcel.sha256 != posted.sha256:
             raise ClientError(
-                f"`{folder}` is not what was posted as `{posted.run_id}`: sha256:{parcel.sha256} here, "
-                f"sha256:{posted.sha256} there",
-                hint=f"run `wander runs diff {shlex.quote(str(folder))} {posted.run_id}` to see where they "
-                f"differ; `wander runs evidence {posted.run_id}` tells of the posted one",
+                f"`{folder}` differs from the posted run `{posted.run_id}`: sha256:{parcel.sha256} here, "
+                f"sha256:{posted.sha256} on the hub",
+                hint=f"compare them with `wander runs diff {shlex.quote(str(folder))} {posted.run_id}`, or "
+                "show the "
+                f"posted run with `wander runs evidence {posted.run_id}`",
                 code="not_as_posted",
             )
 
 
 def publish(
-    run: Annotated[str, Argument(help="a private run on the hub: its id, or the folder here")],
+    run: Annotated[str, Argument(help="ID of a private run on the hub, or the run's folder")],
 ) -> None:
-    """Make a private run of yours public, on its leaderboard too. This cannot be undone.
+    """Make a private run of yours public, also on its leaderboard. This cannot be undone.
 
     \b
     wander runs publish RUN
@@ -470,10 +494,10 @@ def publish(
 
 
 def rename(
-    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
-    name: Annotated[str, Argument(help='what it is called in lists and on boards; `""` takes the name away')],
+    run: Annotated[str, Argument(help="ID of a posted run, or the run's folder")],
+    name: Annotated[str, Argument(help='name in lists and on leaderboards; `""` removes the name')],
 ) -> None:
-    """Name a run that you posted. Its record, its digest and its place on the leaderboard stay as they are.
+    """Give a posted run a name. Its record, its digest and its rank do not change.
 
     \b
     wander runs rename RUN "longer prompt"
@@ -488,16 +512,16 @@ def rename(
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
         detail = hub.change("PUT", run_path(run_id, "name"), RunDetail, wanted)
-    said = f"named {detail.name}" if detail.name else "without a name"
-    here.output.answer(detail, f"{said}: {detail.url}")
+    text = f"named {detail.name}" if detail.name else "without a name"
+    here.output.answer(detail, f"{text}: {detail.url}")
 
 
 def withdraw(
-    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
+    run: Annotated[str, Argument(help="ID of a posted run, or the run's folder")],
     reason: Annotated[str, Option(help="reason, shown to everybody")],
     yes: Yes = False,
 ) -> None:
-    """Remove the rollouts of a run you posted for good; its manifest, its digests and the reason stay.
+    """Delete the rollouts of a posted run permanently. Its manifest, its digests and the reason stay public.
 
     \b
     wander runs withdraw RUN --reason "evaluated with the wrong prompt"
@@ -507,13 +531,13 @@ def withdraw(
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        here.output.confirm(run_id, "withdraw it for good", yes=yes)
+        here.output.confirm(run_id, "withdraw this run permanently", yes=yes)
         detail = hub.change("DELETE", run_path(run_id), RunDetail, params={"reason": reason})
     here.output.answer(detail, f"withdrawn: {detail.url}")
 
 
 def resolve_posted_id(hub: HubApi, word: str) -> str:
-    """Return the whole id of the posted run that a word means: its id, the beginning, or the folder here."""
+    """Return the full ID of a posted run, given its ID, the beginning of its ID, or the run's folder."""
     from wander.evals.store.folder import RunFolder
 
     known = RunFolder.open(Path(word)).manifest.run_id if Path(word).is_dir() else word

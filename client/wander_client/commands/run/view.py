@@ -21,22 +21,28 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
 
 SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens": "completion_tokens"}
-"""What `--sort` takes, and the field of a row it means."""
+"""Values of `--sort`, with the field of a row that each sorts by."""
 
 
 def view(
-    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
-    rollout: Annotated[str | None, Option(help="show one rollout, by its number or EXAMPLE/INDEX")] = None,
-    failed: Annotated[bool, Option("--failed", help="only failed rollouts")] = False,
+    run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
+    rollout: Annotated[str | None, Option(help="show one rollout: its number, or EXAMPLE/INDEX")] = None,
+    failed: Annotated[bool, Option("--failed", help="show only failed rollouts")] = False,
     where: Annotated[
-        list[str] | None, Option(help="only rollouts with this metric, such as `lost==1`; repeatable")
+        list[str] | None,
+        Option(help="show only rollouts that meet a condition, such as `lost==1`; repeatable"),
     ] = None,
-    step: Annotated[int | None, Option(min=0, help="of a training run: only rollouts of this step")] = None,
-    sort: Annotated[str | None, Option(help="reward, turns, seconds, tokens; -reward: highest first")] = None,
-    limit: Annotated[int, Option(min=1, help="rows of the list")] = 30,
-    listed: Annotated[bool, Option("--list", help="print the list even on a terminal")] = False,
+    step: Annotated[
+        int | None, Option(min=0, help="for a training run: show only rollouts of this step")
+    ] = None,
+    sort: Annotated[
+        str | None, Option(help="reward, turns, seconds or tokens; -reward sorts the highest first")
+    ] = None,
+    limit: Annotated[int, Option(min=1, help="rows to show")] = 30,
+    listed: Annotated[bool, Option("--list", help="print a list instead of opening the viewer")] = False,
 ) -> None:
-    """Read the rollouts of a run, here or on the hub; on a terminal by keys (`?` tells which).
+    """Read the rollouts of a run, here or on the hub. A terminal opens an interactive viewer (`?` shows its
+    keys).
 
     \b
     wander view
@@ -50,46 +56,46 @@ def view(
     from wander_client.runs.lookup import find_run
 
     here = current()
-    found = find_run(here, run)
+    source = find_run(here, run)
     if rollout is not None:
-        _show_one(found, rollout)
+        _show_one(source, rollout)
         return
     if not listed and not where and step is None and here.output.human and _on_a_terminal():
         if find_spec("textual") is not None:
-            _browse(found, failed, sort)
+            _browse(source, failed, sort)
             return
-        here.output.note("run `pip install 'wander-client[tui]'` to read the rollouts by keys")
-    shown, matching = _choose(found, step, failed, where, sort, limit)
+        here.output.note("run `pip install 'wander-client[tui]'` for an interactive viewer")
+    shown, matching = _choose(source, step, failed, where, sort, limit)
     data = {
-        "run_id": found.manifest.run_id,
-        "place": found.place,
-        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
-        "summary": found.summary.model_dump(mode="json"),
+        "run_id": source.manifest.run_id,
+        "place": source.place,
+        "manifest": source.manifest.model_dump(mode="json", by_alias=True),
+        "summary": source.summary.model_dump(mode="json"),
         "rollouts": [row.model_dump(mode="json") for row in shown],
         "matching": matching,
     }
-    here.output.answer(data, lambda: _show(found, shown, matching))
+    here.output.answer(data, lambda: _show(source, shown, matching))
     if shown:
-        here.output.next(f"wander view {run or found.place} --rollout {shown[0].number}")
+        here.output.next(f"wander view {run or source.place} --rollout {shown[0].number}")
 
 
 def _choose(
-    found: FoundRun, step: int | None, failed: bool, where: list[str] | None, sort: str | None, limit: int
+    source: FoundRun, step: int | None, failed: bool, where: list[str] | None, sort: str | None, limit: int
 ) -> tuple[list[RolloutRow], int]:
-    """Return the rows to show, and how many there are like that; holds no more than it returns."""
+    """Return the rows to show, and the number of matching rows. Keeps at most `limit` rows in memory."""
     keys = None
     if where:
         from wander.train.data import Condition
 
         conditions = [Condition.parse(text) for text in where]
-        scored = (one for one in found.rollouts() if one.failure is None)
-        meeting = (one for one in scored if all(condition.holds(one) for condition in conditions))
-        keys = {(*one.key, one.step) for one in meeting}
+        scored = (item for item in source.rollouts() if item.failure is None)
+        meeting = (item for item in scored if all(condition.holds(item) for condition in conditions))
+        keys = {(*item.key, item.step) for item in meeting}
     matching = 0
 
     def chosen() -> Iterator[RolloutRow]:
         nonlocal matching
-        for row in chain(found.rows(), found.sample_rows()):
+        for row in chain(source.rows(), source.sample_rows()):
             if (
                 (step is None or row.step == step)
                 and (not failed or row.failure is not None)
@@ -106,66 +112,72 @@ def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
+def _browse(source: FoundRun, failed: bool, sort: str | None) -> None:
     from wander_client.runs.viewer import RunViewer
 
     if sort is not None:
-        _order(sort)  # refuses what rows do not have
+        _order(sort)  # raises `UsageError` for an unknown column
         name = sort.removeprefix("-")
         sort = sort[: -len(name)] + SORTED_BY[name]
     if not current().output.color_out:
-        os.environ["NO_COLOR"] = "1"  # as Textual is told
-    viewer = RunViewer(found, failed=failed, order=sort or "number")
-    if viewer.run(mouse=False):  # the mouse goes on selecting text of the terminal
+        os.environ["NO_COLOR"] = "1"  # Textual reads it
+    viewer = RunViewer(source, failed=failed, order=sort or "number")
+    if viewer.run(mouse=False):  # so that the mouse still selects text in the terminal
         raise KeyboardInterrupt
 
 
-def _show_one(found: FoundRun, word: str) -> None:
+def _show_one(source: FoundRun, word: str) -> None:
     from wander_client.runs.text import show_rollout
 
     output = current().output
     example, slash, index = word.rpartition("/")
     if not slash and not word.isdecimal():
-        raise UsageError(f"`--rollout {word}` is no number", hint="write `--rollout 3` or `EXAMPLE/0`")
-    keys = ((row.number, (row.example_id, str(row.index))) for row in found.rows() if slash)
-    number = next((each for each, key in keys if key == (example, index)), None) if slash else int(word)
+        raise UsageError(
+            f"`--rollout {word}`: not a rollout number", hint="for example: `--rollout 3` or `EXAMPLE/0`"
+        )
+    keys = ((row.number, (row.example_id, str(row.index))) for row in source.rows() if slash)
+    number = (
+        next((row_number for row_number, key in keys if key == (example, index)), None)
+        if slash
+        else int(word)
+    )
     if number is None:
         raise NotFound(
             f"the run has no rollout `{word}`",
-            hint=f"`wander view {found.place}` lists its rollouts",
+            hint=f"run `wander view {source.place}` to list its rollouts",
             code="rollout_not_found",
         )
-    one = found.rollout(number)
-    data = {"number": number, **one.model_dump(mode="json")}
-    output.answer(data, lambda: show_rollout(number, one, output))
+    selected = source.rollout(number)
+    data = {"number": number, **selected.model_dump(mode="json")}
+    output.answer(data, lambda: show_rollout(number, selected, output))
 
 
 def _order(word: str) -> Callable[[RolloutRow], Any]:
-    """Return by what `--sort` puts rows in order."""
+    """Return the sort key for a value of `--sort`."""
     from wander_client.runs.text import row_order
 
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
-        raise UsageError(f"rows have no `{name}`", hint=hint)
+        raise UsageError(f"cannot sort by `{name}`", hint=hint)
     return row_order(SORTED_BY[name], falling=word.startswith("-"))
 
 
-def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
+def _show(source: FoundRun, shown: list[RolloutRow], matching: int) -> None:
     from wander.evals.report.document import run_title
 
     from wander_client.runs.text import ROLLOUT_COLUMNS, rollout_row, show_summary
 
     output = current().output
     if output.human:
-        output.line(run_title(found.manifest), style="bold")
+        output.line(run_title(source.manifest), style="bold")
         output.line(
-            f"run     {found.manifest.run_id}, started {found.manifest.started_at:%Y-%m-%d %H:%M} UTC"
+            f"run     {source.manifest.run_id}, started {source.manifest.started_at:%Y-%m-%d %H:%M} UTC"
         )
-        if found.manifest.reproduction is not None:
-            output.line(f"mode    {found.manifest.reproduction.told()}")
-        show_summary(found.summary, output, found.manifest)
+        if source.manifest.reproduction is not None:
+            output.line(f"mode    {source.manifest.reproduction.told()}")
+        show_summary(source.summary, output, source.manifest)
         output.line()
     output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer", "example"])
     if matching > len(shown):
-        output.note(f"{matching - len(shown)} more: `--limit {matching}` shows all")
+        output.note(f"{matching - len(shown)} more; show all with `--limit {matching}`")

@@ -1,4 +1,4 @@
-"""`wander worker`: play an environment on this machine for hosts on others."""
+"""`wander worker`: play an environment on this machine for hosts on other machines."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from wander_client.terminal.command import Argument, Option
 def worker(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     listen: Annotated[
-        str, Option(metavar="HOST:PORT|unix:///PATH", help="address that hosts connect to")
+        str, Option(metavar="HOST:PORT|unix:///PATH", help="address to listen on")
     ] = "127.0.0.1:7100",
     token_file: Annotated[Path | None, Option(help="file with the token that hosts must send")] = None,
-    workers: Annotated[int | None, Option(min=1, help="processes at once  [default: one per core]")] = None,
+    workers: Annotated[
+        int | None, Option(min=1, help="concurrent processes  [default: one per core]")
+    ] = None,
     pass_env: Annotated[
         list[str] | None,
-        Option("--pass-env", help="variable that the environment may read; repeatable"),
+        Option("--pass-env", help="environment variable to pass to the environment; repeatable"),
     ] = None,
-    log: Annotated[Path | None, Option(help="file for what the environment prints")] = None,
+    log: Annotated[Path | None, Option(help="log file for the output of the environment")] = None,
 ) -> None:
-    """Play an environment on this machine for `--worker` of `wander eval` and `train` on another one.
+    """Play an environment on this machine, for `wander eval` or `wander train` on another machine.
 
     \b
     openssl rand -hex 32 > token
     wander worker admin/tictactoe --listen 0.0.0.0:7100 --token-file token
 
     \b
-    and on the machine that has the model and the key, with a copy of the token:
+    on the machine that has the model and the key, with a copy of the token:
     wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
-    Each connection is a process of its own; Ctrl-C ends all of them. Messages are not encrypted: across a
-    network that others use, listen on a socket that only you can open (`--listen unix:///PATH`) or on
-    127.0.0.1, and forward that with `ssh -L`.
+    Each connection gets its own process, and Ctrl-C stops all of them. Messages are not encrypted. In a
+    network that you share with others, listen on a socket that only you can open (`--listen unix:///PATH`) or
+    on 127.0.0.1, and forward it with `ssh -L`.
     """
     from wander_client.environments.location import default_log, locate
     from wander_client.environments.sandbox import say_unconfined
 
     if current().settings.sandbox:
         raise UsageError(
-            f"`sandbox` is on, and `wander worker` cannot confine `{environment}`",
-            hint="put the worker into a container, and run it with `WANDER_SANDBOX=0`",
+            f"the setting `sandbox` is on, but `wander worker` cannot run `{environment}` in a sandbox",
+            hint="run the worker in a container, with `WANDER_SANDBOX=0`",
         )
     location = locate(current(), environment)
     say_unconfined(current(), location)
@@ -59,7 +61,8 @@ def worker(
         words += ["--token-file", str(token_file.expanduser().resolve())]
     for name in pass_env or []:
         words += ["--pass-env", name]
-    current().output.note(f"playing {location.label}; its log is {log_path}")
+    current().output.note(f"playing {location.label}; log: {log_path}")
     sys.stderr.flush()
-    # The environment's own interpreter takes this process over: signals and the exit status are its.
+    # Replace this process by the environment's interpreter, which then receives signals and sets the exit
+    # status.
     os.execv(words[0], words)  # noqa: S606 - no shell takes part

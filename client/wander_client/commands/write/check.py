@@ -1,4 +1,4 @@
-"""`wander check`: find faults in an environment before others do."""
+"""`wander check`: test an environment for common faults."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "e
 
 
 def check(
-    environment: Annotated[str, Argument(help="folder, or owner/name[@version]")] = ".",
+    environment: Annotated[str, Argument(help="./folder, or owner/name[@version]")] = ".",
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
     strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
-    """Find faults in an environment before others do; no model is needed.
+    """Test an environment for common faults. This does not need a model.
 
     \b
     wander check .
     wander check admin/tictactoe --json
     wander check someone/new-env --sandbox
 
-    It is loaded twice, in processes that differ in hash seed and time zone, and played by scripted players:
-    right ones, silent ones, cheating ones. What one process played, the other plays again and compares. Exit
-    status 1 means that a fault was found.
+    The environment is loaded in two processes with different hash seeds and time zones. Scripted players play
+    it: some answer correctly, some give no answer, and some cheat. Each process replays the games of the
+    other, to find differences. Exit status 1 means that a check failed.
     """
     from wander.checks import check_environment
     from wander.checks.report import NOT_LOOKED_AT
@@ -58,31 +58,31 @@ def check(
         sandbox=None if policy is None else hide_own(policy, current().settings),
         runtime=location.runtime,
     )
-    if arguments and (refused := report.unfit_arguments):  # which is no fault of the environment
-        raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")
-    left_out = [each for each in report.checks if each.message == NOT_LOOKED_AT]
-    for each in report.checks:
-        if each not in left_out:
-            _show(each)
-    if left_out:
-        output.line(f"{'-':<6} {counted(len(left_out), 'check')} {NOT_LOOKED_AT}")
+    if arguments and (error := report.unfit_arguments):  # a mistake of the caller, not of the environment
+        raise UsageError(error.message, hint=error.hint, code="bad_arguments")
+    skipped = [result for result in report.checks if result.message == NOT_LOOKED_AT]
+    for result in report.checks:
+        if result not in skipped:
+            _show(result)
+    if skipped:
+        output.line(f"{'-':<6} {counted(len(skipped), 'check')} {NOT_LOOKED_AT}")
     bad = {"fail", "warn"} if strict else {"fail"}
-    faults = [each for each in report.checks if each.status in bad]
-    looked = [each for each in report.checks if each.status != "skip"]
-    warned = sum(each.status == "warn" for each in looked)
+    failed = [result for result in report.checks if result.status in bad]
+    completed = [result for result in report.checks if result.status != "skip"]
+    warned = sum(result.status == "warn" for result in completed)
     warnings = f", {warned} warning{'s'[: warned != 1]}" if warned else ""
-    said = f"{len(looked) - warned} checks passed{warnings}"
-    if faults:
-        said = f"{len(faults)} of {len(looked)} checks failed"
-    data = {**report.model_dump(mode="json", by_alias=True), "passed": not faults}
+    text = f"{len(completed) - warned} checks passed{warnings}"
+    if failed:
+        text = f"{len(failed)} of {len(completed)} checks failed"
+    data = {**report.model_dump(mode="json", by_alias=True), "passed": not failed}
     data["kind"] = report.info.kind if report.info else None
-    made_with = _construct(location, policy)
-    output.answer({**data, "made_with": made_with.model_dump(mode="json")}, said)
-    return FAILED if faults else OK
+    made_with = _checked_with(location, policy)
+    output.answer({**data, "made_with": made_with.model_dump(mode="json")}, text)
+    return FAILED if failed else OK
 
 
-def _construct(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
-    """Return what says which files were checked, and how they were confined."""
+def _checked_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
+    """Return the versions and digests that were checked, and the sandbox that was used."""
     import platform
 
     from wander.version import __version__
@@ -106,9 +106,9 @@ def _construct(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
 def _show(check: CheckResult) -> None:
     output = current().output
     sign, style = SIGNS[check.status]
-    said = check.message or check.title
+    text = check.message or check.title
     if check.example_id is not None:
-        said += f" (example `{check.example_id}`)"
-    output.line(f"{sign:<6} {check.id:<20} {said}", style=style)
+        text += f" (example `{check.example_id}`)"
+    output.line(f"{sign:<6} {check.id:<20} {text}", style=style)
     if check.status in ("warn", "fail"):
         output.line(f"{'':<6} {'':<20} {check.doc}", style="hint")

@@ -1,4 +1,4 @@
-"""`wander env import`: bring in what others have: environments, and results of evaluations."""
+"""`wander env import`: import environments and evaluation results from other libraries."""
 
 from __future__ import annotations
 
@@ -33,124 +33,128 @@ if TYPE_CHECKING:
     from wander_client.packages.origins.conversion import ConvertedProject
     from wander_client.packages.origins.source import PackageOrigin
 
-app = CommandGroup("Bring in environments and results of other libraries.")
+app = CommandGroup("Import environments and evaluation results from other libraries.")
 
 
 @dataclass(frozen=True)
-class _Wishes:
-    """The options of an import."""
+class _ImportOptions:
+    """The options of every import."""
 
     owner: Annotated[str | None, Option(help="publish under this owner")] = None
-    out: Annotated[Path | None, Option(help="keep the completed project in this folder")] = None
+    out: Annotated[Path | None, Option(help="save the converted project in this folder")] = None
     entry_point: Annotated[
-        str | None, Option("--entry-point", help="MODULE:FUNCTION, if there are several")
+        str | None,
+        Option("--entry-point", help="MODULE:FUNCTION that loads the environment, if there are several"),
     ] = None
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
-    ] = None
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment argument: KEY=VALUE")] = (
+        None
+    )
     pass_env: Annotated[
-        list[str] | None, Option("--pass-env", help="variable that it may see when loaded and checked")
+        list[str] | None,
+        Option("--pass-env", help="environment variable to pass while it is loaded and checked"),
     ] = None
-    dry_run: Annotated[bool, Option("--dry-run", help="do everything but publish")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="do everything except publishing")] = False
     build: BuildFlag = False
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
-    no_check: Annotated[bool, Option("--no-check", help="do not install, load or check it")] = False
+    no_check: Annotated[bool, Option("--no-check", help="do not install, load and check the package")] = False
     allow_file: AllowFile = None
 
 
 @dataclass(frozen=True)
-class _Many:
-    """How many packages are imported."""
+class _BatchOptions:
+    """The options of importing several packages."""
 
-    report: Annotated[Path, Option(help="of many: JSON lines; what it has is passed over")] = Path(
-        "imports.jsonl"
-    )
-    jobs: Annotated[int, Option("-j", "--jobs", help="of many: imports at once", min=1)] = 2
+    report: Annotated[
+        Path, Option(help="with --all: JSON Lines report; packages that it lists are skipped")
+    ] = Path("imports.jsonl")
+    jobs: Annotated[int, Option("-j", "--jobs", help="with --all: concurrent imports", min=1)] = 2
 
 
 @app.command()
 def path(
     source: Annotated[str, Argument(help="a folder, an sdist or a wheel")],
-    wishes: _Wishes,
-    many: _Many,
+    options: _ImportOptions,
+    batch: _BatchOptions,
     every: Annotated[bool, Option("--all", help="import every package in the folder")] = False,
 ) -> int | None:
-    """Make a package of this machine an environment of the hub, its code as it is.
+    """Publish a package on this machine as an environment, without changing its code.
 
     \b
     wander env import path ./wordle --dry-run
     wander env import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
     wander env import path ./environments --all --jobs 4 --report imports.jsonl
 
-    Works out which library and generation it is written for and writes what is missing into a copy (entry
-    point, build system, dependency, README, a note of origin). Builds it, installs it into a virtual
-    environment of its own, loads and checks it there, and publishes it with what the check found.
-    With `--all` the report tells where each one failed; the same line again goes on and tries those again.
+    Wander detects the library and its generation, and adds the missing parts to a copy: entry point, build
+    system, dependencies, README and a note of origin. Then it builds the package, installs it into a new
+    virtual environment, loads and checks it, and publishes it together with the results of the check.
+    With `--all`, the report names the error of each failed package. Run the same command again to continue,
+    and to retry the failed packages.
     """
     from wander_client.packages.origins.source import bring_project
 
     if every:
         from wander_client.commands.write.import_many import candidates_in, import_many
 
-        found = candidates_in(Path(source))
-        return import_many(found, wishes.owner, _options_of(wishes), many.report, many.jobs)
-    _import(lambda work, builder: bring_project(source, work, builder), wishes)
+        candidates = candidates_in(Path(source))
+        return import_many(candidates, options.owner, _options_of(options), batch.report, batch.jobs)
+    _import(lambda work, builder: bring_project(source, work, builder), options)
     return None
 
 
 @app.command()
 def git(
     url: Annotated[str, Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
-    wishes: _Wishes,
+    options: _ImportOptions,
 ) -> None:
-    """Make a package of a git repository an environment of the hub; as `wander env import path` does.
+    """Publish a package in a git repository as an environment, like `wander env import path`.
 
     \b
     wander env import git https://example.org/envs.git@v1.2#subdirectory=environments/wordle --dry-run
     wander env import git git@example.org:team/envs.git --owner acme
 
-    One revision is fetched (branch, tag or commit), without submodules, hooks and filters.
+    Fetches one revision (branch, tag or commit), without submodules, hooks and filters.
     """
     from wander_client.packages.origins.git import clone_project
 
-    _import(lambda work, builder: clone_project(url, work, builder), wishes)
+    _import(lambda work, builder: clone_project(url, work, builder), options)
 
 
 @app.command()
 def prime(
-    name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
-    wishes: _Wishes,
+    name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or a folder that `prime env pull` wrote")],
+    options: _ImportOptions,
 ) -> None:
-    """Make an environment of Prime Intellect's hub one of this hub; as `wander env import path` does.
+    """Publish an environment of Prime Intellect's hub on this hub, like `wander env import path`.
 
     \b
     wander env import prime will/wordle --dry-run
     wander env import prime ./environments/wordle --owner acme
 
-    Public environments need no key; `PRIME_API_KEY` is sent to their hub where it is set.
+    Public environments need no key. If `PRIME_API_KEY` is set, it is sent to Prime Intellect's hub.
     """
     from wander_client.packages.origins.prime import fetch_environment
 
-    _import(lambda work, builder: fetch_environment(name, work, builder), wishes)
+    _import(lambda work, builder: fetch_environment(name, work, builder), options)
 
 
 @app.command()
 def results(
-    folder: Annotated[Path, Argument(help="the folder of one evaluation")],
+    folder: Annotated[Path, Argument(help="folder of one evaluation")],
     environment: Annotated[
-        str | None, Option(help="owner/name[@version] that was evaluated, to post the run")
+        str | None,
+        Option(help="owner/name[@version] of the evaluated environment, so that you can post the run"),
     ] = None,
-    out: Annotated[Path | None, Option(help="the run folder to write")] = None,
+    out: Annotated[Path | None, Option(help="folder of the new run")] = None,
 ) -> None:
-    """Turn results of verifiers into a run folder.
+    """Convert results of verifiers into a run.
 
     \b
     wander env import results outputs/evals/my-env--gpt-5/1a2b3c4d
     wander env import results ./old --environment acme/my-env@1.2.0 --out runs/old
 
-    Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
-    Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.
+    Reads `metadata.json` and `results.jsonl` in both of their schemas, and `traces.jsonl` of verifiers.v1.
+    Failed rollouts get no reward, even if the file has one. If you post such a run, its level is `claimed`.
     """
     from wander.evals.foreign_run import import_results
 
@@ -183,36 +187,37 @@ def results(
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
 
 
-def _options_of(wishes: _Wishes) -> list[str]:
-    """Return the options of one import of many; raises `UsageError` for those that are of one alone."""
-    if wishes.out is not None or wishes.entry_point is not None or wishes.argument:
+def _options_of(options: _ImportOptions) -> list[str]:
+    """Return the options for each package of a batch. Raises `UsageError` for options of a single import."""
+    if options.out is not None or options.entry_point is not None or options.argument:
         raise UsageError(
-            "`--out`, `--entry-point` and `--arg` are for one package", hint="import that one by itself"
+            "`--out`, `--entry-point` and `--arg` cannot be used with `--all`",
+            hint="import that package separately",
         )
-    passed = [word for name in wishes.pass_env or [] for word in ("--pass-env", name)]
-    passed += [word for name in wishes.allow_file or [] for word in ("--allow-file", name)]
-    passed += [word for limit in wishes.sandbox_limit or [] for word in ("--sandbox-limit", limit)]
+    passed = [word for name in options.pass_env or [] for word in ("--pass-env", name)]
+    passed += [word for name in options.allow_file or [] for word in ("--allow-file", name)]
+    passed += [word for limit in options.sandbox_limit or [] for word in ("--sandbox-limit", limit)]
     chosen = {
-        "--dry-run": wishes.dry_run,
-        "--no-check": wishes.no_check,
-        "--build": wishes.build,
-        "--sandbox": wishes.sandbox is True,
-        "--no-sandbox": wishes.sandbox is False,
+        "--dry-run": options.dry_run,
+        "--no-check": options.no_check,
+        "--build": options.build,
+        "--sandbox": options.sandbox is True,
+        "--no-sandbox": options.sandbox is False,
     }
     return [*(option for option, is_set in chosen.items() if is_set), *passed]
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """What loading and checking a package in its own virtual environment told."""
+class _TrialResult:
+    """The result of loading and checking a package in its own virtual environment."""
 
     info: EnvironmentInfo
     check: CheckSummary
     lock: str
 
 
-def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], wishes: _Wishes) -> None:
-    """Bring a package, complete it, build it, try it out, publish it."""
+def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], options: _ImportOptions) -> None:
+    """Fetch, convert, build, try out and publish a package."""
     import shutil
     import tempfile
 
@@ -222,20 +227,20 @@ def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], wishes
     from wander_client.packages.publish import choose_owner, require_no_leaks
 
     here = current()
-    policy = policy_for_import(here, wishes.sandbox, wishes.sandbox_limit)
-    allow_builds(here, wishes.build, None if wishes.sandbox is False else policy)
+    policy = policy_for_import(here, options.sandbox, options.sandbox_limit)
+    allow_builds(here, options.build, None if options.sandbox is False else policy)
     builder = builder_of(here, policy)
-    owner, importer = wishes.owner, None
-    if not wishes.dry_run:  # the token is checked before anything is fetched
+    owner, importer = options.owner, None
+    if not options.dry_run:  # the token is checked before anything is fetched
         with here.hub(login=True) as hub:
-            owner, importer = choose_owner(hub, wishes.owner), hub.whoami().user
+            owner, importer = choose_owner(hub, options.owner), hub.whoami().user
     here.output.step = "convert"
-    if wishes.out is not None and wishes.out.exists() and any(wishes.out.iterdir()):
-        raise ClientError(f"`{wishes.out}` is not empty", hint="choose another folder")
+    if options.out is not None and options.out.exists() and any(options.out.iterdir()):
+        raise ClientError(f"`{options.out}` is not empty", hint="choose another folder")
     with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
         folder, origin = bring(Path(work), builder)
         origin = replace(origin, importer=importer)
-        converted = convert_project(folder, origin, wishes.entry_point)
+        converted = convert_project(folder, origin, options.entry_point)
         generation = "" if converted.generation is None else f", generation {converted.generation}"
         kind = f"{converted.library}{generation}"
         here.output.note(f"{converted.name}: an environment of {kind}, loaded by `{converted.target}`")
@@ -246,28 +251,34 @@ def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], wishes
         with build_package(converted.folder, builder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
-            require_no_leaks(here, converted.folder, package, wishes.allow_file or [])
-            lock = None if wishes.no_check and wishes.dry_run else _lock(owner, package, wishes)
-            tried = None if wishes.no_check else _try(package, wishes, owner or HUB_OWNER, lock, policy)
-            if wishes.out is not None:
-                shutil.copytree(converted.folder, wishes.out, dirs_exist_ok=True)
-                if tried is not None:
-                    (wishes.out / "pylock.toml").write_text(tried.lock, encoding="utf-8")
-                here.output.note(f"kept in {wishes.out}")
+            require_no_leaks(here, converted.folder, package, options.allow_file or [])
+            lock = None if options.no_check and options.dry_run else _lock(owner, package, options)
+            trial_result = (
+                None if options.no_check else _try(package, options, owner or HUB_OWNER, lock, policy)
+            )
+            if options.out is not None:
+                shutil.copytree(converted.folder, options.out, dirs_exist_ok=True)
+                if trial_result is not None:
+                    (options.out / "pylock.toml").write_text(trial_result.lock, encoding="utf-8")
+                here.output.note(f"kept in {options.out}")
             sent: frozenset[str] = frozenset()
-            if owner is not None and not wishes.dry_run:
+            if owner is not None and not options.dry_run:
                 here.output.step = "publish"
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
-                    check = None if tried is None else tried.check
+                    check = None if trial_result is None else trial_result.check
                     sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
-            _answer(converted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
+            _answer(converted, origin, package, trial_result, owner, sent=bool(sent), dry_run=options.dry_run)
 
 
 def _try(
-    package: BuiltPackage, wishes: _Wishes, owner: str, lock: bytes | None, policy: SandboxPolicy | None
-) -> _Tried:
-    """Install a built package into a virtual environment of its own, load it there and check it."""
+    package: BuiltPackage,
+    options: _ImportOptions,
+    owner: str,
+    lock: bytes | None,
+    policy: SandboxPolicy | None,
+) -> _TrialResult:
+    """Install a built package into its own virtual environment, load it there and check it."""
     import os
 
     from wander.checks import check_environment
@@ -280,17 +291,17 @@ def _try(
     from wander_client.packages.virtualenvs import VirtualEnvironments
 
     here = current()
-    arguments = parse_arguments(wishes.argument or [], None)
-    places = VirtualEnvironments(here.settings.data_dir), here.settings.cache_dir
+    arguments = parse_arguments(options.argument or [], None)
+    folders = VirtualEnvironments(here.settings.data_dir), here.settings.cache_dir
     here.output.step = "install"
-    here.output.note("installing it into a virtual environment of its own")
+    here.output.note("installing it into its own virtual environment")
     with (
         here.hub() as hub,
-        try_out(hub, *places, owner, package.wheel.path, here.output.warn, lock) as trial,
+        try_out(hub, *folders, owner, package.wheel.path, here.output.warn, lock) as trial,
     ):
         here.output.step = "load"
-        here.output.note("loading and checking it: it is played twice, for at most 5 minutes each")
-        passed = {name: os.environ[name] for name in wishes.pass_env or [] if name in os.environ}
+        here.output.note("loading and checking it: it is played twice, at most 5 minutes each time")
+        passed = {name: os.environ[name] for name in options.pass_env or [] if name in os.environ}
         confined = None if policy is None else hide_own(policy, here.settings)
         report = check_environment(
             package.target,
@@ -303,14 +314,14 @@ def _try(
         load = report.by_id("load.works")
         if load.status == "fail" and report.seconds > LONGEST_PROBE:
             raise LoadError(load.message)
-        # What does not load may still do so in a worker, which has a judge at hand, or it says why not.
+        # It may still load in a worker, which can provide a judge. Otherwise the worker reports the cause.
         info = report.info or _load(package, trial, arguments, passed, confined)
         here.output.step = "check"
-        for each in report.failed:
-            here.output.warn(line_of(each))
+        for result in report.failed:
+            here.output.warn(line_of(result))
         summary = summary_of(report)
         here.output.note(f"wander check: {summary.counts}")
-        return _Tried(info, summary, trial.lock)
+        return _TrialResult(info, summary, trial.lock)
 
 
 def _load(
@@ -320,7 +331,7 @@ def _load(
     passed: Iterable[str],
     policy: SandboxPolicy | None,
 ) -> EnvironmentInfo:
-    """Return what an environment says of itself in a worker; raises `LoadError` with the true cause."""
+    """Load the environment in a worker and return its info. Raises `LoadError` with the cause."""
     import asyncio
 
     from wander.worker.host.environment import WorkerEnvironment
@@ -346,25 +357,25 @@ def _load(
     return asyncio.run(load())
 
 
-def _lock(owner: str | None, package: BuiltPackage, wishes: _Wishes) -> bytes | None:
-    """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
+def _lock(owner: str | None, package: BuiltPackage, options: _ImportOptions) -> bytes | None:
+    """Lock the packages of an environment. Returns None with a warning if they cannot be locked."""
     from wander_client.packages.built_package import find_published
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.needs import HUB_OWNER
 
     here = current()
     here.output.step = "install"
-    with here.hub(login=not wishes.dry_run) as hub:
-        if owner is not None and not wishes.dry_run and find_published(hub, owner, package)[1]:
+    with here.hub(login=not options.dry_run) as hub:
+        if owner is not None and not options.dry_run and find_published(hub, owner, package)[1]:
             return None
-        here.output.note("locking the packages that it runs with")
-        places = here.settings.cache_dir, owner or HUB_OWNER, package.wheel.path
+        here.output.note("locking its packages")
+        targets = here.settings.cache_dir, owner or HUB_OWNER, package.wheel.path
         try:
-            return resolve_lock(hub, *places, warn=here.output.warn).content
+            return resolve_lock(hub, *targets, warn=here.output.warn).content
         except Unavailable:
             raise
         except ClientError as error:
-            here.output.warn(f"it gets no lock: {error}")
+            here.output.warn(f"published without a lock: {error}")
             return None
 
 
@@ -372,7 +383,7 @@ def _answer(
     converted: ConvertedProject,
     origin: PackageOrigin,
     package: BuiltPackage,
-    tried: _Tried | None,
+    trial_result: _TrialResult | None,
     owner: str | None,
     *,
     sent: bool,
@@ -390,13 +401,13 @@ def _answer(
         "version": package.version,
         "library": converted.library,
         "generation": converted.generation,
-        "kind": None if tried is None else tried.info.kind,
-        "examples": None if tried is None else tried.info.eval_examples,
-        "deterministic": None if tried is None else tried.info.deterministic,
+        "kind": None if trial_result is None else trial_result.info.kind,
+        "examples": None if trial_result is None else trial_result.info.eval_examples,
+        "deterministic": None if trial_result is None else trial_result.info.deterministic,
         "entry_point": converted.target,
         "origin": asdict(origin),
         "written": converted.written,
-        "check": None if tried is None else tried.check,
+        "check": None if trial_result is None else trial_result.check,
         "dry_run": dry_run,
         "sent": sent,
         "url": None if dry_run else f"{here.settings.hub}/{full}",

@@ -1,4 +1,4 @@
-"""Many imports side by side, each a `wander env import path` of its own; their report lets them resume."""
+"""Import many packages, each in a `wander env import path` process. A report makes the batch resumable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wander_client.terminal.output import counted
 
 
 class ImportRow(Record):
-    """A line of the report: how one import ended."""
+    """A line of the report: the result of importing one package."""
 
     source: str
     sha256: str
@@ -36,53 +36,52 @@ class ImportRow(Record):
     outcome: Literal["published", "there already", "would be published", "failed"]
     seconds: float
     answer: dict[str, Any] | None = None
-    """What `wander env import path --json` says; None where it failed."""
+    """Output of `wander env import path --json`, or None if it failed."""
     error: dict[str, Any] | None = None
-    """As `--json` has it, with the `step` at which it came."""
+    """Error as `--json` prints it, with the `step` at which it occurred."""
     warnings: list[str] = Field(default_factory=list)
 
 
 _PLAYS = {"load.works", "dataset.rows", "rollout.faults", "rollout.stops"}
-"""Checks of an environment that does not play, if one of them fails; other faults belong to its author."""
+"""Checks that an environment must pass to be playable. Failures of other checks are left to its author."""
 _REPEATS = ("determinism.", "dataset.stable", "dataset.access")
-"""Checks of one that does not play the same way twice."""
+"""Checks that fail if an environment is not deterministic."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One package to import."""
+    """A package to import."""
 
     source: str
-    """What the report calls it."""
+    """Name of the package in the report."""
     sha256: str
-    """Of its files: one that is as it was is not imported again."""
+    """Digest of the package's files. Packages with a digest in the report are not imported again."""
     path: Path
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """Return the projects, sdists and wheels in a folder; raises `NotFound` where there is none."""
+    """Return the projects, sdists and wheels in a folder. Raises `NotFound` if there are none."""
     from wander_client.packages.origins.source import folder_digest
 
     if not folder.expanduser().is_dir():
-        raise NotFound(f"`{folder}` is no folder", hint="give the folder in which the packages lie")
-    found = []
-    for each in sorted(folder.expanduser().resolve().glob("[!.]*")):
-        if each.name.endswith((".whl", ".tar.gz")) and each.is_file():
-            found.append(Candidate(each.name, file_digest(each), each))
-        elif (each / "pyproject.toml").is_file() or (each / "setup.py").is_file():
-            found.append(Candidate(each.name, folder_digest(each), each))
-    if not found:
-        raise NotFound(f"`{folder}` holds no packages", hint="give the folder in which their folders lie")
-    return found
+        raise NotFound(f"`{folder}` is not a folder", hint="pass the folder that contains the packages")
+    candidates = []
+    for path in sorted(folder.expanduser().resolve().glob("[!.]*")):
+        if path.name.endswith((".whl", ".tar.gz")) and path.is_file():
+            candidates.append(Candidate(path.name, file_digest(path), path))
+        elif (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
+            candidates.append(Candidate(path.name, folder_digest(path), path))
+    if not candidates:
+        raise NotFound(f"no packages in `{folder}`", hint="pass the folder that contains the packages")
+    return candidates
 
 
 def import_many(
     candidates: Sequence[Candidate], owner: str | None, options: Sequence[str], report: Path, jobs: int
 ) -> int:
-    """Import what the report does not have yet, tell how each ended, and return the exit status.
-
-    Each line of the report is written as soon as an import ends; those that failed are tried again.
-    Raises `Unavailable` at the first one for which the hub does not answer; the report has no line of it.
+    """Import the packages that the report does not list yet, print the results, and return the exit status.
+    Each line of the report is written as soon as an import ends. Failed imports are tried again.
+    Raises `Unavailable` as soon as the hub does not respond; the report then has no line for that package.
     """
     here = current()
     target = {"hub": here.settings.hub, "owner": owner, "dry_run": "--dry-run" in options}
@@ -92,27 +91,31 @@ def import_many(
         if row.outcome != "failed" and target == {name: getattr(row, name) for name in target}
     ]
     known = {(row.source, row.sha256): row for row in earlier}
-    rows = [known[key] for one in candidates if (key := (one.source, one.sha256)) in known]
-    todo = [one for one in candidates if (one.source, one.sha256) not in known]
+    rows = [known[key] for package in candidates if (key := (package.source, package.sha256)) in known]
+    todo = [package for package in candidates if (package.source, package.sha256) not in known]
     if rows:
-        here.output.note(f"{counted(len(rows), 'package')} of {len(candidates)} in `{report}` already")
+        here.output.note(f"{counted(len(rows), 'package')} of {len(candidates)} already in `{report}`")
     words = [*options, *(["--owner", owner] if owner else [])]
     running: set[subprocess.Popen[str]] = set()
-    if report.exists() and (torn := jsonl.tail_after_newline(report)):  # a kill cut it short
-        os.truncate(report, report.stat().st_size - len(torn))
+    if report.exists() and (
+        partial_line := jsonl.tail_after_newline(report)
+    ):  # the last line is incomplete after a kill
+        os.truncate(report, report.stat().st_size - len(partial_line))
     pool = ThreadPoolExecutor(jobs)
     try:
         with (
             report.open("a", encoding="utf-8") as file,
             here.output.progress("importing", len(todo), unit="packages") as bar,
         ):
-            waiting = [pool.submit(_import_one, one, words, running) for one in todo]
+            waiting = [pool.submit(_import_one, package, words, running) for package in todo]
             for number, future in enumerate(as_completed(waiting), start=1):
                 row = ImportRow.model_validate({**future.result(), **target})
-                if row.error is not None and row.error["code"] == "hub_unreachable":  # so will the others
+                if (
+                    row.error is not None and row.error["code"] == "hub_unreachable"
+                ):  # every other import would fail, too
                     raise Unavailable(
-                        f"{row.error['message']}: {len(todo) - number + 1} of {len(todo)} are not imported",
-                        hint="start the hub and give the same command again: it goes on from the report",
+                        f"{row.error['message']}: {len(todo) - number + 1} of {len(todo)} were not imported",
+                        hint="start the hub and run the same command again to continue",
                         code="hub_unreachable",
                     )
                 rows.append(row)
@@ -128,22 +131,28 @@ def import_many(
 
 
 def _import_one(
-    one: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]
+    package: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]
 ) -> dict[str, Any]:
-    """Return the fields of a package's row that tell how its import ended."""
+    """Import a package in a process of its own, and return the fields of its row."""
     here = current()
     own = [name for name in os.environ if name.startswith(("WANDER_", "UV_", "PIP_", "PRIME_", "XDG_"))]
-    asked = [*own, *NETWORK, *(word for word in options if word in os.environ)]
-    variables = child_environ(*LOCALE, asked=asked, WANDER_HUB=here.settings.hub)
+    variable_names = [*own, *NETWORK, *(word for word in options if word in os.environ)]
+    variables = child_environ(*LOCALE, asked=variable_names, WANDER_HUB=here.settings.hub)
     if (credential := here.credential()) is not None:
         variables["WANDER_TOKEN"] = credential.token
-    began = monotonic()
+    started = monotonic()
 
-    def ended(outcome: str, **more: Any) -> dict[str, Any]:
-        seconds = round(monotonic() - began, 1)
-        return {"source": one.source, "sha256": one.sha256, "outcome": outcome, "seconds": seconds, **more}
+    def row(outcome: str, **more: Any) -> dict[str, Any]:
+        seconds = round(monotonic() - started, 1)
+        return {
+            "source": package.source,
+            "sha256": package.sha256,
+            "outcome": outcome,
+            "seconds": seconds,
+            **more,
+        }
 
-    words = ["env", "import", "path", str(one.path), *options, "--json"]
+    words = ["env", "import", "path", str(package.path), *options, "--json"]
     with subprocess.Popen(  # noqa: S603 - this command itself, no shell
         [sys.executable, "-m", "wander_client", *words],
         stdin=subprocess.DEVNULL,
@@ -153,34 +162,34 @@ def _import_one(
         env=variables,
     ) as process:
         running.add(process)
-        said, failed = process.communicate()
+        stdout, stderr = process.communicate()
         running.discard(process)
     try:
-        answer = json.loads(said)
+        answer = json.loads(stdout)
     except ValueError:
-        message = f"it ended with status {process.returncode}"
-        return ended("failed", error={"code": "ended", "message": message, "detail": failed[-2000:]})
+        message = f"the process exited with status {process.returncode}"
+        return row("failed", error={"code": "ended", "message": message, "detail": stderr[-2000:]})
     if "error" in answer:
-        return ended("failed", error=answer["error"])
+        return row("failed", error=answer["error"])
     data = answer["data"]
     outcome = "would be published" if data["dry_run"] else "published" if data["sent"] else "there already"
-    return ended(outcome, answer=data, warnings=answer["warnings"])
+    return row(outcome, answer=data, warnings=answer["warnings"])
 
 
 def _answer(rows: list[ImportRow], report: Path) -> None:
     output = current().output
-    ends = Counter(row.outcome for row in rows)
+    outcomes = Counter(row.outcome for row in rows)
     steps = Counter(row.error.get("step", "start") for row in rows if row.error is not None)
 
     def show() -> None:
-        columns = ("source", "outcome", "as", "plays", "why")
-        output.table(columns, [_cells(row) for row in rows], shrink=("why", "source"), drop=("plays",))
-        output.line(", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items())))
+        columns = ("source", "outcome", "as", "plays", "error")
+        output.table(columns, [_cells(row) for row in rows], shrink=("error", "source"), drop=("plays",))
+        output.line(", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items())))
         if steps:
             output.line(f"failed at: {', '.join(f'{step} {number}' for step, number in steps.most_common())}")
 
     listed = [row.model_dump(mode="json") for row in rows]
-    output.answer({"report": str(report), "outcomes": ends, "failed_at": steps, "packages": listed}, show)
+    output.answer({"report": str(report), "outcomes": outcomes, "failed_at": steps, "packages": listed}, show)
     if steps:
         output.next(f"less {report}")
 
@@ -190,13 +199,17 @@ def _cells(row: ImportRow) -> tuple[str, str, str, str, str]:
         return row.source, f"failed at {row.error.get('step', 'start')}", "", "", row.error["message"]
     assert row.answer is not None
     check = row.answer["check"]
-    failed = [] if check is None else [each["id"] for each in check["findings"] if each["status"] == "fail"]
+    failed = (
+        []
+        if check is None
+        else [finding["id"] for finding in check["findings"] if finding["status"] == "fail"]
+    )
     if check is None:
         plays = "not checked"
     elif _PLAYS & set(failed):
         plays = "no"
     else:
-        varies = not row.answer["deterministic"] or any(each.startswith(_REPEATS) for each in failed)
-        plays = "by chance" if varies else "yes"
+        varies = not row.answer["deterministic"] or any(check_id.startswith(_REPEATS) for check_id in failed)
+        plays = "not deterministic" if varies else "yes"
     name = f"{row.answer['environment']} {row.answer['version']}"
     return row.source, row.outcome, name, plays, ", ".join(failed)

@@ -1,4 +1,4 @@
-"""`wander env lock`: resolve the lock of a version, to look at or for a version that was uploaded without."""
+"""`wander env lock`: lock an environment's packages, and print the lock or attach it to a version."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from wander_client.terminal.command import Argument, Option
 
 ExcludeNewer = Annotated[
     str | None,
-    Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
+    Option("--exclude-newer", metavar="DATE", help="ignore packages that were uploaded after this time"),
 ]
 KeepHosts = Annotated[
     list[str] | None,
-    Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
+    Option("--keep-host", help="keep the file URLs of this public index in the lock; repeatable"),
 ]
 
 
 def lock(
-    environment: Annotated[str, Argument(help="folder, or owner/name@version on the hub")] = ".",
-    owner: Annotated[str | None, Option(help="with a folder: owner of the future environment")] = None,
+    environment: Annotated[str, Argument(help="./folder, or owner/name@version on the hub")] = ".",
+    owner: Annotated[str | None, Option(help="with a folder: future owner of the environment")] = None,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
     out: Annotated[
@@ -33,15 +33,16 @@ def lock(
     attach: Annotated[bool, Option("--attach", help="attach the lock to the version on the hub")] = False,
     build: BuildFlag = False,
 ) -> None:
-    """Resolve every package that an environment runs with, each pinned by the digests of its files.
+    """Lock every package that an environment needs, each with the digests of its files.
 
     \b
-    wander env lock ./wordle -o pylock.toml                 # what would `wander publish` send?
+    wander env lock ./wordle -o pylock.toml                 # the lock that `wander publish` would upload
     wander env lock ./wordle --exclude-newer 2026-06-01
-    wander env lock acme/wordle@0.1.0 --attach              # for a version that twine uploaded
+    wander env lock acme/wordle@0.1.0 --attach              # for a version that you uploaded with twine
 
-    The lock is a `pylock.toml` (PEP 751), which pip and uv install from. A version's lock never changes.
-    Files stand in it at PyPI's addresses, whatever mirror they came from, but for those of `--keep-host`.
+    The lock is a `pylock.toml` (PEP 751), which pip and uv can install. The lock of a version never changes.
+    It lists files with their URLs on PyPI, even if they came from a mirror, except for the hosts of
+    `--keep-host`.
     """
     from packaging.utils import canonicalize_name
 
@@ -53,27 +54,28 @@ def lock(
 
     here = current()
     allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))
-    found = parse_environment(source_spec(environment))
-    if attach and isinstance(found, Path):
+    source = parse_environment(source_spec(environment))
+    if attach and isinstance(source, Path):
         raise UsageError(
-            "a folder has no version on the hub", hint="write `wander env lock owner/name@version --attach`"
+            "`--attach` needs a version on the hub, not a folder",
+            hint="run `wander env lock owner/name@version --attach`",
         )
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(here.hub(login=attach))
-        if isinstance(found, Path):
-            here.output.note(f"building {found.name}")
-            package = stack.enter_context(build_package(found, builder_of(here, policy)))
+        if isinstance(source, Path):
+            here.output.note(f"building {source.name}")
+            package = stack.enter_context(build_package(source, builder_of(here, policy)))
             owner, name, version = owner or "owner", str(canonicalize_name(package.name)), package.version
             wheel = package.wheel.path
         else:
-            detail = exact_version(hub, found)
+            detail = exact_version(hub, source)
             owner, name, version = detail.owner, detail.name, detail.version
-            python = choose_python(detail.requires_python, f"`{found}`", here.output.note)
+            python = choose_python(detail.requires_python, f"`{source}`", here.output.note)
             file = wheel_file(detail, python)
             wheel = fetch_file(hub, here.settings.cache_dir, canonicalize_name(name), file).path
         label = f"{owner}/{name}@{version}"
         here.output.note(f"resolving what {label} needs")
-        made = resolve_lock(
+        lock_file = resolve_lock(
             hub,
             here.settings.cache_dir,
             owner,
@@ -83,22 +85,22 @@ def lock(
             warn=here.output.warn,
         )
         if attach:
-            hub.attach_lock(owner, name, version, made.content)
+            hub.attach_lock(owner, name, version, lock_file.content)
     if out is not None:
-        out.write_bytes(made.content)
-    said, text = f"{made.packages} packages, sha256:{made.sha256}", made.content.decode()
+        out.write_bytes(lock_file.content)
+    summary, text = f"{lock_file.packages} packages, sha256:{lock_file.sha256}", lock_file.content.decode()
     data = {
         "environment": label,
-        "sha256": made.sha256,
-        "packages": made.packages,
-        "everywhere": made.everywhere,
+        "sha256": lock_file.sha256,
+        "packages": lock_file.packages,
+        "everywhere": lock_file.everywhere,
         "attached": attach,
         "path": str(out) if out is not None else None,
         "lock": text,
     }
     if attach or out is not None:
-        done = f"gave {label} its lock" if attach else f"wrote {out}"
-        here.output.answer(data, f"{done}: {said}")
+        action = f"attached the lock to {label}" if attach else f"wrote {out}"
+        here.output.answer(data, f"{action}: {summary}")
     else:
         here.output.answer(data, text.rstrip("\n"))
-        here.output.note(said)
+        here.output.note(summary)

@@ -1,4 +1,4 @@
-"""`wander publish`: build an environment and publish it."""
+"""`wander publish`: build, check and upload an environment."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ if TYPE_CHECKING:
 AllowFile = Annotated[
     list[str] | None,
     Option(
-        "--allow-file", metavar="NAME", help="publish this file although it looks like a secret; repeatable"
+        "--allow-file", metavar="NAME", help="publish this file even if it looks like a secret; repeatable"
     ),
 ]
 
 
 def publish(
-    path: Annotated[Path, Argument(help="the environment's folder")] = Path(),
+    path: Annotated[Path, Argument(help="folder of the environment")] = Path(),
     owner: Annotated[str | None, Option(help="publish under this owner")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="build, check and show, but send nothing")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="build, check and show the package without uploading it")
+    ] = False,
     private: Annotated[
-        bool, Option("--private", help="make a new environment visible only to those with a role")
+        bool, Option("--private", help="make a new environment visible only to its members")
     ] = False,
     internal: Annotated[
-        bool, Option("--internal", help="make a new environment visible only to who is signed in")
+        bool, Option("--internal", help="make a new environment visible only to signed-in users")
     ] = False,
     no_check: Annotated[bool, Option("--no-check", help="publish without `wander check`")] = False,
-    no_lock: Annotated[bool, Option("--no-lock", help="publish without locking its packages")] = False,
+    no_lock: Annotated[bool, Option("--no-lock", help="publish without a lock")] = False,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
     build: BuildFlag = False,
@@ -49,33 +51,32 @@ def publish(
     sandbox_limit: SandboxLimits = None,
     attestations: Annotated[
         Path | None,
-        Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
+        Option(metavar="DIR", help="folder with signed attestations of the wheel and the sdist (PEP 740)"),
     ] = None,
     allow_file: AllowFile = None,
 ) -> None:
-    """Build an environment, check it and upload it.
+    """Build, check and upload an environment.
 
     \b
     wander publish ./wordle --dry-run
     wander publish ./wordle
     wander publish ./wordle --owner acme --json
 
-    Wheel, source archive and lock become visible together, or none does. An upload that broke off goes on
-    when the command is run again.
-
-    Files that look like keys, tokens, credentials, runs or caches are refused, and so is what git ignores.
-
-    Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
-    check` faults is not published; the environment's page says what it found, or that nothing was checked.
-    Every package that it runs with is locked by its digest, so that later installations are the same. What
-    is checked is the wheel, installed with that lock into a virtual environment of its own.
+    The wheel, the sdist and the lock become visible together, after all of them have arrived. Run the command
+    again to resume an interrupted upload.
+    Files that look like keys, tokens, credentials, runs or caches are rejected. Files that git ignores are,
+    too. Published versions never change. Publishing the same files again does nothing; changed files need a
+    new version. Environments that fail `wander check` are not published. The environment's page shows the
+    results of the check, or that there was no check. The lock pins every package by its digest, so that later
+    installations are the same. The check runs on the wheel, installed with the lock into its own virtual
+    environment.
     """
     from wander_client.packages.publish import PublishOptions, publish_folder
 
     here = current()
     policy = choose_policy(sandbox, sandbox_limit, default=bool(here.settings.sandbox))
     allow_builds(here, build, policy)
-    wishes = PublishOptions(
+    options = PublishOptions(
         owner=owner,
         dry_run=dry_run,
         private=private,
@@ -88,10 +89,10 @@ def publish(
         allowed_files=allow_file or [],
     )
     try:
-        _answer(publish_folder(here, path, wishes, builder_of(here, policy)), dry_run=dry_run)
+        _answer(publish_folder(here, path, options, builder_of(here, policy)), dry_run=dry_run)
     except KeyboardInterrupt:
-        hint = "the same command goes on where this one stopped"
-        raise Interrupted("interrupted; nothing of it is visible yet", hint=hint) from None
+        hint = "run the same command again to continue"
+        raise Interrupted("interrupted; nothing was published yet", hint=hint) from None
 
 
 def _answer(outcome: PublishedFolder, *, dry_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""`wander env publisher`: which workflows may publish without a stored token."""
+"""`wander env publisher`: CI workflows that can publish without a stored token."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from wander.wire.people import PublisherInfo
 
 app = CommandGroup(
-    help="""Workflows that may publish without a stored token (trusted publishing).
+    help="""Manage CI workflows that can publish without a stored token (trusted publishing).
 
     \b
-    A job of GitHub Actions or GitLab CI proves with a signed identity token which repository and workflow
-    it runs in; the hub trades that for a token of fifteen minutes. `wander publish` and `uv publish` do it by
-    themselves; for others `wander env publisher token` prints it.""",
+    A GitHub Actions or GitLab CI job proves with a signed identity token which repository and workflow it
+    runs in. The hub exchanges this token for a token that is valid for 15 minutes. `wander publish` and `uv
+    publish` do this automatically. For other tools, `wander env publisher token` prints the token.""",
 )
 
 
 @app.command()
 def add(
-    target: Annotated[str, Argument(help="owner/name, which need not exist yet, or an owner")],
-    repository: Annotated[str, Argument(help="owner/repository; for `oidc` the whole `sub` claim")],
+    target: Annotated[str, Argument(help="owner, or owner/name (which may be a new name)")],
+    repository: Annotated[str, Argument(help="owner/repository; for `oidc`, the complete `sub` claim")],
     workflow: Annotated[
-        str | None, Option(help="file of the workflow, such as release.yml (GitLab: its path)")
+        str | None, Option(help="workflow file, such as release.yml (for GitLab, its path)")
     ] = None,
     kind: Annotated[str, Option(help="github, gitlab or oidc")] = "github",
-    deployment: Annotated[str | None, Option(help="deployment environment that the job must run in")] = None,
-    issuer: Annotated[str | None, Option(help="issuer, if it is not github.com or gitlab.com")] = None,
+    deployment: Annotated[str | None, Option(help="required deployment environment of the job")] = None,
+    issuer: Annotated[str | None, Option(help="token issuer, if it is not github.com or gitlab.com")] = None,
 ) -> None:
-    """Trust a workflow to publish one environment, or all of an owner's.
+    """Trust a workflow to publish an environment, or all environments of an owner.
 
     \b
     wander env publisher add acme/wordle acme/environments --workflow release.yml
@@ -48,7 +48,7 @@ def add(
     body = {"name": name or None, "kind": kind, "subject": repository, "workflow": workflow}
     body |= {"deployment": deployment, "issuer": issuer}
     options = ("workflow", "kind", "deployment", "issuer")
-    wanted = validate(NewPublisher, body, "`wander env publisher add --help` has examples", options)
+    wanted = validate(NewPublisher, body, "run `wander env publisher add --help` for examples", options)
     with here.hub(login=True) as hub:
         added = hub.change("POST", target_path(owner, "publishers"), PublisherInfo, wanted)
     here.output.answer(added, f"trusted: {_describe(added)}")
@@ -56,7 +56,7 @@ def add(
 
 @app.command("list")
 def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
-    """List the workflows that may publish for an owner.
+    """List the workflows that can publish for an owner.
 
     \b
     wander env publisher list acme
@@ -65,31 +65,31 @@ def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
 
     here = current()
     with here.hub(login=True) as hub:
-        found = hub.read(target_path(owner, "publishers"), PublisherList).data
+        publishers = hub.read(target_path(owner, "publishers"), PublisherList).data
     columns = ["number", "for", "kind", "repository", "workflow", "deployment", "added by", "last used"]
     rows = [
         [
-            str(one.id),
-            f"{one.owner}/{one.name or '*'}",
-            one.kind,
-            one.subject,
-            one.workflow or "",
-            one.deployment or "",
-            one.created_by,
-            f"{one.last_used_at:%Y-%m-%d}" if one.last_used_at else "never",
+            str(publisher.id),
+            f"{publisher.owner}/{publisher.name or '*'}",
+            publisher.kind,
+            publisher.subject,
+            publisher.workflow or "",
+            publisher.deployment or "",
+            publisher.created_by,
+            f"{publisher.last_used_at:%Y-%m-%d}" if publisher.last_used_at else "never",
         ]
-        for one in found
+        for publisher in publishers
     ]
     shrink = ["for", "repository", "workflow", "deployment"]
-    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=shrink))
+    here.output.answer(publishers, lambda: here.output.table(columns, rows, shrink=shrink))
 
 
 @app.command()
 def remove(
     owner: Annotated[str, Argument(help="owner")],
-    number: Annotated[int, Argument(min=1, help="as `wander env publisher list` shows it")],
+    number: Annotated[int, Argument(min=1, help="number of the workflow (see `wander env publisher list`)")],
 ) -> None:
-    """Trust a workflow no more; tokens that it holds end at once.
+    """Stop trusting a workflow. Its current tokens are revoked immediately.
 
     \b
     wander env publisher remove acme 3
@@ -98,17 +98,20 @@ def remove(
 
     here = current()
     with here.hub(login=True) as hub:
-        ended = hub.change("DELETE", target_path(owner, "publishers", str(number)), PublisherInfo)
-    here.output.answer(ended, f"no longer trusted: {_describe(ended)}")
+        removed = hub.change("DELETE", target_path(owner, "publishers", str(number)), PublisherInfo)
+    here.output.answer(removed, f"no longer trusted: {_describe(removed)}")
 
 
 @app.command()
 def token(
     target: Annotated[
-        str | None, Argument(help="owner/name or owner to publish  [default: what the workflow may]")
+        str | None,
+        Argument(
+            help="owner/name or owner to publish for  [default: everything that the workflow is trusted for]"
+        ),
     ] = None,
 ) -> None:
-    """In a trusted workflow: print a token of fifteen minutes, for tools that cannot ask for it.
+    """Print a 15-minute token in a trusted workflow, for tools that cannot request one.
 
     \b
     TWINE_PASSWORD=$(wander env publisher token acme/wordle) twine upload -u __token__ ...
@@ -117,14 +120,15 @@ def token(
     owner, _, name = (target or "").partition("/")
     credential = here.workflow_credential(owner or None, name or None)
     if credential is None:
-        hint = (
-            "it runs in jobs of GitHub Actions, GitLab CI and others; `wander auth token new` makes a token"
+        hint = "run this in a CI job, or create a token with `wander auth token new`"
+        raise UsageError(
+            "not running in a CI workflow, or the hub does not support trusted publishing", hint=hint
         )
-        raise UsageError("this is no workflow, or the hub has no trusted publishing", hint=hint)
     here.output.answer({"token": credential.token}, credential.token)
 
 
-def _describe(one: PublisherInfo) -> str:
-    where = f" in `{one.deployment}`" if one.deployment else ""
-    workflow = f" {one.workflow}" if one.workflow else ""
-    return f"{one.kind} {one.subject}{workflow}{where} for {one.owner}/{one.name or '*'}"
+def _describe(publisher: PublisherInfo) -> str:
+    deployment = f" in `{publisher.deployment}`" if publisher.deployment else ""
+    workflow = f" {publisher.workflow}" if publisher.workflow else ""
+    target = f"{publisher.owner}/{publisher.name or '*'}"
+    return f"{publisher.kind} {publisher.subject}{workflow}{deployment} for {target}"
