@@ -1,4 +1,4 @@
-"""The `wander` command, the hub's client, and what `import wander` gives to Python with both."""
+"""The `wander` command, the hub's client, and the Python API that `import wander` offers with both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    from wander.lazy import lazy_names  # here, because `wander --help` shall not load the SDK
+    from wander.lazy import lazy_names  # late, so that `wander --help` does not import the SDK
 
     return lazy_names(__name__)[0](name)
 

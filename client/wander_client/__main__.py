@@ -1,4 +1,4 @@
-"""`python -m wander_client` is `wander`."""
+"""Make `python -m wander_client` run `wander`."""
 
 import sys
 

@@ -1,6 +1,5 @@
-"""What one run of the command, or the calls of a program, share: output, settings, token.
-
-`main` sets the command's, and commands read it.
+"""State of a command or of calls from Python: output, settings and token.
+`main` sets the state of the command, and commands read it with `current()`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options that every command takes, at any place of the line."""
+    """Options that every command has, anywhere on the command line."""
 
     mode: Mode | None = None
     color: str = "auto"
@@ -32,7 +31,7 @@ class CommonOptions:
 
 
 class Invocation:
-    """One run of the command."""
+    """State of one command."""
 
     def __init__(
         self,
@@ -42,16 +41,16 @@ class Invocation:
         *,
         given: Credential | None = None,
     ) -> None:
-        """`given` is a token that goes before the variable and the stored ones."""
+        """`given` is a token that overrides the variable and the stored tokens."""
         self.options = options
         self.output = output
         self._transport = transport
         self._given = given
-        self._proven: Credential | None = None
-        """What a workflow without a token got for its identity."""
+        self._exchanged: Credential | None = None
+        """The token that a workflow got in exchange for its identity."""
         self._warned = False
         self.builds = False
-        """Whether uv may build archives, which runs their authors' code with the user's rights."""
+        """Whether uv may build sdists, which runs their authors' code with the user's permissions."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -67,32 +66,30 @@ class Invocation:
 
         store = CredentialStore(self.settings.config_dir, variable_hub=self.settings.token_hub)
         if store.too_open():
-            self.output.warn(f"`{store.path}` is readable by others; run `chmod 600 {store.path}`")
+            self.output.warn(f"`{store.path}` can be read by other users; run `chmod 600 {store.path}`")
         return store
 
     def hub(
         self, *, login: bool = False, publishes: tuple[str | None, str] | None = None
     ) -> AbstractContextManager[HubApi]:
-        """Return the hub's API, to be used in a `with`; `login=True` fails early without a token.
-
-        Who `publishes` something, by owner (None for the only one) and name, and has no token proves that it
-        is a workflow, where it runs as one.
+        """Open the hub's API as a context manager. `login=True` raises an error early if there is no token.
+        `publishes` is the owner (None if there is only one) and the name of what is published. If there is no
+        token and this is a CI workflow, the workflow's identity is exchanged for a token.
         """
         credential = self.credential(needed=login)
         if credential is None and publishes is not None:
-            credential = self._proven = self.workflow_credential(*publishes)
+            credential = self._exchanged = self.workflow_credential(*publishes)
             if credential is not None:
                 self.output.note(f"publishing with {credential.origin}")
         return self._open(credential, login=login)
 
     def credential(self, *, needed: bool = False) -> Credential | None:
-        """Return the token in use: a given one, else the variable's, else the stored one of this hub.
-
-        A file of credentials that cannot be read is a warning, unless a token is `needed`.
+        """Return the token: a given token, else that of the variable, else the stored token of this hub.
+        If the credentials file cannot be read, this is a warning, or an error if a token is `needed`.
         """
-        found = self._given or self._stored_credential(needed=needed) or self._proven
-        self._warn_of_token(found)
-        return found
+        credential = self._given or self._stored_credential(needed=needed) or self._exchanged
+        self._warn_of_token(credential)
+        return credential
 
     def _stored_credential(self, *, needed: bool) -> Credential | None:
         try:
@@ -105,7 +102,7 @@ class Invocation:
             return None
 
     def _warn_of_token(self, credential: Credential | None) -> None:
-        """Warn, once, if the token is for another hub, or travels where others can read it."""
+        """Warn, once, if the token belongs to another hub or is sent unencrypted."""
         from urllib.parse import urlsplit
 
         from wander.wire.package_index import is_loopback
@@ -117,13 +114,11 @@ class Invocation:
         if self._given is None and self.credentials.withholds_variable(hub):
             self.output.warn(
                 f"`WANDER_TOKEN` is for `{self.settings.token_hub}` and is not sent to `{hub}`; "
-                f"set `WANDER_HUB={hub}` if it is for that one"
+                f"if it is for that hub, set `WANDER_HUB={hub}`"
             )
         parts = urlsplit(hub)
         if credential is not None and parts.scheme == "http" and not is_loopback(parts.hostname):
-            self.output.warn(
-                f"your token travels to `{hub}` unencrypted, where others can read it: use https"
-            )
+            self.output.warn(f"your token is sent to `{hub}` unencrypted; use https")
 
     def _open(self, credential: Credential | None, *, login: bool) -> AbstractContextManager[HubApi]:
         from wander_client.hub.api import open_hub
@@ -131,11 +126,9 @@ class Invocation:
         return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
 
     def workflow_credential(self, owner: str | None = None, name: str | None = None) -> Credential | None:
-        """Return a token of fifteen minutes for the workflow that runs this; None where none does.
-
-        It is for publishing under `owner`, or the environment `name` alone, as far as they are given.
-
-        Raises `LoginRequired` when it has no identity to show, or the hub does not trust it.
+        """Return a 15-minute token for the CI workflow that runs this, or None outside of a workflow.
+        The token is for publishing under `owner`, or for the environment `name`, if they are given.
+        Raises `LoginRequired` if the workflow has no identity or the hub does not trust it.
         """
         import id as identity
         from wander.wire.people import Audience, MintedToken, MintRequest
@@ -153,19 +146,19 @@ class Invocation:
             try:
                 token = identity.detect_credential(audience)
             except identity.IdentityError as error:
-                raise LoginRequired(f"this workflow has no identity to show: {error}", hint=hint) from error
+                raise LoginRequired(f"this workflow cannot prove its identity: {error}", hint=hint) from error
             if token is None:
                 return None
             try:
-                asked, target = MintRequest(token=token), {"owner": owner, "name": name}
+                request, target = MintRequest(token=token), {"owner": owner, "name": name}
                 params = {key: value for key, value in target.items() if value is not None}
-                minted = hub.change("POST", "/_/oidc/mint-token", MintedToken, asked, params=params)
+                minted = hub.change("POST", "/_/oidc/mint-token", MintedToken, request, params=params)
             except ClientError as error:
                 raise LoginRequired(str(error), hint=hint) from error
         return Credential(minted.token, "the identity of this workflow")
 
     def hub_with(self, token: str) -> AbstractContextManager[HubApi]:
-        """Return the hub's API for a token that is not stored yet."""
+        """Open the hub's API with a token that is not stored yet."""
         from wander_client.credentials import Credential
         from wander_client.hub.api import open_hub
 
@@ -178,18 +171,18 @@ _current: Invocation | None = None
 
 
 def current() -> Invocation:
-    """Return the running invocation."""
+    """Return the state of the running command."""
     if _current is None:
-        raise RuntimeError("no command is running: commands are started by wander_client.main.main")
+        raise RuntimeError("no command is running; start commands with wander_client.main.main")
     return _current
 
 
 def set_current(invocation: Invocation | None) -> None:
-    """Make an invocation the running one (called by `main` alone)."""
+    """Set the state of the running command. Only `main` calls this."""
     global _current
     _current = invocation
 
 
 def may_build() -> bool:
-    """Tell whether uv may build archives: only after the user said so."""
+    """Return whether uv may build packages, which the user must allow."""
     return _current is not None and _current.builds

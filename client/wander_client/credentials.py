@@ -1,7 +1,6 @@
-"""API tokens, one per hub: `WANDER_TOKEN`, else `credentials.json` in the config folder with mode 0600.
-
-`WANDER_TOKEN` is the token of one hub: that of `WANDER_HUB`, or the one that is used if no hub is named. A
-hub that `--hub` names gets the token that is stored for it, or none.
+"""API tokens: `WANDER_TOKEN`, or one token per hub in `credentials.json` in the config folder (mode 0600).
+`WANDER_TOKEN` belongs to one hub: the hub of `WANDER_HUB`, or the hub that is used by default. A hub that
+`--hub` names gets only the token that is stored for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TOKEN_VARIABLE = "WANDER_TOKEN"  # noqa: S105 - the variable's name, not a secre
 
 @dataclass(frozen=True)
 class Credential:
-    """A token and where it came from."""
+    """A token and its origin, such as a file name."""
 
     token: str
     origin: str
@@ -31,21 +30,21 @@ class Credential:
 
 
 class CredentialStore:
-    """Reads and writes the credential file; never prints a token."""
+    """The file of stored tokens. Never prints a token."""
 
     def __init__(
         self, config_dir: Path, environ: Mapping[str, str] | None = None, *, variable_hub: str | None = None
     ) -> None:
-        """`variable_hub` is the hub that the token of the variable belongs to."""
+        """`variable_hub` is the hub that `WANDER_TOKEN` belongs to."""
         self.path = config_dir / FILE_NAME
         self.variable_hub = variable_hub
         self._environ = os.environ if environ is None else environ
 
     def get(self, hub: str) -> Credential | None:
-        """Return the token for a hub: the variable wins over the file, and must not be empty."""
+        """Return the token for a hub. The variable overrides the file, and must not be empty."""
         token = self._environ.get(TOKEN_VARIABLE) if hub == self.variable_hub else None
         if token is not None and not token.strip():
-            hint = f"give it a token (in CI: is the secret there?), or run `unset {TOKEN_VARIABLE}`"
+            hint = f"set it to a token (in CI, check the secret), or run `unset {TOKEN_VARIABLE}`"
             raise LoginRequired(f"`{TOKEN_VARIABLE}` is empty", hint=hint)
         if token is not None:
             return Credential(token.strip(), TOKEN_VARIABLE)
@@ -53,7 +52,7 @@ class CredentialStore:
         return Credential(stored, str(self.path)) if stored else None
 
     def withholds_variable(self, hub: str) -> bool:
-        """Return whether the variable has a token that a hub does not get."""
+        """Return whether `WANDER_TOKEN` is set, but belongs to another hub."""
         return hub != self.variable_hub and bool(self._environ.get(TOKEN_VARIABLE, "").strip())
 
     def set(self, hub: str, token: str) -> None:
@@ -61,7 +60,7 @@ class CredentialStore:
         self._write({**self._read(), hub: token})
 
     def remove(self, hub: str) -> bool:
-        """Forget the token of a hub; False when there was none."""
+        """Remove the token of a hub. Returns False if there was no token."""
         tokens = self._read()
         if tokens.pop(hub, None) is None:
             return False
@@ -69,11 +68,11 @@ class CredentialStore:
         return True
 
     def hubs(self) -> list[str]:
-        """Return the hubs that have a stored token."""
+        """Return the hubs with a stored token."""
         return sorted(self._read())
 
     def too_open(self) -> bool:
-        """True when other users of the machine may read the file."""
+        """Return whether other users of the machine can read the file."""
         try:
             return bool(stat.S_IMODE(self.path.stat().st_mode) & 0o077)
         except OSError:
@@ -88,14 +87,14 @@ class CredentialStore:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ClientError(
-                f"`{self.path}` cannot be read as a file of credentials",
+                f"cannot read the credentials file `{self.path}`",
                 hint="remove it and run `wander login`",
                 code="bad_credentials",
             ) from error
 
     def _write(self, tokens: dict[str, str]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # mkstemp makes the file 0600 before the first byte is in it.
+        # mkstemp creates the file with mode 0600 before anything is written.
         import tempfile
 
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".credentials-")

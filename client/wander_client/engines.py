@@ -1,4 +1,4 @@
-"""Engines play evaluations, suites and workers on a cluster; each is a plugin, found by its entry point.
+"""Engines play evaluations, suites and workers on a cluster. They are plugins, found by entry point.
 
     [project.entry-points."wander.engines"]
     ray = "wander_ray.engine"
@@ -7,9 +7,9 @@ The entry point names a module with four functions:
 
     evaluate(context, settings, out, address, ended) -> Merged             play one evaluation
     evaluate_suite(context, suite, out, address) -> list[Merged]           play a suite
-    resume(context, out, address, said, ended) -> Suite | None, list[Merged]
-                                                                           go on with either
-    place_workers(location, cluster, count) -> context manager             yield where workers listen
+    resume(context, out, address, options, ended) -> Suite | None, list[Merged]
+                                                                           resume either of them
+    place_workers(location, cluster, count) -> context manager             yield the workers' addresses
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from wander_client.terminal.suggestions import choose
 
 GROUP = "wander.engines"
 PLUGINS = {"ray": "wander-ray"}
-"""The distributions of known engines, named when they are not installed."""
+"""Distributions of known engines, for the hint if one of them is not installed."""
 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """A cluster, and how many shards or workers it plays: `ray`, `ray://HOST:PORT` or `ray://HOST:PORT/8`."""
+    """A cluster and its number of shards or workers: `ray`, `ray://HOST:PORT` or `ray://HOST:PORT/8`."""
 
     engine: str
     cluster: str = ""
-    """Empty leaves the choice to the engine."""
+    """Address of the cluster. If empty, the engine chooses."""
     count: int | None = None
 
     @classmethod
     def parse(cls, word: str) -> EngineAddress:
-        """Read an address; raises `UsageError` for a count that is not a number."""
-        engine, _, place = word.partition("://")
-        cluster, slash, count = place.partition("/")
+        """Parse an address. Raises `UsageError` if the count is not a number."""
+        engine, _, rest = word.partition("://")
+        cluster, slash, count = rest.partition("/")
         if slash and not (count.isdecimal() and int(count)):
-            raise UsageError(f"`{word}` does not end with a number", hint=f"write `{engine}://{cluster}/8`")
+            raise UsageError(
+                f"`{word}` does not end with a number", hint=f"for example: `{engine}://{cluster}/8`"
+            )
         return cls(engine, cluster, int(count) if count else None)
 
     def __str__(self) -> str:
@@ -49,18 +51,18 @@ class EngineAddress:
 
 
 def names_engine(word: str) -> bool:
-    """Tell whether the address of a worker is that of an engine's cluster."""
+    """Return whether the address of a worker is that of a cluster."""
     return word.partition("://")[0] in PLUGINS
 
 
 def load_engine(name: str) -> Any:
-    """Return the module of an engine; raises `UsageError` if it is unknown or not installed."""
-    from importlib.metadata import entry_points  # here, since most commands use no engine
+    """Return the module of an engine. Raises `UsageError` if it is unknown or not installed."""
+    from importlib.metadata import entry_points  # late, because most commands do not use an engine
 
     from wander.errors import install_command
 
-    if found := entry_points(group=GROUP, name=name):
-        return next(iter(found)).load()
+    if matches := entry_points(group=GROUP, name=name):
+        return next(iter(matches)).load()
     choose("--engine", name, PLUGINS)
     raise UsageError(
         f"the engine `{name}` is not installed",

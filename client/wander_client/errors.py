@@ -1,14 +1,12 @@
-"""Every error the command raises, and the exit status each one ends with.
-
-ClientError            1   the thing asked about failed
-|- UsageError          2   wrong arguments; a prompt that nobody can answer
+"""All errors of the command, with their exit statuses.
+ClientError            1   the operation failed
+|- UsageError          2   wrong arguments, or a prompt without a terminal
 |- NotFound            3   no such environment, version, run, model or file
-|- LoginRequired       4   no token, or the hub refused it
-|- Unavailable         5   network or server; a retry may help
-|- NothingScored       6   every rollout failed; they are kept
-'- Interrupted       130   Ctrl-C or SIGTERM; says what was kept
-
-Partial success (6) is no error: the command prints its answer and returns `PARTIAL`.
+|- LoginRequired       4   no token, or the hub rejected it
+|- Unavailable         5   network or server failure; retrying may help
+|- NothingScored       6   every rollout failed; the rollouts are saved
+'- Interrupted       130   Ctrl-C or SIGTERM; the message names the saved work
+Partial success (6) is not an error: the command prints its result and returns `PARTIAL`.
 Only `main` prints errors and chooses the exit status.
 """
 
@@ -27,25 +25,25 @@ INTERRUPTED = 130
 
 EXIT_CODES: dict[int, str] = {
     OK: "ok",
-    FAILED: "the thing asked about failed: a check found faults, a score is below --fail-under",
-    USAGE: "wrong usage: unknown option, bad value, a question that nobody can answer here",
+    FAILED: "the operation failed: for example, a check found faults, or a reward is below --fail-under",
+    USAGE: "wrong usage: unknown option, invalid value, or a prompt without a terminal",
     NOT_FOUND: "not found: environment, version, run, model or file",
-    LOGIN: "login needed, or the hub, endpoint or worker refused the token",
-    UNAVAILABLE: "network or server trouble; a retry may help",
-    PARTIAL: "partial: some or all rollouts failed, the results are kept",
-    INTERRUPTED: "interrupted; what was kept is printed",
+    LOGIN: "login required, or the hub, endpoint or worker rejected the token",
+    UNAVAILABLE: "network or server failure; retrying may help",
+    PARTIAL: "partial: some or all rollouts failed; the results are saved",
+    INTERRUPTED: "interrupted; the message names the saved work",
 }
 
 
 def name_option(keyword: str, value: object = None, *, word: str = "", command: str = "") -> str:
     """Return the name of an option for messages and hints, as `wander.errors.name_option` does."""
-    from wander import errors  # late: most commands load no SDK to be read
+    from wander import errors  # late: most command lines are parsed without the SDK
 
     return errors.name_option(keyword, value, word=word, command=command)
 
 
 class ClientError(Exception):
-    """Base of the command's errors: a message, what to do next, a stable code, an exit status."""
+    """Base class of the command's errors: a message, a hint, a stable code and an exit status."""
 
     status: ClassVar[int] = FAILED
     default_code: ClassVar[str] = "failed"
@@ -66,13 +64,13 @@ class ClientError(Exception):
         self.code = code or self.default_code
         self.retryable = self.default_retryable if retryable is None else retryable
         self.detail = detail
-        """Evidence printed between the error line and the hint."""
+        """Details that are printed between the error line and the hint."""
         self.request_id = request_id
-        """What the hub calls the request, in its log too; None where the hub was not asked."""
+        """ID of the request in the hub's log, or None if the hub was not involved."""
 
 
 class UsageError(ClientError):
-    """The arguments are wrong, or nobody can answer a prompt."""
+    """Wrong arguments, or a prompt without a terminal."""
 
     status: ClassVar[int] = USAGE
     default_code: ClassVar[str] = "usage"
@@ -86,14 +84,14 @@ class NotFound(ClientError):
 
 
 class LoginRequired(ClientError):
-    """No token, or the hub refused it."""
+    """No token, or the hub rejected it."""
 
     status: ClassVar[int] = LOGIN
     default_code: ClassVar[str] = "login_required"
 
 
 class Unavailable(ClientError):
-    """The network or the server failed; a retry may help."""
+    """The network or the server failed. Retrying may help."""
 
     status: ClassVar[int] = UNAVAILABLE
     default_code: ClassVar[str] = "unavailable"
@@ -101,14 +99,14 @@ class Unavailable(ClientError):
 
 
 class NothingScored(ClientError):
-    """Every rollout failed, so there is no answer; what was played is kept."""
+    """Every rollout failed, so there is no result. The rollouts are saved."""
 
     status: ClassVar[int] = PARTIAL
     default_code: ClassVar[str] = "all_failed"
 
 
 class Interrupted(ClientError):
-    """Stopped by Ctrl-C or SIGTERM; the message says what was kept."""
+    """Stopped by Ctrl-C or SIGTERM. The message names the saved work."""
 
     status: ClassVar[int] = INTERRUPTED
     default_code: ClassVar[str] = "interrupted"

@@ -1,7 +1,6 @@
-"""The `wander` command: the only place that prints errors and chooses the exit status.
-
-`wander --help` and `wander --version` import nothing heavy but click; every other line imports exactly the
-module of its command.
+"""The `wander` command. Only this module prints errors and chooses the exit status.
+For `wander --help` and `wander --version`, click is the only large import. Other command lines import only
+the module of their command.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
     import httpx
 
 COMPLETION = "_WANDER_COMPLETE"
-"""Variable that click's completion scripts set when a shell asks for completions."""
+"""Variable that click's completion scripts set when the shell asks for completions."""
 
 
 class CommandLine:
-    """One command line, with its output and its common options."""
+    """A command line with its output and common options."""
 
     def __init__(self, output: Output, transport: httpx.BaseTransport | None = None) -> None:
         self.output = output
         self._transport = transport
 
     def begin(self, ctx: click.Context) -> None:
-        """Make the command that is about to run the current one."""
+        """Set up the state of the command that is about to run."""
         options = CommonOptions(
             mode=next((mode for mode in ("json", "quiet", "plain") if f"common_{mode}" in ctx.meta), None),
             color=ctx.meta.get("common_color", "auto"),
@@ -44,7 +43,9 @@ class CommandLine:
             hub=ctx.meta.get("common_hub"),
         )
         mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
-        if "RANK" in os.environ:  # one of several processes; others are spared the import of the SDK
+        if (
+            "RANK" in os.environ
+        ):  # launched as several processes; the check avoids importing the SDK otherwise
             from wander.train.distributed import is_beside_main
 
             mode = "quiet" if is_beside_main() else mode
@@ -53,20 +54,19 @@ class CommandLine:
         set_current(Invocation(options, self.output, self._transport))
 
     def suggest(self, parameter: str) -> list[str]:
-        """Return values of a parameter for a shell's completion."""
+        """Return completions for a parameter."""
         from wander_client.commands.shell.suggestions import suggest
 
         return suggest(parameter)
 
 
 def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | None = None) -> int:
-    """Run one command line and return its exit status.
-
-    `transport` carries the requests to the hub in place of the network.
+    """Run a command line and return its exit status.
+    `transport` replaces the network for requests to the hub, for tests.
     """
-    # To look for plugins, pydantic reads the metadata of every installed package: 30 ms of each command.
+    # pydantic would read the metadata of every installed package to find plugins: 30 ms per command.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # httpx imports a command line of its own, with rich and pygments, if they are there: 40 ms more.
+    # httpx would import its own command line with rich and pygments: 40 ms more per command.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     arguments = list(sys.argv[1:] if argv is None else argv)
     line = CommandLine(Output("json" if "--json" in arguments else "plain"), transport)
@@ -74,10 +74,10 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         with _treat_sigterm_as_interrupt():
             return _run(line, arguments)
     except BrokenPipeError:
-        # The reader went away (`wander search | head`); nothing is left to tell it.
+        # The reader closed the pipe, as in `wander search | head`, so nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the only handler for all errors
         from wander.train.distributed import join_world
 
         from wander_client.failures import explain
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
 
             traceback.print_exc()
         explained = explain(error, line.output.command)
-        # Of several processes of `wander train` the first tells of the failure that ends the others.
+        # If `wander train` runs in several processes, the main process reports the error for all of them.
         if not join_world().outlast_main():
             line.output.error(explained)
         return explained.status
@@ -130,10 +130,10 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 @contextlib.contextmanager
 def _treat_sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that what is done is kept."""
+    """Handle SIGTERM like Ctrl-C, so that finished work is saved."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # not the main thread: signals belong to whoever embeds us
+    except ValueError:  # not the main thread, so the embedding program handles signals
         yield
         return
     try:

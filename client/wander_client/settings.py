@@ -1,14 +1,13 @@
-"""Where the command's settings come from: flag, then WANDER_* variable, then the user's file, then default.
+"""Settings of the command. The order is: flag, WANDER_* variable, the user's settings file, default.
+If none of the first three names a hub and you are logged in to exactly one hub, that hub is used.
 
-Without any of the first three the hub is the one logged in to, if there is exactly one such.
+The settings file is `settings.toml` in the platform's config folder, or in the folder `WANDER_CONFIG_DIR`:
 
-The user's file is `settings.toml` in the platform's config folder (or the one `WANDER_CONFIG_DIR` names):
-
-    hub = "https://hub.example.org"      # or the name of one below
-    sandbox = true                       # run every environment in the sandbox; false: none
-    serve_python = "/opt/vllm/bin/python"  # has vLLM, for `--serve vllm`
-    reasoning = "drop"                   # models do not get their earlier reasoning back
-    notice_seconds = 120                 # name a rollout that made no progress for so long
+    hub = "https://hub.example.org"      # or one of the names below
+    sandbox = true                       # run every environment in the sandbox; false: run none
+    serve_python = "/opt/vllm/bin/python"  # Python with vLLM, for `--serve vllm`
+    reasoning = "drop"                   # do not send models their earlier reasoning
+    notice_seconds = 120                 # report rollouts without progress for this long
     [prices]                             # USD per million tokens
     "my-model" = { prompt = 0.15, completion = 0.60 }
     [hubs]
@@ -32,47 +31,46 @@ from wander_client.errors import ClientError, UsageError
 _HOMES = {"config": "~/.config", "data": "~/.local/share", "cache": "~/.cache", "state": "~/.local/state"}
 NOTICE_SECONDS = 120.0
 DEFAULT_HUB = "http://127.0.0.1:8600"
-"""The same as `wander.errors.DEFAULT_HUB`, whose import would triple the time of a short command."""
+"""Copy of `wander.errors.DEFAULT_HUB`, whose import would triple the time of a short command."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The resolved settings of one invocation."""
+    """The resolved settings of a command."""
 
     hub: str
-    """Base URL of the hub, no trailing slash."""
+    """Base URL of the hub, without a trailing slash."""
     hub_origin: str
-    """Where the URL came from: a flag, a variable, a file or the default."""
+    """Origin of the URL: a flag, a variable, a file or the default."""
     token_hub: str
-    """The hub that the token in `WANDER_TOKEN` is for: the one that is used without `--hub`."""
+    """Hub that the token in `WANDER_TOKEN` belongs to: the hub that is used without `--hub`."""
     config_dir: Path
-    """Credentials and the user's settings file."""
+    """Folder of the credentials and the user's settings file."""
     data_dir: Path
-    """Installed environments and pulled models."""
+    """Folder of installed environments and pulled models."""
     cache_dir: Path
     state_dir: Path
-    """Logs of crashes, and the key that signs this user's records."""
+    """Folder of crash logs, and of the key that signs this user's records."""
     runs_dir: Path
-    """Where runs are saved; `runs` in the working directory by default."""
+    """Folder for runs. The default is `runs` in the working directory."""
     hubs: dict[str, str] = field(default_factory=dict)
-    """Named hubs of the user's file."""
+    """Hub URLs by the names in the user's file."""
     sandbox: bool | None = None
-    """Whether environments run in the sandbox if the command line does not say.
-
-    None confines those of a hub, on a machine that can (`wander_client.environments.sandbox`).
+    """Whether environments run in the sandbox if the command line does not choose.
+    If None, environments from a hub do, if this machine supports it (`wander_client.environments.sandbox`).
     """
     serve_python: str | None = None
-    """The Python that has vLLM, for `wander eval --serve vllm`."""
+    """Path of the Python with vLLM, for `wander eval --serve vllm`."""
     reasoning: str | None = None
-    """Whether models get their earlier reasoning back, as the setting `reasoning` of `wander eval` says."""
+    """Default of the setting `reasoning` of `wander eval`: whether models get their earlier reasoning."""
     notice_seconds: float = NOTICE_SECONDS
-    """Seconds without progress after which a rollout is named."""
+    """Seconds without progress after which a rollout is reported."""
     prices: Mapping[str, object] = field(default_factory=dict)
-    """Models' prices by name, in USD per million tokens: `{prompt = 0.15, completion = 0.60}`."""
+    """Prices by model, in USD per million tokens: `{prompt = 0.15, completion = 0.60}`."""
 
 
 def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Resolve the settings; `hub` is the value of `--hub`, a URL or a name of the user's file."""
+    """Resolve the settings. `hub` is the value of `--hub`: a URL, or a name from the user's file."""
     environ = os.environ if environ is None else environ
     config_dir = _folder(environ, "config")
     path = config_dir / "settings.toml"
@@ -80,18 +78,18 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
     hubs = stored.get("hubs", {})
     if not isinstance(hubs, dict) or not all(isinstance(url, str) for url in hubs.values()):
         raise UsageError(
-            f"`hubs` in `{path}` is no table of URLs", hint='write `[hubs]` and `name = "URL"` lines'
+            f"`hubs` in `{path}` is not a table of URLs", hint='write `[hubs]` and lines `name = "URL"`'
         )
     serve_python = environ.get("WANDER_SERVE_PYTHON") or stored.get("serve_python")
     if serve_python is not None and not isinstance(serve_python, str):
         raise UsageError(
-            f"`serve_python` in `{path}` is no path", hint='write `serve_python = "/path/python"`'
+            f"`serve_python` in `{path}` is not a path", hint='write `serve_python = "/path/python"`'
         )
     prices = stored.get("prices", {})
     if not isinstance(prices, dict):
         raise UsageError(
-            f"`prices` in `{path}` is no table",
-            hint='write `[prices]` and `"MODEL" = { prompt = 0.15, completion = 0.60 }` lines',
+            f"`prices` in `{path}` is not a table",
+            hint='write `[prices]` and lines `"MODEL" = { prompt = 0.15, completion = 0.60 }`',
         )
     choices = [
         (hub, "--hub"),
@@ -122,65 +120,65 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
 
 
 def state_folder() -> Path:
-    """Return the folder of `Settings.state_dir`, also when the settings cannot be read."""
+    """Return `Settings.state_dir`, even if the settings cannot be read."""
     return _folder(os.environ, "state")
 
 
 def _reasoning(value: object, path: Path) -> str | None:
     if value in (None, "auto", "keep", "drop"):
         return value
-    raise UsageError(f"`reasoning` in `{path}` is `{value}`", hint="write `auto`, `keep` or `drop`")
+    raise UsageError(f"invalid `reasoning` in `{path}`: `{value}`", hint="write `auto`, `keep` or `drop`")
 
 
 def _notice_seconds(variable: str | None, stored: Mapping[str, object], path: Path) -> float:
-    """Return the setting from its variable or the user's file."""
-    given = variable or stored.get("notice_seconds", NOTICE_SECONDS)
+    """Read the setting from its variable or the user's file."""
+    value = variable or stored.get("notice_seconds", NOTICE_SECONDS)
     origin = "WANDER_NOTICE_SECONDS" if variable else f"`notice_seconds` in `{path}`"
     try:
-        seconds = float(given) if isinstance(given, str | int | float) else math.nan
+        seconds = float(value) if isinstance(value, str | int | float) else math.nan
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf or isinstance(given, bool):
-        raise UsageError(f"{origin} is not a number of seconds: `{given}`", hint="write `120`, for instance")
+    if not 0 < seconds < math.inf or isinstance(value, bool):
+        raise UsageError(f"{origin} is not a number of seconds: `{value}`", hint="for example, write `120`")
     return seconds
 
 
 def hub_url(value: str) -> str:
-    """Return the normal form of a hub's URL; credentials inside it are refused."""
-    here = re.match(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)", value)
-    usual = "http" if here else "https"  # a hub on this machine has no certificate
-    parts = urlsplit(value if "://" in value else f"{usual}://{value}")
+    """Normalize a hub's URL. Raises `UsageError` if it contains credentials."""
+    local = re.match(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)", value)
+    scheme = "http" if local else "https"  # local hubs have no certificate
+    parts = urlsplit(value if "://" in value else f"{scheme}://{value}")
     try:
         port = parts.port
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"`{value}` is no hub URL", hint="pass one like `--hub https://hub.example.org`")
+        raise UsageError(f"`{value}` is not a hub URL", hint="for example: `--hub https://hub.example.org`")
     if "://" not in value and "." not in value and ":" not in value and value != "localhost":
         raise UsageError(
-            f"no hub is named `{value}`", hint="pass its URL, or name it under `[hubs]` in `settings.toml`"
+            f"no hub is named `{value}`", hint="pass its URL, or add it to `[hubs]` in `settings.toml`"
         )
     if parts.username or parts.password:
-        raise UsageError("a hub URL must hold no user or password", hint="run `wander login` instead")
+        raise UsageError("a hub URL must not contain a user or a password", hint="run `wander login` instead")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
 
 
 def _only_login(config_dir: Path) -> str | None:
-    """Return the hub that the user is logged in to when there is one alone."""
+    """Return the hub that the user is logged in to, if there is exactly one."""
     try:
         hubs = CredentialStore(config_dir, environ={}).hubs()
-    except ClientError:  # told when a token is needed; a command that needs none goes on
+    except ClientError:  # raised again when a command needs a token
         return None
     return hubs[0] if len(hubs) == 1 else None
 
 
 def _folder(environ: Mapping[str, str], kind: str) -> Path:
-    """Return the folder that `WANDER_<KIND>_DIR` names, or the platform's."""
+    """Return the folder of `WANDER_<KIND>_DIR`, or the platform's folder."""
     if named := environ.get(f"WANDER_{kind.upper()}_DIR"):
         return Path(named).expanduser()
-    if sys.platform == "linux":  # as platformdirs, whose import takes long beside `wander runs`
-        given = environ.get(f"XDG_{kind.upper()}_HOME", "").strip()
-        home = given if given.startswith("/") else _HOMES[kind]
+    if sys.platform == "linux":  # same as platformdirs, whose import would slow down short commands
+        xdg_home = environ.get(f"XDG_{kind.upper()}_HOME", "").strip()
+        home = xdg_home if xdg_home.startswith("/") else _HOMES[kind]
         return Path(home).expanduser() / "wander"
     import platformdirs
 
@@ -204,11 +202,9 @@ def _read(path: Path) -> dict[str, object]:
         text = path.read_bytes()
     except FileNotFoundError:
         return {}
-    import tomllib  # here, as most users have no such file
+    import tomllib  # late, because most users have no such file
 
     try:
         return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"`{path}` is not valid TOML: {error}", hint="correct the file or remove it"
-        ) from error
+        raise UsageError(f"`{path}` is not valid TOML: {error}", hint="fix the file, or remove it") from error

@@ -167,7 +167,7 @@ def find_harm(done: Result, home: Path, before: set[str], seconds: float) -> str
     said = done.out + done.err
     if seconds > SLOW_SECONDS:
         return "it took too long"
-    if "a bug in wander" in said or '"internal"' in said:
+    if "a bug in Wander" in said or '"internal"' in said:
         return f"it broke: {said[:300]}"
     if re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said):
         return "it printed a control character"

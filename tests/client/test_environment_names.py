@@ -60,7 +60,7 @@ def test_a_path_for_a_name_is_told_that_no_folder_will_do(
     with pytest.raises(UsageError) as caught:
         parse_name("./vault")
     assert caught.value.hint == (
-        "write `owner/name` or `owner/name@version`: this asks for what a hub has, not for a folder"
+        "pass `owner/name` or `owner/name@version`: this must be an environment on the hub, not a folder"
     )
 
 
@@ -73,7 +73,7 @@ def test_dash_underscore_dot_and_case_name_one_environment() -> None:
 def test_a_bare_name_is_never_looked_up_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wordle").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="names no owner"):
+    with pytest.raises(UsageError, match="has no owner"):
         parse_environment("wordle")
 
 
@@ -136,4 +136,4 @@ def test_a_name_that_is_a_folder_here_is_told_how_to_mean_the_folder(
     (home / "mine").rename(place)
     refused = wander("eval", "environments/mine", "-m", "echo", "--hub", "http://127.0.0.1:1")
     assert refused.status == 5
-    assert "to mean the folder of that name, write `./environments/mine`" in refused.err
+    assert "if you mean the folder of that name, pass `./environments/mine`" in refused.err

@@ -174,5 +174,5 @@ def test_every_setting_and_every_key_of_a_suite_is_in_the_guide() -> None:
 def test_a_misplaced_key_is_told_where_it_belongs(wander: Wander, home: Path) -> None:
     (home / "suite.toml").write_text('[[eval]]\nenvironment = "."\nmodel = "m"\nconcurrency = 3\n')
     error = wander("eval", "suite.toml", "--json").json["error"]
-    assert "`eval[1].concurrency` is no setting of a suite" in error["message"]
+    assert "`eval[1].concurrency` is not a setting of a suite" in error["message"]
     assert error["hint"] == "`concurrency` belongs at the top of the file"

@@ -11,7 +11,7 @@ from wander.evals.run.runner import EvaluationResult
 from wander.train.sections import EnvironmentSection
 from wander.types import SamplingArgs
 from wander_client.environments.workers import WorkerChoice
-from wander_client.evaluate.progress import told_stall
+from wander_client.evaluate.progress import describe_stall
 from wander_client.evaluate.settings import EvaluationSettings
 
 STUCK = ENVIRONMENT.replace(
@@ -95,6 +95,6 @@ def test_scoring_that_others_waited_for_is_said(
     for name, value in given.items():
         object.__setattr__(result, name, value)
     settings = EvaluationSettings(environment="e", model="m", sampling=SamplingArgs(), in_process=in_process)
-    said = told_stall(result, settings)
+    said = describe_stall(result, settings)
     assert (said is None) is (advice is None)
     assert advice is None or advice in str(said)

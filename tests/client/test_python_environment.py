@@ -141,7 +141,7 @@ def test_what_is_wrong_is_an_exception_with_a_hint(folder, home, monkeypatch):
     assert "must be `int`" in str(failure(ArgumentsUnfit, folder, size="3"))
     assert failure(NotFound, "./nowhere").code == "not_found"
     assert failure(NotFound, home).code == "no_environment"
-    assert "names no owner" in str(failure(UsageError, "say-env"))
+    assert "has no owner" in str(failure(UsageError, "say-env"))
     assert isinstance(failure(Unavailable, "alice/wordle", hub="http://127.0.0.1:9"), ClientError)
     (folder / "say_env.py").write_text("raise RuntimeError('broken')")
     assert "broken" in str(failure(LoadError, folder))
@@ -203,7 +203,7 @@ def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sandbox": "yes"}, "`sandbox='yes'` is not a choice"),
+        ({"sandbox": "yes"}, "invalid `sandbox='yes'`"),
         ({"workers": "4"}, "`workers='4'` is no number"),
     ],
 )

@@ -85,6 +85,6 @@ def test_a_lost_folder_and_an_unknown_run_are_said(wander: Wander, run: Path, fo
     folder.rename(folder.with_name("moved"))
     lost = wander("runs", "replay", str(run))
     assert lost.status == 3
-    assert f"the run used the folder `{folder}`, which is not here" in lost.err
+    assert f"the run used the folder `{folder}`, which does not exist here" in lost.err
     assert "--env FOLDER" in lost.err
     assert wander("runs", "replay", "runs/nowhere").status == 3

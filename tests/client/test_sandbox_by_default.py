@@ -15,7 +15,7 @@ from wander.sandbox import SandboxPolicy
 from wander.train.phases import GRPOPhase
 from wander_client.context import CommonOptions, Invocation
 from wander_client.environments.location import Location
-from wander_client.environments.sandbox import confines, say_unconfined
+from wander_client.environments.sandbox import confines, warn_unconfined
 from wander_client.errors import UsageError
 from wander_client.evaluate.settings import settings_for
 from wander_client.settings import Settings, load_settings
@@ -126,7 +126,7 @@ def test_it_is_said_once_that_an_environment_runs_outside(home: Path) -> None:
         (Location("./env", "env", Path("/python"), folder=home), 0),
     ):
         here = Invocation(CommonOptions(), Output("quiet"))
-        say_unconfined(here, location)
+        warn_unconfined(here, location)
         assert len(here.output.warnings) == lines
         assert all("--sandbox" in line for line in here.output.warnings)
 
@@ -136,7 +136,7 @@ def test_a_place_that_cannot_be_written_says_it_again(home: Path, monkeypatch: p
     monkeypatch.setenv("WANDER_STATE_DIR", str(home / "taken"))
     for _ in range(2):
         here = Invocation(CommonOptions(), Output("quiet"))
-        say_unconfined(here, installed("acme/env", "https://hub"))
+        warn_unconfined(here, installed("acme/env", "https://hub"))
         assert len(here.output.warnings) == 1
 
 

@@ -18,7 +18,7 @@ def test_an_evaluation_in_the_sandbox_is_recorded_as_such(folder: Path, home: Pa
     words = ["eval", "./say-env", "-m", MODEL, "-n", "2", "--sandbox-limit", "memory=1G", "--out", "run"]
     result = wander(*words)
     assert result.status == 0, result.err
-    assert "runs outside of the sandbox" in result.err
+    assert "runs outside the sandbox" in result.err
     pin = json.loads((home / "run" / "run.json").read_text())["environment"]["sandbox"]
     assert pin["tier"] == "bubblewrap"
     assert pin["limits"]["memory"] == 1 << 30
@@ -92,8 +92,8 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--sandbox", "--set", "in_process=true"], "contradict each other"),
-        (["--no-sandbox", "--sandbox-limit", "memory=1G"], "contradict each other"),
+        (["--sandbox", "--set", "in_process=true"], "exclude each other"),
+        (["--no-sandbox", "--sandbox-limit", "memory=1G"], "exclude each other"),
         (["--sandbox-limit", "memry=1G"], "`memry=1G` is no limit of the sandbox"),
         (["--sandbox-limit", "memory=none"], "has no number"),
     ],

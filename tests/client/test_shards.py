@@ -138,7 +138,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         ([places[0], dear, places[2]], "`dear` was changed: its rollouts and its", "play that shard again"),
         ([places[0], extra, places[2]], "differ in `metrics`", "play that shard again"),
         ([places[0], short], "a shard of 3, and `short` one of 4", "one division"),
-        ([places[0], edited, places[2]], "not the same for all shards: say_env.py", "one copy"),
+        ([places[0], edited, places[2]], "files differ between the shards: say_env.py", "same copy"),
         ([Path("unsharded")], "is a whole run, not a shard", "leave it out"),
         ([Path("nowhere")], "is not a run folder", ""),
     ]

@@ -62,7 +62,7 @@ def test_a_suite_ends_when_its_evaluations_have_spent_the_budget_and_goes_on_wit
     assert first.data["runs"][2]["run_id"] is None, "the last one never began"
     assert first.data["spending"]["tokens"] == spent(first.data)
     assert "tokens is spent" in first.data["spending"]["budget_spent"]
-    assert any("2 of 3 evaluations are not complete" in one for one in first.json["warnings"])
+    assert any("2 of 3 evaluations are incomplete" in one for one in first.json["warnings"])
     assert 6 <= len(endpoint.requests) - asked < 4 * EACH
     folder = first.data["suite_dir"]
     asked = len(endpoint.requests)

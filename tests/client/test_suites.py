@@ -52,14 +52,14 @@ def echo(messages: list[dict[str, str]]) -> str:
             "`models.a.base_ulr` is no",
             "did you mean `base_url`?",
         ),
-        ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is no", "`num_examples`?"),
+        ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is not", "`num_examples`?"),
         (one(more="rollouts = 0"), "eval[1]: `rollouts`", "evaluating.md"),
         (one().replace("= 4", '= "most"'), "eval[1]: `num_examples`", "evaluating.md"),
         (one(more="sampling = { temperature = -1 }"), "eval[1]: sampling argument `temperature`", "correct"),
         ("name = 'x'", "`eval` is missing", "evaluating.md"),
-        ("eval = []", "`eval`: list should have at least 1 item", "correct the file"),
-        ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "write `model"),
-        ("[[eval]", "is no valid TOML", "correct the file"),
+        ("eval = []", "`eval`: list should have at least 1 item", "fix the file"),
+        ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "add `model"),
+        ("[[eval]", "is not valid TOML", "fix the file"),
         (one() + one(), "suite.toml: eval[2]: `say-env say_env:solver` is the same evaluation as", "seed"),
         (one(more='prices = "1/1/1"'), "eval[1]: `prices`", "0.15/0.60"),
         (one(more="budget_usd = 1.0"), "eval[1]: a budget in USD needs the model's prices", "prices"),
@@ -225,14 +225,11 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
 ) -> None:
     file = write(home, one())
     result = wander("eval", str(file), "-n", "3", "--json")
-    assert (
-        result.json["error"]["message"]
-        == "`num_examples` belongs in the suite's file, not on the command line"
-    )
+    assert result.json["error"]["message"] == "a suite does not accept `num_examples` on the command line"
     argument = wander("eval", str(file), "-a", "size=3", "--json").json["error"]["message"]
-    assert argument == "`arguments` belongs in the suite's file, not on the command line"
+    assert argument == "a suite does not accept `arguments` on the command line"
     failed = wander("eval", str(file), "--resume", "x", "--only-failed", "--json").json["error"]["message"]
-    assert failed == "`--only-failed` is for one run"
+    assert failed == "`--only-failed` does not apply to suites"
     assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"
     assert (
         "needs a run" in wander("eval", "./say-env", "-m", "x", "--resume", "--json").json["error"]["message"]

@@ -64,9 +64,12 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         (("--worker", "ray://far:1/many"), "`ray://far:1/many` does not end with a number"),
         (("--set", "worker_token_file=token"), "cannot read the token file"),
         (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),
-        (("--worker", "tcp://far:1", "--pass-env", "HOME"), "`--pass-env` is for workers of this machine"),
-        (("--set", "in_process=true", "--workers", "2"), "`in_process` has no workers"),
-        (("--set", "in_process=true", "--set", "rollout_timeout=5"), "`in_process` has no workers"),
+        (
+            ("--worker", "tcp://far:1", "--pass-env", "HOME"),
+            "`--pass-env` applies to workers on this machine",
+        ),
+        (("--set", "in_process=true", "--workers", "2"), "cannot be used with `in_process`"),
+        (("--set", "in_process=true", "--set", "rollout_timeout=5"), "cannot be used with `in_process`"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(

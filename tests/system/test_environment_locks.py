@@ -132,7 +132,7 @@ def test_a_run_comes_out_the_same_by_its_lock_alone(played: Machine, new_machine
     found = answer["data"]["made_with"]["environment"]
     assert (found["lock_sha256"], found["unlocked"]) == (None, "chosen")
     assert found["packages_sha256"] != pinned["packages_sha256"]
-    assert any("lock is left aside: the packages are others" in text for text in answer["warnings"])
+    assert any("lock is ignored: the installed packages differ" in text for text in answer["warnings"])
 
 
 def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machine: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where an environment lies: installed from the hub, first when it is absent, or in a folder."""
+"""Find an environment: in a folder, or installed from the hub. Installs it if necessary."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Location:
-    """Where an environment lies, before anything of it runs."""
+    """The location of an environment that is not loaded yet."""
 
     spec: str
-    """As the user wrote it."""
+    """Name or path as the user typed it."""
     target: str
-    """What the loader takes: the environment's name, or the folder's path."""
+    """Name or path for the loader."""
     python: Path
-    """The interpreter to run it with."""
+    """Interpreter that runs the environment."""
     installed: Installed | None = None
     folder: Path | None = None
 
     @property
     def runtime(self) -> Runtime | None:
-        """What its virtual environment was made from; None for this process's own Python."""
+        """Origin of its virtual environment, or None for the Python of this process."""
         from wander_client.packages.virtualenvs import runtime_of
 
         return None if self.python == Path(sys.executable) else runtime_of(self.python)
 
     @property
     def exact_name(self) -> str:
-        """`owner/name@version` of what is installed, else the path of the folder."""
+        """`owner/name@version` of an installed environment, or the path of the folder."""
         return str(self.installed.name) if self.installed else str(self.folder)
 
     @property
@@ -55,58 +55,57 @@ class Location:
 
 
 def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Location:
-    """Find what a word means, installing `owner/name` when it is absent.
-
-    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last.
+    """Find an environment, and install `owner/name` if it is not installed.
+    `no_lock` chooses whether to ignore the version's lock. None means the installation that was chosen last.
     """
-    found = parse_environment(spec)
-    if isinstance(found, Path):
-        module = found.name.replace("-", "_")
-        marks = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
-        if not any((found / mark).exists() for mark in marks):
+    source = parse_environment(spec)
+    if isinstance(source, Path):
+        module = source.name.replace("-", "_")
+        files = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
+        if not any((source / file).exists() for file in files):
             raise NotFound(
-                f"there is no environment in `{spec}`: it has no `pyproject.toml` and no module `{module}`",
-                hint="`wander new NAME` makes one; `wander search` finds one that is published",
+                f"no environment in `{spec}`: it has no `pyproject.toml` and no module `{module}`",
+                hint="create an environment with `wander new NAME`, or find one with `wander search`",
                 code="no_environment",
             )
         from wander_client.packages.folder import python_of
 
-        python = python_of(found, context.settings.data_dir, context.output.note)
-        return Location(spec, str(found), python, folder=found)
+        python = python_of(source, context.settings.data_dir, context.output.note)
+        return Location(spec, str(source), python, folder=source)
     try:
-        return location_of(spec, ensure_installed(context, found, no_lock=no_lock))
+        return location_of(spec, ensure_installed(context, source, no_lock=no_lock))
     except ClientError as error:
-        if os.path.isdir(spec):  # False too for what no path can be
-            error.hint = f"to mean the folder of that name, write `./{spec}`"
+        if os.path.isdir(spec):  # also False for strings that cannot be a path
+            error.hint = f"if you mean the folder of that name, pass `./{spec}`"
         raise
 
 
 def location_of(spec: str, installed: Installed) -> Location:
-    """Return where an installed environment lies."""
+    """Return the location of an installed environment."""
     return Location(spec, installed.record.name, installed.python, installed=installed)
 
 
 def find_installed(context: Invocation, name: EnvironmentName) -> list[Installed]:
-    """Return what is installed of an environment from this hub, what was chosen last at the end."""
+    """Return the installations of an environment from this hub. The one that was chosen last is the last."""
     from wander_client.packages.store import EnvironmentStore
 
     store = EnvironmentStore(context.settings.data_dir, context.output.warn)
-    # A virtual environment dies with the Python it was made from; such a one is made again.
-    return [one for one in store.find(name, context.settings.hub) if one.is_complete]
+    # A virtual environment breaks when the Python that it was created from is removed.
+    return [item for item in store.find(name, context.settings.hub) if item.is_complete]
 
 
 def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
-    """Return the installed environment; asks the hub only when that is needed."""
+    """Return the installed environment. Contacts the hub only if necessary."""
     from wander_client.packages.install import install
     from wander_client.packages.store import NEVER, EnvironmentStore
 
     store = EnvironmentStore(context.settings.data_dir, context.output.warn)
-    chosen_at = {one.path: one.chosen_at for one in find_installed(context, name)}
-    # What was installed for one run without its lock is not what the others mean.
+    chosen_at = {item.path: item.chosen_at for item in find_installed(context, name)}
+    # Ignore installations without a lock that were made for a single run.
     present = [
-        one
-        for one in find_installed(context, name)
-        if one.record.fits(no_lock) and (no_lock is not None or one.is_chosen)
+        item
+        for item in find_installed(context, name)
+        if item.record.fits(no_lock) and (no_lock is not None or item.is_chosen)
     ]
     if name.version is not None and present:
         store.virtualenvs.mark_used(present[-1].record.virtualenv)
@@ -119,11 +118,11 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
     except Unavailable as error:
         if not present:
             raise
-        doubts = "" if name.version else ", which may not be the newest"
-        context.output.warn(f"{error}; using the installed {present[-1].name}{doubts}")
+        note = "" if name.version else ", which may not be the newest"
+        context.output.warn(f"{error}; using the installed {present[-1].name}{note}")
         return present[-1]
     if no_lock and installed.record.unlocked == "chosen":
-        # Left aside for this run alone: what the version means here stays.
+        # Ignoring the lock is for this run only, so the chosen installation stays the same.
         store.set_chosen_at(installed, chosen_at.get(installed.path, NEVER))
     if fresh:
         record = installed.record
@@ -134,7 +133,7 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
 
 
 def log_folder(context: Invocation) -> Path:
-    """Return the folder of logs of no run: in the cache, or a temporary one if that is only read."""
+    """Return the folder for logs outside of runs: in the cache, or temporary if the cache is read-only."""
     folder = context.settings.cache_dir / "logs"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,32 +141,32 @@ def log_folder(context: Invocation) -> Path:
 
 
 def default_log(context: Invocation, location: Location) -> Path:
-    """Return where the environment's prints go when no run has a folder for them."""
+    """Return the default log file for the output of an environment."""
     return log_folder(context) / f"{location.label.replace('/', '--')}.log"
 
 
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}
-"""How Python writes the values that JSON calls true, false and null."""
+"""Python's spelling of the JSON values true, false and null."""
 
 
 def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
-    """Return environment arguments from `KEY=VALUE` words (JSON, or Python's words) and one object."""
+    """Parse environment arguments from `KEY=VALUE` words (JSON or Python literals) and a JSON object."""
     import json
 
     arguments: dict[str, Any] = {}
-    example = "write `--args '{\"size\": 3}'`"
+    example = "for example: `--args '{\"size\": 3}'`"
     if whole:
         try:
             parsed = json.loads(whole)
         except ValueError as error:
-            raise UsageError(f"`--args` is no JSON: {error}", hint=example) from error
+            raise UsageError(f"`--args` is not valid JSON: {error}", hint=example) from error
         if not isinstance(parsed, dict):
-            raise UsageError("`--args` is no JSON object", hint=example)
+            raise UsageError("`--args` is not a JSON object", hint=example)
         arguments.update(parsed)
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"`-a {pair}` is not KEY=VALUE", hint="write `-a size=3 -a name=text`")
+            raise UsageError(f"`-a {pair}` is not KEY=VALUE", hint="for example: `-a size=3 -a name=text`")
         try:
             arguments[key] = json.loads(value)
         except ValueError:
@@ -176,7 +175,7 @@ def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
 
 
 def require_published(opened_pin: EnvironmentPin, hint: str) -> EnvironmentName:
-    """Return the hub name of a pin; a run on a folder's environment has none."""
+    """Return the hub name of a pin. Raises `ClientError` if the run used a folder."""
     if opened_pin.owner is None or opened_pin.version is None:
         raise ClientError(
             f"this run used the folder `{opened_pin.path}`, not a published version",

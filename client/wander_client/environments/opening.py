@@ -4,9 +4,9 @@
         opened.handle     # EnvironmentHandle: examples, rollout
         opened.pin        # EnvironmentPin for the manifest
 
-`owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
-its own; a folder runs in a process of its own, with this interpreter where that has what the folder declares,
-or with `in_process=True` in this one.
+`owner/name[@version]` is installed if necessary, and runs in its own process and virtual environment. A
+folder runs in its own process. It uses this interpreter if all declared packages are installed there. With
+`in_process=True`, it runs in this process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, default_log, locate
-from wander_client.environments.sandbox import hide_own, say_unconfined
-from wander_client.environments.workers import WorkerChoice, placed
+from wander_client.environments.sandbox import hide_own, warn_unconfined
+from wander_client.environments.workers import WorkerChoice, place_workers
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedEnvironment:
-    """A loaded environment and what a manifest says about it."""
+    """A loaded environment and its pin for manifests."""
 
     handle: EnvironmentHandle
     pin: EnvironmentPin
@@ -55,11 +55,10 @@ async def open_environment(
     workers: WorkerChoice | None = None,
     surroundings: Surroundings | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
-    """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
-
-    `pass_environ` names the variables of this process that the environment may see; `log_path` takes its
-    prints (default: a file in the cache); `sandbox` confines it on this machine, or raises `SandboxError`;
-    `workers` are its processes; `surroundings` are what processes started here see of this machine.
+    """Yield the loaded environment. Raises `wander.errors.LoadError` with the cause if it cannot be loaded.
+    `pass_environ` names environment variables to pass. `log_path` receives the environment's output (default:
+    a file in the cache). `sandbox` confines the environment on this machine, or raises `SandboxError`.
+    `workers` chooses its processes. `surroundings` sets what these processes see of this machine.
     """
     from wander.rollout.activity import Notices
 
@@ -68,9 +67,9 @@ async def open_environment(
     workers = workers or WorkerChoice()
     workers.require_together(in_process=in_process, pass_environ=pass_environ)
     if workers.addresses:
-        sandbox = None  # nothing of the environment runs on this machine
+        sandbox = None  # no code of the environment runs on this machine
     elif sandbox is None:
-        say_unconfined(context, location)
+        warn_unconfined(context, location)
     notices = Notices(lambda silence: context.output.warn(str(silence)), context.settings.notice_seconds)
     with contextlib.ExitStack() as stack:
         with _blame_arguments(given):
@@ -85,7 +84,7 @@ async def open_environment(
                 log.parent.mkdir(parents=True, exist_ok=True)
                 target = location.target
                 if workers.addresses and location.installed is not None:
-                    # On another machine, exactly the version that is pinned here.
+                    # A worker on another machine must play exactly the pinned version.
                     target = f"{target}@{location.installed.record.version}"
                 handle = await WorkerEnvironment.start(
                     location.python,
@@ -97,7 +96,7 @@ async def open_environment(
                     sandbox=None if sandbox is None else hide_own(sandbox, context.settings),
                     runtime=location.runtime,
                     workers=workers.count,
-                    addresses=stack.enter_context(placed(location, workers)),
+                    addresses=stack.enter_context(place_workers(location, workers)),
                     rollout_timeout=workers.rollout_timeout,
                     surroundings=surroundings,
                     notices=notices,
@@ -114,18 +113,19 @@ async def open_environment(
 
 
 def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment:
-    """Return the environment of a folder, loaded into this process."""
+    """Load the environment of a folder into this process."""
     if location.folder is None:
         raise UsageError(
-            f"`in_process` takes a folder, `{location.spec}` is installed in an environment of its own",
-            hint="leave `in_process` out, or give the folder of the source",
+            f"`in_process` requires a folder, but `{location.spec}` is installed in its own virtual "
+            "environment",
+            hint="remove `in_process`, or pass the folder of the source",
         )
     if location.python != Path(sys.executable):
         from wander_client.packages.folder import declared_requirements, install_line
 
         raise UsageError(
-            f"`in_process` runs in this Python, which lacks what `{location.folder.name}` declares",
-            hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
+            f"`in_process` uses this Python, but it lacks packages that `{location.folder.name}` declares",
+            hint=f"`{install_line(declared_requirements(location.folder))}`, or remove `in_process`",
         )
     from wander.environment import LocalEnvironment
     from wander.loading import load_path
@@ -136,7 +136,7 @@ def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment
 def environment_pin(
     location: Location, handle: EnvironmentHandle, arguments: Mapping[str, Any]
 ) -> EnvironmentPin:
-    """Return what pins the environment in a manifest."""
+    """Return the pin of an environment for a manifest."""
     from wander.wire import EnvironmentPin
 
     if location.installed is None:
@@ -162,14 +162,14 @@ def environment_pin(
 
 
 @contextlib.contextmanager
-def _blame_arguments(given: Mapping[str, Any]) -> Iterator[None]:
-    """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
+def _blame_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Distinguish arguments that the environment rejects (wrong usage) from a broken environment."""
     from wander.errors import ArgumentsRefused, LoadError
 
     try:
         yield
     except ArgumentsRefused as error:
-        if not given:
+        if not arguments:
             raise LoadError(str(error), hint=error.hint) from error
-        hint = error.hint or "change the argument that the message names"
+        hint = error.hint or "change the argument in the message"
         raise UsageError(str(error), hint=hint, code="bad_arguments") from error

@@ -1,4 +1,4 @@
-"""What a hub and this machine know of a published environment."""
+"""Information about a published environment from the hub and this machine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class PublishedEnvironment(EnvironmentDetail):
-    """An environment of a hub, and one of its versions."""
+    """An environment on a hub, with one of its versions."""
 
     version: VersionDetail
-    """The one that was named, else the newest."""
+    """The named version, or the newest."""
     installed: list[str]
-    """Versions on this machine."""
+    """Versions that are installed on this machine."""
     origin: str | None
-    """Where it was imported from, as its README says; None for one that was not."""
+    """Origin of an imported environment according to its README, or None."""
 
 
 def describe(context: Invocation, name: EnvironmentName) -> PublishedEnvironment:
-    """Return what there is to know; raises `NotFound`."""
+    """Return the details of an environment. Raises `NotFound` if it does not exist."""
     with context.hub() as hub:
         detail = hub.environment(name.owner, name.name)
         version = hub.version(name.owner, name.name, name.version) if name.version else detail.latest
@@ -35,6 +35,6 @@ def describe(context: Invocation, name: EnvironmentName) -> PublishedEnvironment
     return PublishedEnvironment(
         **dict(detail),
         version=version,
-        installed=[one.record.version for one in local],
+        installed=[item.record.version for item in local],
         origin=origin_in(detail.readme),
     )

@@ -1,4 +1,4 @@
-"""In how many processes an environment runs, and on which machines."""
+"""Worker processes of an environment, on this machine and on others."""
 
 from __future__ import annotations
 
@@ -18,59 +18,58 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 AUTOMATIC = 0
-"""As a number of workers: one for 256 rollouts at once, at most one a core."""
+"""Number of workers that means one per 256 concurrent rollouts, but at most one per core."""
 MOST_WORKERS = 256
-"""Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
+"""Upper limit, mainly to catch typing errors: each worker is a process."""
 
 
 def expand_addresses(words: Sequence[str]) -> list[str]:
-    """Return addresses of workers with one for each that is asked of a cluster; raises `UsageError`."""
-    found: list[str] = []
+    """Return the addresses of workers, one per worker of a cluster. Raises `UsageError` for too many."""
+    addresses: list[str] = []
     for word in words:
         if not names_engine(word):
-            found.append(word)
+            addresses.append(word)
             continue
         address = EngineAddress.parse(word)
         if (count := address.count or 1) > MOST_WORKERS:
-            raise UsageError(f"`{word}` asks for too many workers", hint=f"{MOST_WORKERS} are the most")
-        found += [str(address)] * count
-    return found
+            raise UsageError(f"`{word}`: too many workers", hint=f"the maximum is {MOST_WORKERS}")
+        addresses += [str(address)] * count
+    return addresses
 
 
 def absolute_path(word: str) -> str:
-    """Return the path that a word names, to hold in any folder."""
+    """Return the absolute path of a path on the command line."""
     return str(Path(word).expanduser().resolve())
 
 
 def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress | EngineAddress, ...]:
-    """Return where workers listen, with the token of a file; raises `ConfigError` for what is none."""
+    """Parse the addresses of workers and read their token. Raises `ConfigError` for an invalid address."""
     from wander.worker.remote.address import WorkerAddress, read_token
 
     token = None if token_file is None else read_token(Path(token_file))
     if token is not None and not words:
         raise UsageError(
-            "`worker_token_file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
+            "`worker_token_file` requires a worker address", hint="add `--worker tcp://HOST:PORT`"
         )
     return tuple(
-        EngineAddress.parse(each) if names_engine(each) else WorkerAddress.parse(each, token)
-        for each in expand_addresses(words)
+        EngineAddress.parse(address) if names_engine(address) else WorkerAddress.parse(address, token)
+        for address in expand_addresses(words)
     )
 
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """The processes that play an environment."""
+    """The worker processes of an environment."""
 
     count: int = 1
     addresses: tuple[WorkerAddress | EngineAddress, ...] = ()
-    """Where they listen; empty starts them here."""
+    """Addresses of the workers. If empty, workers are started on this machine."""
     rollout_timeout: float | None = None
 
     @classmethod
     def of(cls, workers: int | Sequence[str], section: EnvironmentSection) -> WorkerChoice:
-        """Return the processes of a training run: their number here, or their addresses elsewhere.
-
-        `section` has the token of addresses, and the limit of a rollout. Raises `ConfigError`.
+        """Return the workers of a training run, from their number or their addresses.
+        `section` contains the token for the addresses and the time limit of a rollout. Raises `ConfigError`.
         """
         if isinstance(workers, int):
             return cls(workers, rollout_timeout=section.rollout_timeout)
@@ -78,33 +77,33 @@ class WorkerChoice:
         return cls(len(addresses), addresses, section.rollout_timeout)
 
     def require_together(self, *, in_process: bool, pass_environ: Iterable[str]) -> None:
-        """Refuse what cannot be had beside workers on other machines, or without a worker."""
+        """Raise `UsageError` for options that do not work with remote workers, or without workers."""
         if in_process and (self.addresses or self.count > 1 or self.rollout_timeout):
             raise UsageError(
-                "`in_process` has no workers: `--workers`, `--worker` and `rollout_timeout` need one",
-                hint="leave `in_process` out",
+                "`--workers`, `--worker` and `rollout_timeout` cannot be used with `in_process`",
+                hint="remove `in_process`",
             )
         if self.addresses and list(pass_environ):
             raise UsageError(
-                "`--pass-env` is for workers of this machine; `--worker` names another one",
-                hint="`wander worker --help` tells what can be said there",
+                "`--pass-env` applies to workers on this machine, but `--worker` names another machine",
+                hint="run `wander worker --help` for the options there",
             )
 
 
 @contextlib.contextmanager
-def placed(location: Location, workers: WorkerChoice) -> Iterator[Sequence[WorkerPlace]]:
-    """Yield where the workers of an environment listen; those of a cluster end with the block."""
+def place_workers(location: Location, workers: WorkerChoice) -> Iterator[Sequence[WorkerPlace]]:
+    """Yield the addresses of an environment's workers. Workers on a cluster stop at the end of the block."""
     addresses = workers.addresses
-    clusters = {each for each in addresses if isinstance(each, EngineAddress)}
+    clusters = {address for address in addresses if isinstance(address, EngineAddress)}
     if not clusters:
-        yield [each for each in addresses if not isinstance(each, EngineAddress)]
+        yield [address for address in addresses if not isinstance(address, EngineAddress)]
         return
     if len(clusters) > 1:
-        raise UsageError("workers of two clusters are asked for", hint="name one cluster alone")
+        raise UsageError("workers on several clusters are not supported", hint="name only one cluster")
     (cluster,) = clusters
     number = max(workers.count, len(addresses))
     wanted = [addresses[turn % len(addresses)] for turn in range(number)]
-    count = sum(each == cluster for each in wanted)
+    count = sum(address == cluster for address in wanted)
     with load_engine(cluster.engine).place_workers(location, cluster.cluster, count) as places:
         others = iter(places)
-        yield [next(others) if isinstance(each, EngineAddress) else each for each in wanted]
+        yield [next(others) if isinstance(address, EngineAddress) else address for address in wanted]

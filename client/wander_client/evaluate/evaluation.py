@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, locate, log_folder
 from wander_client.environments.opening import open_environment
-from wander_client.environments.replay import locate_begun
+from wander_client.environments.replay import locate_started
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError, name_option
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
 from wander_client.models.pool import ModelChoice, ModelPool
@@ -106,7 +106,7 @@ def settle(
     if begun is None:
         location = locate(context, settings.environment, no_lock=settings.no_lock or None)
     else:
-        location = locate_begun(context, settings.environment, begun)
+        location = locate_started(context, settings.environment, begun)
     if settings.no_lock and location.folder is not None:
         raise UsageError("a folder has no lock that could be left aside", hint="leave out `no_lock`")
     return with_exact_names(settings, location), location

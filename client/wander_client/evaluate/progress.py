@@ -58,12 +58,12 @@ async def play(
             )
     if result.torn:
         output.warn(result.torn)
-    if said := told_stall(result, settings):
+    if said := describe_stall(result, settings):
         output.warn(said)
     return result
 
 
-def told_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | None:
+def describe_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | None:
     """Return what to change if the environment's synchronous code kept rollouts waiting."""
     cores = os.cpu_count() or 1
     if result.scoring_share > LARGE_SCORING_SHARE and result.scoring_seconds > LONG_STALL_SECONDS:

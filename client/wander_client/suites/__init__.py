@@ -1,1 +1,1 @@
-"""Suites: several evaluations from one file."""
+"""Suites: several evaluations that are played together."""

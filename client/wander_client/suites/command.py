@@ -1,4 +1,4 @@
-"""`wander eval` with a suite: from a file, or from several `-m`."""
+"""The suites of `wander eval`: from a TOML file, or from several `-m` options."""
 
 from __future__ import annotations
 
@@ -36,116 +36,124 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell, Output
 
 
-def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
-    """Play the suite of a command line, or go on with it, and report."""
+def play(context: Invocation, options: dict[str, Any], flags: CommandFlags) -> int:
+    """Play or resume the suite of a command line, and report the results."""
     output = context.output
-    suite, begun = find_suite(context, said, flags)
-    suite = _take_part(suite, said.get("shard"), begun)
-    folder = begun or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
-    if begun is None and (folder / SUITE_FILE).exists():
-        raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{resume_command(folder)}`")
-    if begun is None:
+    suite, resumed = find_suite(context, options, flags)
+    suite = _select_shard(suite, options.get("shard"), resumed)
+    folder = resumed or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
+    if resumed is None and (folder / SUITE_FILE).exists():
+        raise UsageError(
+            f"`{folder}` already contains a suite", hint=f"resume it with `{resume_command(folder)}`"
+        )
+    if resumed is None:
         require_no_shards(folder)
     ready = prepare(context, suite, folder, allow_changed_code=flags.allow_changed_code)
     budget = share_budget(suite, ready)
     if flags.dry_run:
-        return show_plans([each.evaluation for each in ready], output)
-    if begun is not None:
-        suite = suite.model_copy(update={"started_at": Suite.load(begun).command.started_at})
+        return show_plans([item.evaluation for item in ready], output)
+    if resumed is not None:
+        suite = suite.model_copy(update={"started_at": Suite.load(resumed).command.started_at})
     suite.write(folder)
-    left = sum(each.finished is None for each in ready)
+    unfinished = sum(item.finished is None for item in ready)
     output.note(
-        f"suite {suite.name}: {counted(len(ready), 'evaluation')}, {left} to play, "
-        f"{suite.evaluations_at_once} at a time, {counted(suite.concurrency, 'call')} at once of each "
-        f"endpoint\nsaving to {folder}"
+        f"suite {suite.name}: {counted(len(ready), 'evaluation')}, {unfinished} to play, "
+        f"{suite.evaluations_at_once} at a time, {counted(suite.concurrency, 'concurrent call')} per "
+        "endpoint\n"
+        f"saving to {folder}"
     )
-    table = SuiteTable(output, [each.run.name for each in ready])
+    table = SuiteTable(output, [item.run.name for item in ready])
     with table.show():
         outcomes = asyncio.run(play_suite(context, suite, ready, table, budget))
     return _report(suite, folder, outcomes, budget, flags.fail_under, output)
 
 
-def find_suite(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
-    """Return the suite that a command line means, and its folder where one goes on."""
-    suite, begun = _find_suite(context.settings, said, flags)
-    if begun is not None:
-        require_run(begun)
-    # A typed budget is that of all evaluations.
-    budgets: dict[str, Any] = {name: said[name] for name in BUDGETS if name in said}
-    return suite.model_copy(update=budgets), begun
+def find_suite(
+    context: Invocation, options: dict[str, Any], flags: CommandFlags
+) -> tuple[Suite, Path | None]:
+    """Return the suite of a command line, and the suite's folder if it is resumed."""
+    suite, resumed = _find_suite(context.settings, options, flags)
+    if resumed is not None:
+        require_run(resumed)
+    # A budget on the command line applies to the whole suite.
+    budgets: dict[str, Any] = {name: options[name] for name in BUDGETS if name in options}
+    return suite.model_copy(update=budgets), resumed
 
 
 def report_merged(
     suite: Suite, folder: Path, merged: list[Merged], fail_under: float | None, output: Output
 ) -> int:
-    """Report a suite whose runs were made of shards."""
+    """Report a suite whose runs were merged from shards."""
     runs = {run.name: run for run in suite.runs}
     outcomes = [
         Outcome(
-            runs[each.name],
-            each.run_dir,
-            "partial" if each.summary.failed else "done",
-            each.manifest,
-            each.summary,
+            runs[run.name],
+            run.run_dir,
+            "partial" if run.summary.failed else "done",
+            run.manifest,
+            run.summary,
         )
-        for each in merged
+        for run in merged
     ]
     return _report(suite, folder, outcomes, None, fail_under, output)
 
 
-def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
-    word = said.get("environment", "")
+def _find_suite(user: Settings, options: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+    word = options.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
     resumed = flags.resume
-    is_typed = {"environment", "model"} <= said.keys()
+    is_typed = {"environment", "model"} <= options.keys()
     if file is None and (resumed is None or (is_typed and not Suite.load(resumed).is_own)):
-        return _suite_of_models(said, user), resumed
+        return _suite_of_models(options, user), resumed
     if flags.only_failed:
-        raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
-    for name in sorted(said.keys() - {"environment", "shard", *BUDGETS}):
+        raise UsageError(
+            "`--only-failed` does not apply to suites", hint="pass a single run: `--resume RUN --only-failed`"
+        )
+    for name in sorted(options.keys() - {"environment", "shard", *BUDGETS}):
         table = "at the top" if name == "concurrency" else "under `[defaults]`"
         raise UsageError(
-            f"`{name}` belongs in the suite's file, not on the command line", hint=f"write it there, {table}"
+            f"a suite does not accept `{name}` on the command line",
+            hint=f"set it in the suite's file, {table}",
         )
     if file is None:
         assert resumed is not None
         words = f"--resume {shlex.quote(str(resumed))}"
-        hint = f"give the suite's file, `wander eval FILE.toml {words}`, or its models, `-m MODEL -m MODEL`"
+        hint = f"pass the suite's file, `wander eval FILE.toml {words}`, or its models, `-m MODEL -m MODEL`"
         return Suite.load_own(resumed, hint), resumed
     suite = read_suite(file, user)
     if resumed is not None and str(resumed) == NEWEST:
         assert suite.file is not None
         resumed = find_newest(user.runs_dir, Path(suite.file))
     if resumed is not None:
-        Suite.load(resumed)  # or it is none
+        Suite.load(resumed)  # raises an error if this is not a suite
     return suite, resumed
 
 
-def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
-    if "environment" not in said:
+def _suite_of_models(options: dict[str, Any], user: Settings) -> Suite:
+    if "environment" not in options:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
-    alone = {key: value for key, value in said.items() if key not in (*BUDGETS, "shard")}
+    common = {key: value for key, value in options.items() if key not in (*BUDGETS, "shard")}
     runs = []
-    for model in said["model"]:
-        settings = settings_for({**alone, "model": model}, user)
+    for model in options["model"]:
+        settings = settings_for({**common, "model": model}, user)
         runs.append(name_run(settings, f"`-m {model}`"))
     require_distinct(runs)
     at_once = min(4, len(runs))
     return Suite(name="models", concurrency=settings.concurrency, evaluations_at_once=at_once, runs=runs)
 
 
-def _take_part(suite: Suite, word: str | None, begun: Path | None) -> Suite:
-    """Return the part of a suite that a command line means: the one that its folder holds, if it goes on."""
-    held = Suite.load(begun).command.shard if begun is not None else None
+def _select_shard(suite: Suite, word: str | None, resumed: Path | None) -> Suite:
+    """Return the suite with the shard of the command line, or with that of its folder if it is resumed."""
+    stored = Suite.load(resumed).command.shard if resumed is not None else None
     if word is None:
-        return suite.model_copy(update={"shard": held})
-    asked = check_settings({"environment": "", "model": "", "shard": word}).shard
-    if begun is not None and asked != held:
-        what = f"shard {held}" if held else "all of the suite"
+        return suite.model_copy(update={"shard": stored})
+    shard = check_settings({"environment": "", "model": "", "shard": word}).shard
+    if resumed is not None and shard != stored:
+        contents = f"shard {stored}" if stored else "a whole suite"
         raise UsageError(
-            f"`{begun}` holds {what}, not shard {asked}", hint="choose another folder with `--out`"
+            f"`{resumed}` contains {contents}, not shard {shard}", hint="choose another folder with `--out`"
         )
-    return suite.model_copy(update={"shard": asked})
+    return suite.model_copy(update={"shard": shard})
 
 
 _COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens", "USD", "state", "run"]
@@ -162,33 +170,33 @@ def _report(
     data = {
         "name": suite.name,
         "suite_dir": str(folder),
-        "runs": [_data(each) for each in outcomes],
+        "runs": [_data(outcome) for outcome in outcomes],
         "spending": None if budget is None else describe_spending(budget),
     }
-    for each in outcomes:
-        if each.error is not None:
-            output.warn(f"{each.run.name}: {each.error}")
-    stopped = sum(each.state == "stopped" for each in outcomes)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            output.warn(f"{outcome.run.name}: {outcome.error}")
+    stopped = sum(outcome.state == "stopped" for outcome in outcomes)
     if stopped:
         raise Interrupted(
-            f"interrupted; {stopped} of {counted(len(outcomes), 'evaluation')} are not complete, "
-            f"what was played is kept in `{folder}`",
-            hint=f"go on with `{resume_command(folder)}`",
+            f"interrupted; {stopped} of {counted(len(outcomes), 'evaluation')} are incomplete, "
+            f"finished rollouts are saved in `{folder}`",
+            hint=f"resume with `{resume_command(folder)}`",
         )
-    below = [each for each in outcomes if fail_under is not None and _mean(each) < fail_under]
-    for each in below:
-        output.warn(f"{each.run.name}: the reward is below {fail_under}")
+    below = [outcome for outcome in outcomes if fail_under is not None and _mean(outcome) < fail_under]
+    for outcome in below:
+        output.warn(f"{outcome.run.name}: the reward is below {fail_under}")
     spent = None if budget is None else budget.spent
-    incomplete = sum(each.state == "partial" for each in outcomes)
+    incomplete = sum(outcome.state == "partial" for outcome in outcomes)
     if spent is not None and incomplete:
-        output.warn(f"{spent}: {incomplete} of {counted(len(outcomes), 'evaluation')} are not complete")
-    rows = [_row(each) for each in outcomes]
+        output.warn(f"{spent}: {incomplete} of {counted(len(outcomes), 'evaluation')} are incomplete")
+    rows = [_row(outcome) for outcome in outcomes]
     output.answer(
         data,
         lambda: output.table(_COLUMNS, rows, shrink=["evaluation"], drop=["run", "low", "high", "tokens"]),
     )
-    broken = [each.error for each in outcomes if each.error is not None]
-    partial = any(each.state in ("partial", "failed") for each in outcomes)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    partial = any(outcome.state in ("partial", "failed") for outcome in outcomes)
     if partial:
         facts = budget and (budget.spent_tokens, budget.spent_usd, budget.tokens, budget.usd)
         output.next(resume_command(folder) + (more_budget(*facts) if facts else ""))
@@ -196,8 +204,8 @@ def _report(
         output.next(f"wander view {outcomes[0].run_dir}")
     if below:
         return FAILED
-    if len(broken) == len(outcomes):
-        return broken[0].status
+    if len(errors) == len(outcomes):
+        return errors[0].status
     return PARTIAL if partial else OK
 
 
@@ -236,14 +244,14 @@ def _data(outcome: Outcome) -> dict[str, Any]:
 
 
 def show_plans(evaluations: list[Evaluation], output: Output) -> int:
-    """Show what would be played, without asking a model: examples, rollouts, and the calls they take."""
+    """Show the planned examples, rollouts and calls without calling a model."""
     data = asyncio.run(_plan_all(evaluations))
     columns = ["environment", "version", "model", "endpoint", "key", "examples", "rollouts"]
     names = ["environment", "version", "model", "base_url", "key_variable", "examples", "rollouts"]
     rows: list[list[Cell]] = [
-        [*(each[name] for name in names), _calls(each["calls_least"], each["calls_most"])] for each in data
+        [*(plan[name] for name in names), _calls(plan["calls_least"], plan["calls_most"])] for plan in data
     ]
-    whole = {"evaluations": data, "rollouts": sum(each["rollouts"] for each in data)}
+    whole = {"evaluations": data, "rollouts": sum(plan["rollouts"] for plan in data)}
     output.answer(whole, lambda: output.table([*columns, "calls"], rows, shrink=["model", "environment"]))
     return OK
 
@@ -253,13 +261,13 @@ async def _plan_all(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
 
     from wander_client.environments.location import log_folder
 
-    shown = []
-    for each in evaluations:
-        require_settings(each.settings)
-        async with each.open(log_folder(each.context) / "dry-run.log") as environment:
-            examples = await planned_examples(environment.handle, each.settings.plan())
-            shown.append(_plan(each.settings, environment, examples))
-    return shown
+    plans = []
+    for evaluation in evaluations:
+        require_settings(evaluation.settings)
+        async with evaluation.open(log_folder(evaluation.context) / "dry-run.log") as environment:
+            examples = await planned_examples(environment.handle, evaluation.settings.plan())
+            plans.append(_plan(evaluation.settings, environment, examples))
+    return plans
 
 
 def _plan(
@@ -269,14 +277,16 @@ def _plan(
     for stratum in examples.strata if settings.strata else ():
         strata[str(stratum)] = strata.get(str(stratum), 0) + 1
     rollouts = len(examples) * settings.rollouts
-    asked = settings.serve is None and (settings.base_url is not None or asks_endpoint(settings.model))
+    uses_endpoint = settings.serve is None and (
+        settings.base_url is not None or asks_endpoint(settings.model)
+    )
     turns = environment.handle.info.max_turns
     return {
         "environment": environment.location.label,
         "version": environment.pin.version,
         "model": settings.model,
-        "base_url": endpoint_of(settings.base_url) if asked else None,
-        "key_variable": settings.key_variable if asked else None,
+        "base_url": endpoint_of(settings.base_url) if uses_endpoint else None,
+        "key_variable": settings.key_variable if uses_endpoint else None,
         "sandbox": settings.sandbox is not None,
         "sampling": settings.sampling.given(),
         "split": settings.split,

@@ -1,21 +1,20 @@
-"""Suites: several evaluations in one TOML file, each of which becomes a run of its own.
-
-    concurrency = 32                # model calls at once, of each endpoint
+"""Suites: several evaluations in one TOML file. Each evaluation becomes a run.
+    concurrency = 32                # concurrent model calls per endpoint
     evaluations_at_once = 4
 
-    [defaults]                      # what holds where an entry says nothing else
+    [defaults]                      # settings for all entries
     num_examples = 50
 
-    [models.small]                  # a name for `model`, with its endpoint
+    [models.small]                  # name for `model`, with its endpoint
     model = "qwen3-4b"
     base_url = "http://127.0.0.1:8000/v1"
 
-    [[eval]]                        # lists of environments, models, sampling and seeds: every combination
+    [[eval]]                        # plays every combination of its lists
     environment = ["admin/tictactoe", "./my-env"]
     model = ["small", "smollm2"]
     sampling = [{ temperature = 0.0 }, { temperature = 1.0 }]
 
-Everything is checked before anything plays; a fault is told with the file and the key.
+Everything is checked before the first rollout. Errors name the file and the key.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
 KEYS = EvaluationSettings.model_fields.keys() - {
     *("concurrency", "exhaustive", "max_lines", "shard", "rerun_of", "environment_files")
 }
-"""Settings that `[defaults]`, `[models]` and `[[eval]]` take; an entry also takes `name`."""
+"""Settings that `[defaults]`, `[models]` and `[[eval]]` accept. An entry also accepts `name`."""
 
 Table = dict[str, Any]
 
 
 class SuiteFile(Record):
-    """A suite's file. Its tables hold settings of evaluations, which are checked where they are combined."""
+    """A suite's file. Its tables contain settings, which are checked after they are combined."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     evaluations_at_once: int = Field(default=4, ge=1)
@@ -68,102 +67,105 @@ class SuiteFile(Record):
 
 
 class SuiteRun(Record):
-    """One evaluation of a suite."""
+    """An evaluation of a suite."""
 
     name: str
     folder: str = Field(pattern=r"^[A-Za-z0-9_=][A-Za-z0-9._=-]*$", max_length=255)
-    """Of its run, in the suite's folder: the same for the same evaluation."""
+    """Name of the run's folder in the suite's folder. The same settings always get the same name."""
     settings: EvaluationSettings
     where: str = Field(default="the suite", exclude=True)
-    """Where the file says so: `suite.toml: eval[2]`."""
+    """Location of the entry for error messages, such as `suite.toml: eval[2]`."""
 
 
 class Suite(Record):
-    """Evaluations to play; as `suite.json` in the suite's folder, so that `--resume` needs nothing else."""
+    """The evaluations of a suite.
+
+    Saved as `suite.json` in its folder, so `--resume` needs no other option.
+    """
 
     schema_: Literal["wander.suite/1"] = Field(default="wander.suite/1", alias="schema")
     name: str
     file: str | None = None
-    """Where the suite was read from."""
+    """Path of the suite's file."""
     started_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     concurrency: int
-    """Model calls at once, of each endpoint."""
+    """Number of concurrent model calls per endpoint."""
     evaluations_at_once: int
     budget_tokens: int | None = None
-    """Tokens that all runs may spend together."""
+    """Token budget of all runs together."""
     budget_usd: float | None = None
     runs: list[SuiteRun]
     shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
-    """Which part of all this the folder holds; None where it is the whole."""
+    """Shard of the suite that the folder contains, or None for the whole suite."""
 
     def parts(self) -> list[SuiteRun]:
-        """Return what is played here: all runs, or a shard's runs and parts of runs.
+        """Return the runs to play here: all runs, or the runs and parts of runs that belong to the shard.
 
-        The runs are laid out one after another, those of a model side by side, and each shard gets an equal
-        stretch of that, so that it opens few models and environments.
+        The runs are sorted by model and environment, and each shard gets an equal section of this sequence.
+        So a shard loads few models and environments.
         """
         shard = self.shard
         if shard is None:
             return self.runs
         by_model = sorted(self.runs, key=lambda run: (run.settings.model, run.settings.environment))
         begin, end, parts = shard.first * len(by_model), shard.end * len(by_model), []
-        for place, run in enumerate(by_model):
-            first, last = (min(max(edge - place * shard.of, 0), shard.of) for edge in (begin, end))
+        for index, run in enumerate(by_model):
+            first, last = (min(max(edge - index * shard.of, 0), shard.of) for edge in (begin, end))
             if first < last:
                 part = None if last - first == shard.of else Shard(first=first, end=last, of=shard.of)
                 parts.append(
                     run.model_copy(update={"settings": run.settings.model_copy(update={"shard": part})})
                 )
-        return [each for run in self.runs for each in parts if each.folder == run.folder]
+        return [part for run in self.runs for part in parts if part.folder == run.folder]
 
     @classmethod
     def load(cls, folder: Path) -> KeptCommand[Suite]:
-        """Return the suite of a folder, as it was started, and whether this user started it."""
+        """Read the suite of a folder, and whether this user started it."""
         try:
             return read_command(folder / SUITE_FILE, cls)
         except FileNotFoundError:
             raise NotFound(
-                f"`{folder}` is no folder of a suite", hint="pass the one that was printed", code="no_suite"
+                f"`{folder}` is not the folder of a suite",
+                hint="pass the folder that was printed",
+                code="no_suite",
             ) from None
 
     @classmethod
     def load_own(cls, folder: Path, hint: str) -> Suite:
         """Return the suite of a folder that this user started.
-
-        Raises `ClientError` for any other, which shows what it asks for.
+        Raises `ClientError` if somebody else started the suite. The error shows its settings.
         """
         kept = cls.load(folder)
         if kept.is_own:
             return kept.command
-        asks = (" ".join(run.settings.as_options()) for run in kept.command.runs)
-        raise foreign_record(folder, asks, hint)
+        requested = (" ".join(run.settings.as_options()) for run in kept.command.runs)
+        raise foreign_record(folder, requested, hint)
 
     def write(self, folder: Path) -> None:
-        """Put `suite.json` into the suite's folder, whole or not at all."""
+        """Write `suite.json` to the suite's folder atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         write_command(folder / SUITE_FILE, self)
 
 
 def read_suite(path: Path, user: Settings) -> Suite:
-    """Return the evaluations of a file; raises `UsageError` with the key that is wrong.
-
-    `user` is the user's settings file, for what the suite does not say.
+    """Read the suite in a file. Raises `UsageError` for an invalid file or key.
+    `user` contains the user's settings, which are the defaults.
     """
     try:
         data = read_toml_file(path, SETTINGS)
     except FileNotFoundError:
         raise NotFound(f"there is no suite `{path}`", hint="check the path", code="no_suite") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"`{path}` is no valid TOML: {error}", hint="correct the file") from error
+        raise UsageError(f"`{path}` is not valid TOML: {error}", hint="fix the file") from error
     try:
         suite = SuiteFile.model_validate(data)
     except ValidationError as error:
         raise _fault(path, error) from error
     _require_keys(path, suite)
     runs = [
-        each
+        run
         for number, entry in enumerate(suite.eval, 1)
-        for each in _combine(path, suite, entry, number, user)
+        for run in _combine(path, suite, entry, number, user)
     ]
     require_distinct(runs)
     return Suite(
@@ -178,64 +180,69 @@ def read_suite(path: Path, user: Settings) -> Suite:
 
 
 def find_newest(runs_dir: Path, file: Path) -> Path:
-    """Return the newest folder of a suite's file; raises `NotFound`."""
-    found = []
+    """Return the newest folder of a suite's file. Raises `NotFound` if there is none."""
+    folders = []
     for path in runs_dir.glob(f"*/{SUITE_FILE}"):
-        with contextlib.suppress(ClientError, RunError):  # somebody else's may hold anything
+        with contextlib.suppress(ClientError, RunError):  # folders from somebody else may contain anything
             kept = Suite.load(path.parent)
             if kept.is_own and kept.command.file == str(file):
-                found.append((kept.command.started_at, path.parent))
-    if not found:
+                folders.append((kept.command.started_at, path.parent))
+    if not folders:
         raise NotFound(
             f"no suite of `{file}` was started in `{runs_dir}`",
             hint=f"start one with `wander eval {file.name}`",
             code="no_suite",
         )
-    return max(found)[1]
+    return max(folders)[1]
 
 
 def require_distinct(runs: list[SuiteRun]) -> None:
-    """Raise `UsageError` for an evaluation that stands twice."""
+    """Raise `UsageError` if the suite contains an evaluation twice."""
     first: dict[str, SuiteRun] = {}
-    for each in runs:
-        if (same := first.setdefault(each.folder, each)) is not each:
+    for run in runs:
+        if (same := first.setdefault(run.folder, run)) is not run:
             raise UsageError(
-                f"{each.where}: `{each.name}` is the same evaluation as that of {same.where}",
-                hint="take one out, give it another seed, or name its model's endpoint under `[models]`",
+                f"{run.where}: `{run.name}` is the same evaluation as {same.where}",
+                hint="remove one of the two, change its seed, or name its model's endpoint under `[models]`",
             )
 
 
 def name_run(
     settings: EvaluationSettings, where: str, label: str | None = None, alias: str | None = None
 ) -> SuiteRun:
-    """Return an evaluation of a suite with its name and folder; `alias` is its name for the model."""
+    """Return an evaluation with its name and folder. `alias` is the suite's name for the model."""
     environment, model = _short(settings.environment), alias or _short(settings.model)
     sampling = "".join(f" {name}={value}" for name, value in settings.sampling.given().items())
     seed = f" seed={settings.seed}" if settings.seed else ""
     name = f"{label + ': ' if label else ''}{environment} {model}{sampling}{seed}"
-    # A file system takes names of 255 bytes; the digest behind tells names apart that begin in the same way.
+    # File names have at most 255 bytes. The digest distinguishes names that were cut off.
     stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{environment}--{model}")[:200].strip("-.")
     return SuiteRun(name=name, folder=f"{stem}--{_identity(settings, alias)}", settings=settings, where=where)
 
 
 def _identity(settings: EvaluationSettings, alias: str | None) -> str:
-    """Return the digest of what changes a rollout: with others that may change it is the same one."""
-    # Without defaults, so that an option that is added later renames no run.
-    said = [alias, settings.model_dump(mode="json", exclude=set(MAY_CHANGE), exclude_defaults=True)]
-    return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:8]
+    """Return a digest of the settings that affect rollouts."""
+    # Excludes defaults, so that new options do not rename existing runs.
+    fields = [alias, settings.model_dump(mode="json", exclude=set(MAY_CHANGE), exclude_defaults=True)]
+    return hashlib.sha256(canonical_json(fields).encode()).hexdigest()[:8]
 
 
 def _combine(path: Path, suite: SuiteFile, entry: Table, number: int, user: Settings) -> Iterator[SuiteRun]:
     """Yield every combination of an entry's lists."""
     where = f"{path.name}: eval[{number}]"
     own = {key: value for key, value in entry.items() if key != "name"}
-    wanted = {**suite.defaults, **own}
+    combined = {**suite.defaults, **own}
     for name in ("environment", "model"):
-        if not wanted.get(name):
-            raise UsageError(f"{where}: `{name}` is missing", hint=f'write `{name} = "..."` there')
-    lists = (wanted["environment"], wanted["model"], wanted.get("sampling", {}), wanted.get("seed", 0))
+        if not combined.get(name):
+            raise UsageError(f"{where}: `{name}` is missing", hint=f'add `{name} = "..."`')
+    lists = (
+        combined["environment"],
+        combined["model"],
+        combined.get("sampling", {}),
+        combined.get("seed", 0),
+    )
     for environment, model, sampling, seed in itertools.product(
-        *(each if isinstance(each, list) else [each] for each in lists)
+        *(values if isinstance(values, list) else [values] for values in lists)
     ):
         alias = model if model in suite.models else None
         named = {"model": model} if alias is None else suite.models[alias]
@@ -253,8 +260,8 @@ def _combine(path: Path, suite: SuiteFile, entry: Table, number: int, user: Sett
             )
             settings = settings.model_copy(
                 update={
-                    "environment": _beside(environment, path.parent),
-                    "model": _beside(settings.model, path.parent),
+                    "environment": _absolute(environment, path.parent),
+                    "model": _absolute(settings.model, path.parent),
                 }
             )
             settings.plan()
@@ -263,8 +270,8 @@ def _combine(path: Path, suite: SuiteFile, entry: Table, number: int, user: Sett
         yield name_run(settings, where, entry.get("name"), alias)
 
 
-def _beside(word: str, folder: Path) -> str:
-    """Return a path of the file as one that holds anywhere; any other word as it is."""
+def _absolute(word: str, folder: Path) -> str:
+    """Return a path relative to the suite's file as an absolute path. Other words are unchanged."""
     prefix, bare = ("hf:", word[3:]) if word.startswith("hf:") else ("", word)
     if not looks_like_path(bare):
         return word
@@ -278,32 +285,34 @@ def _short(word: str) -> str:
 
 
 def _require_keys(path: Path, suite: SuiteFile) -> None:
-    """Refuse a key that is not a setting, or that belongs at the top of the file."""
+    """Raise `UsageError` for unknown or misplaced keys."""
     tables = {"defaults": suite.defaults}
     tables |= {f"models.{name}": table for name, table in suite.models.items()}
     tables |= {f"eval[{number}]": table for number, table in enumerate(suite.eval, 1)}
-    for place, table in tables.items():
-        known = KEYS | {"name"} if place.startswith("eval") else KEYS
+    for name, table in tables.items():
+        known = KEYS | {"name"} if name.startswith("eval") else KEYS
         for key in table.keys() - known:
             belongs = "`concurrency` belongs at the top of the file" if key == "concurrency" else None
             hint = belongs or did_you_mean(key, known) or LISTED
-            raise UsageError(f"`{path}`: `{place}.{key}` is no setting of a suite", hint=hint)
-        if place.startswith("models") and not isinstance(table.get("model"), str):
-            raise UsageError(f"`{path}`: `{place}.model` is missing", hint='write `model = "..."` there')
+            raise UsageError(f"`{path}`: `{name}.{key}` is not a setting of a suite", hint=hint)
+        if name.startswith("models") and not isinstance(table.get("model"), str):
+            raise UsageError(f"`{path}`: `{name}.model` is missing", hint='add `model = "..."`')
 
 
 def _fault(path: Path, error: ValidationError) -> UsageError:
-    """Return the first fault at the top of a file, by its key, with what may have been meant."""
+    """Return an error for the first invalid key at the top level of a file, with a suggestion."""
     first = next(iter(error.errors(include_url=False, include_input=False)))
     key = ""
     for part in first["loc"]:
         key += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
     if first["type"] == "extra_forbidden":
         below = f"`{key}` belongs under `[defaults]` or in `[[eval]]`" if key in KEYS else None
-        hint = below or did_you_mean(key, SuiteFile.model_fields) or "docs/evaluating.md shows a whole suite"
-        return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=hint)
+        hint = (
+            below
+            or did_you_mean(key, SuiteFile.model_fields)
+            or "see docs/evaluating.md for a complete suite"
+        )
+        return UsageError(f"`{path}`: `{key}` is not a setting of a suite", hint=hint)
     if first["type"] == "missing":
-        return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md` shows a whole suite")
-    return UsageError(
-        f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="correct the file; nothing was played"
-    )
+        return UsageError(f"`{path}`: `{key}` is missing", hint="see docs/evaluating.md for a complete suite")
+    return UsageError(f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="fix the file; nothing was played")

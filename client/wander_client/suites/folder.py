@@ -1,4 +1,4 @@
-"""What tells a suite from a single run. Nothing here reads a suite: plain runs do without those modules."""
+"""Distinguish suites from single runs, without importing the modules that read suites."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ if TYPE_CHECKING:
     from wander_client.evaluate.options import CommandFlags
 
 
-def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
-    """Tell whether the command line means a suite."""
+def is_suite(options: Mapping[str, Any], flags: CommandFlags) -> bool:
+    """Return whether a command line plays a suite."""
     if flags.resume is not None and (flags.resume / SUITE_FILE).is_file():
         return True
-    file = said.get("environment", "").endswith(".toml")
-    return file or (flags.resume is None and len(said.get("model", [])) > 1)
+    file = options.get("environment", "").endswith(".toml")
+    return file or (flags.resume is None and len(options.get("model", [])) > 1)
 
 
 def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = False) -> list[str]:
-    """Return words for runs; the folder of a suite becomes the folders of its runs, in the suite's order.
-
-    Raises `ClientError` for a suite that lacks a run, unless `incomplete` allows that, and for shards.
+    """Replace each folder of a suite by the folders of its runs, in the suite's order.
+    Raises `ClientError` for shards, and for a suite with missing runs unless `incomplete` is set.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     for word in words:
-        places = (Path(word), runs_dir / word)
-        folder = next((each for each in places if (each / SUITE_FILE).is_file()), None)
+        candidates = (Path(word), runs_dir / word)
+        folder = next((path for path in candidates if (path / SUITE_FILE).is_file()), None)
         if folder is None:
-            found.append(word)
+            expanded.append(word)
             continue
         from wander_client.runs.shards import require_run
         from wander_client.suites.file import Suite
 
         require_run(folder)
         runs = Suite.load(folder).command.parts()
-        begun = [run for run in runs if (folder / run.folder / "run.json").is_file()]
-        if not begun or (len(begun) < len(runs) and not incomplete):
+        started = [run for run in runs if (folder / run.folder / "run.json").is_file()]
+        if not started or (len(started) < len(runs) and not incomplete):
             raise ClientError(
-                f"{len(runs) - len(begun)} of {len(runs)} runs of the suite `{folder}` have not started",
+                f"{len(runs) - len(started)} of {len(runs)} runs of the suite `{folder}` have not started",
                 hint=f"play them with `wander eval --resume {shlex.quote(str(folder))}`",
                 code="incomplete_suite",
             )
-        found += [str(folder / run.folder) for run in begun]
-    return found
+        expanded += [str(folder / run.folder) for run in started]
+    return expanded

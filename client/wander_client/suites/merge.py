@@ -1,4 +1,4 @@
-"""Make one run, or one suite, of the shards in which it was played."""
+"""Merge the shards of a run or of a suite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Merged:
-    """A run that was made of shards."""
+    """A run that was merged from shards."""
 
     name: str
     run_dir: Path
@@ -34,16 +34,15 @@ class Merged:
 
 
 def merge(folders: Sequence[Path], out: Path) -> list[Merged]:
-    """Write the run, or the runs of the suite, that these shards make; all of it or nothing.
-
-    Raises `RunError` and `UsageError` for what does not fit together.
+    """Merge the shards of a run or of a suite, atomically.
+    Raises `RunError` or `UsageError` if the shards do not belong together.
     """
     suites = [(folder / SUITE_FILE).is_file() for folder in folders]
     if all(suites):
         return merge_suite(folders, out)
     if any(suites):
         raise UsageError(
-            "some of these are shards of a suite, others of a run", hint="merge either by itself"
+            "some folders are shards of a suite, others are shards of a run", hint="merge them separately"
         )
     require_free(out)
     return [_merge_run(folders, out, out.name)]
@@ -54,39 +53,39 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
     from wander.evals.store.folder import RunFolder
 
     shards = [RunFolder.open(folder) for folder in folders]
-    kept = [read_settings_of(folder) for folder in folders if (folder / COMMAND_FILE).is_file()]
-    settings = [each.command for each in kept]
+    records = [read_settings_of(folder) for folder in folders if (folder / COMMAND_FILE).is_file()]
+    settings = [record.command for record in records]
     for other in settings[1:]:
         before, now = settings[0].environment_files, other.environment_files
         if before is not None and now is not None and (changed := find_changed_files(before, now)):
             raise UsageError(
-                f"the environment's files were not the same for all shards: {', '.join(changed[:5])}",
-                hint="play all shards from one copy of the folder, or publish it and name its version",
+                f"the environment's files differ between the shards: {', '.join(changed[:5])}",
+                hint="play all shards with the same copy of the folder, or publish it and use the version",
                 code="environment_changed",
             )
     files = {}
-    # What somebody else's shard asks for must not become this user's own record.
-    if len(kept) == len(folders) and all(each.is_own for each in kept):
+    # Settings from somebody else's shard must not become a record that this user signs.
+    if len(records) == len(folders) and all(record.is_own for record in records):
         files[COMMAND_FILE] = signed_text(settings[0].model_copy(update={"shard": None}))
     return Merged(name, out, *merge_shards(shards, out, files))
 
 
 def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
-    """Write the suite that these shards make; all of it or nothing."""
+    """Merge the shards of a suite, atomically."""
     from wander.evals.run.merge import require_outside, require_tiles
     from wander.evals.store.folder import disk_errors
     from wander.evals.store.jsonl import make_folder
 
-    kept = [Suite.load(folder) for folder in folders]
-    suites = [each.command for each in kept]
+    records = [Suite.load(folder) for folder in folders]
+    suites = [record.command for record in records]
     parts = []
     for folder, suite in zip(folders, suites, strict=True):
         if suite.shard is None:
-            raise UsageError(f"`{folder}` is a whole suite, not a shard of one", hint="leave it out")
+            raise UsageError(f"`{folder}` is a whole suite, not a shard", hint="remove it")
         if suite.runs != suites[0].runs:
             raise UsageError(
-                f"`{folders[0]}` and `{folder}` are no shards of one suite: their evaluations differ",
-                hint="play all shards with one command, but for "
+                f"`{folders[0]}` and `{folder}` are not shards of the same suite: their evaluations differ",
+                hint="play all shards with the same command except for "
                 + name_option("shard")
                 + " and "
                 + name_option("out"),
@@ -95,30 +94,30 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
     require_tiles(parts, what="the suite")
     require_free(out)
     require_outside(out, folders)
-    with make_folder(out) as place:
-        found = []
+    with make_folder(out) as target:
+        merged = []
         for run in suites[0].runs:
-            played_in = [
+            shard_dirs = [
                 folder / run.folder
                 for folder, suite in zip(folders, suites, strict=True)
                 if any(part.folder == run.folder for part in suite.parts())
             ]
-            for played in played_in:
-                if not (played / "run.json").is_file():
+            for shard_dir in shard_dirs:
+                if not (shard_dir / "run.json").is_file():
                     raise UsageError(
-                        f"`{played.parent}` has not begun with `{run.name}`",
-                        hint="go on with " + name_resumption(played.parent) + ", then merge again",
+                        f"`{shard_dir.parent}` has not started `{run.name}`",
+                        hint="resume it with " + name_resumption(shard_dir.parent) + ", then merge again",
                     )
-            found.append(merge_part(played_in, place / run.folder, run.name))
+            merged.append(merge_part(shard_dirs, target / run.folder, run.name))
         started = min(suite.started_at for suite in suites)
-        if all(each.is_own for each in kept):
-            with disk_errors(place):
-                suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
-    return [Merged(each.name, out / each.run_dir.name, each.manifest, each.summary) for each in found]
+        if all(record.is_own for record in records):
+            with disk_errors(target):
+                suites[0].model_copy(update={"shard": None, "started_at": started}).write(target)
+    return [Merged(run.name, out / run.run_dir.name, run.manifest, run.summary) for run in merged]
 
 
 def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
-    """Merge a run of a suite, or copy it where one shard has all of it."""
+    """Merge the shards of a suite's run, or copy the run if one shard contains all of it."""
     from wander.evals.run.merge import require_unchanged
     from wander.evals.stats.summary import summarise_run
     from wander.evals.store.folder import RunFolder, disk_errors
@@ -129,8 +128,8 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     whole = RunFolder.open(folders[0])
     if whole.manifest.ended_at is None:
         raise UsageError(
-            f"`{folders[0]}` is not played to its end",
-            hint="go on with " + name_resumption(folders[0].parent) + ", then merge again",
+            f"`{folders[0]}` is not finished",
+            hint="resume it with " + name_resumption(folders[0].parent) + ", then merge again",
         )
     summary = summarise_run(whole.manifest, whole.rollouts_in_order())
     require_unchanged(whole, summary)

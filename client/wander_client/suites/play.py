@@ -1,4 +1,4 @@
-"""Play the evaluations of a suite, several at a time, each into a run folder of its own."""
+"""Play the evaluations of a suite, several at a time, each in its own run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from wander_client.environments.replay import locate_begun
+from wander_client.environments.replay import locate_started
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.evaluation import (
@@ -21,7 +21,7 @@ from wander_client.evaluate.evaluation import (
     settle,
     stop_on_signals,
 )
-from wander_client.evaluate.progress import told_stall
+from wander_client.evaluate.progress import describe_stall
 from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import is_local_model
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What became of an evaluation of a suite."""
+    """The result of an evaluation of a suite."""
 
     run: SuiteRun
     run_dir: Path
@@ -53,17 +53,17 @@ class Outcome:
 
 @dataclass
 class Ready:
-    """An evaluation whose environment is at hand."""
+    """An evaluation whose environment is installed."""
 
     run: SuiteRun
     evaluation: Evaluation
     finished: tuple[RunManifest, RunSummary] | None
-    """Of a run that is complete and without failures: it is not played again."""
+    """Manifest and summary, if the run is complete without failures and will not be played again."""
 
 
 @dataclass(frozen=True)
 class Common:
-    """What the evaluations of a suite share while they play."""
+    """Objects that the evaluations of a suite share."""
 
     pool: ModelPool
     slots: asyncio.Semaphore
@@ -72,7 +72,7 @@ class Common:
 
 
 def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_code: bool) -> list[Ready]:
-    """Find, and install where needed, every environment; raises for the first that cannot be found."""
+    """Find or install every environment. Raises the first error."""
     ready = []
     for run in suite.parts():
         run_dir = folder / run.folder
@@ -80,9 +80,9 @@ def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_co
             settings, location = _settle(context, run.settings, run_dir)
         except Exception as error:
             explained = explain(error)
-            said = f"{run.where}: {explained}"
+            message = f"{run.where}: {explained}"
             raise type(explained)(
-                said, hint=explained.hint, code=explained.code, detail=explained.detail
+                message, hint=explained.hint, code=explained.code, detail=explained.detail
             ) from error
         resume = (run_dir / "run.json").exists()
         evaluation = Evaluation(context, settings, location, run_dir, resume, allow_changed_code)
@@ -94,17 +94,17 @@ def _settle(
     context: Invocation, settings: EvaluationSettings, run_dir: Path
 ) -> tuple[EvaluationSettings, Location]:
     require_settings(settings)
-    begun = None
+    started = None
     with contextlib.suppress(NotFound):
-        begun = read_settings_of(run_dir)
-    if begun is not None and begun.is_own:
-        # The version that the run started with, though there may be a newer one now.
-        kept = {
-            "environment": begun.command.environment,
-            "environment_files": begun.command.environment_files,
+        started = read_settings_of(run_dir)
+    if started is not None and started.is_own:
+        # Keep the version that the run started with, even if there is a newer version.
+        pinned = {
+            "environment": started.command.environment,
+            "environment_files": started.command.environment_files,
         }
-        settings = settings.model_copy(update=kept)
-        location = locate_begun(context, settings.environment, run_dir)
+        settings = settings.model_copy(update=pinned)
+        location = locate_started(context, settings.environment, run_dir)
     else:
         settings, location = settle(context, settings, run_dir if (run_dir / "run.json").exists() else None)
     require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
@@ -132,9 +132,8 @@ async def play_suite(
     models: ModelPool | None = None,
     stop: StopRequest | None = None,
 ) -> list[Outcome]:
-    """Play what is not finished and what the budget allows; what breaks one evaluation stops no other.
-
-    The first Ctrl-C ends all of them in order.
+    """Play the evaluations that are not finished, within the budget. An error stops only its own evaluation.
+    The first Ctrl-C stops all evaluations after saving their rollouts.
     """
     from wander.evals.run.stopping import StopRequest
 
@@ -143,17 +142,17 @@ async def play_suite(
         common = Common(pool, asyncio.Semaphore(suite.evaluations_at_once), stop, budget)
         with stop_on_signals(stop):
             playing = [
-                asyncio.create_task(_play(each, number, table, common)) for number, each in enumerate(ready)
+                asyncio.create_task(_play(item, number, table, common)) for number, item in enumerate(ready)
             ]
 
-            async def end_what_waits() -> None:
-                # Those that play end by themselves, in order.
+            async def cancel_waiting() -> None:
+                # Evaluations that are playing stop by themselves and save their rollouts.
                 await stop.requested.wait()
                 for task, row in zip(playing, table.rows, strict=True):
                     if row.state in ("waiting", "starting"):
                         task.cancel()
 
-            watching = asyncio.create_task(end_what_waits())
+            watching = asyncio.create_task(cancel_waiting())
             try:
                 return await asyncio.gather(*playing)
             finally:
@@ -166,11 +165,11 @@ async def play_suite(
 async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
     run, run_dir = ready.run, ready.evaluation.run_dir
     if ready.finished is not None:
-        table.set_state(number, "kept", "complete already")
+        table.set_state(number, "kept", "already complete")
         return Outcome(run, run_dir, "kept", *ready.finished)
     from wander.evals.run.budget import Share
 
-    outcome, waited = Outcome(run, run_dir, "stopped"), None
+    outcome, stall = Outcome(run, run_dir, "stopped"), None
     try:
         async with common.slots:
             if common.budget is not None and common.budget.spent is not None:
@@ -184,7 +183,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
                 stop=common.stop,
                 share=None if common.budget is None else Share(common.budget, run.folder),
             )
-        summary, waited = result.summary, told_stall(result, ready.evaluation.settings)
+        summary, stall = result.summary, describe_stall(result, ready.evaluation.settings)
         outcome = Outcome(run, run_dir, "done", result.manifest, summary)
         if result.interrupted:
             outcome.state = "stopped"
@@ -195,37 +194,38 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
     except asyncio.CancelledError:
         if not common.stop.requested.is_set():
             raise
-    except Exception as error:  # noqa: BLE001 - the other evaluations go on, and this one's error is told
+    except Exception as error:  # noqa: BLE001 - reported, so that the other evaluations continue
         outcome = Outcome(run, run_dir, "failed", error=explain(error))
-    table.set_state(number, outcome.state, str(outcome.error or waited or ""))
+    table.set_state(number, outcome.state, str(outcome.error or stall or ""))
     return outcome
 
 
 def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
-    """Return what the evaluations may spend together, over all parts in which the suite is played.
-
-    None without bounds. Raises `UsageError` for a bound in USD where somebody's prices are not known.
+    """Return the shared budget of the evaluations, across all parts of the suite that were played.
+    Returns None without a budget. Raises `UsageError` for a budget in USD if the prices of a model are
+    unknown.
     """
     from wander.evals.run.budget import SharedBudget
 
     if suite.budget_tokens is None and suite.budget_usd is None:
         return None
-    for each in ready if suite.budget_usd is not None else ():
-        settings = each.evaluation.settings
-        # Code and models of this machine cost nothing.
+    for item in ready if suite.budget_usd is not None else ():
+        settings = item.evaluation.settings
+        # Local models and scripted players cost nothing.
         local = settings.base_url is None and is_local_model(settings.model)
         free = local or settings.serve is not None or is_scripted(settings.model)
         if settings.prices is None and not free:
             raise UsageError(
-                f"{each.run.where}: a budget of the suite in USD needs the prices of `{settings.model}`",
-                hint="give them in USD per million tokens: `--set prices=0.15/0.60`; in a suite `prices`",
+                f"{item.run.where}: a budget in USD requires the prices of `{settings.model}`",
+                hint="set them in USD per million tokens: `--set prices=0.15/0.60`, or `prices` in the "
+                "suite's file",
             )
-    earlier = {each.run.folder: _sum_spent(each) for each in ready}
+    earlier = {item.run.folder: _sum_spent(item) for item in ready}
     return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)
 
 
 def _sum_spent(ready: Ready) -> tuple[int, float]:
-    """Return the tokens and the cost of the parts of an evaluation that were played before."""
+    """Return the tokens and the cost of the rollouts that were played before."""
     from wander.evals.run.budget import Meter, count_tokens
     from wander.evals.store.folder import RunFolder
     from wander.types import Usage
@@ -235,12 +235,12 @@ def _sum_spent(ready: Ready) -> tuple[int, float]:
     folder = RunFolder.open(ready.evaluation.run_dir)
     spending = folder.manifest.spending
     meter = Meter(ready.evaluation.settings.plan().budget, Usage() if spending is None else spending.usage)
-    meter.at_least(sum((count_tokens(one.turns) for one in folder.rollouts()), Usage()))
+    meter.at_least(sum((count_tokens(rollout.turns) for rollout in folder.rollouts()), Usage()))
     return meter.tokens, meter.usd or 0.0
 
 
 def describe_spending(budget: SharedBudget) -> dict[str, Any]:
-    """Return what `--json` tells of a shared budget."""
+    """Return the fields of a shared budget for `--json`."""
     return {
         "tokens": budget.spent_tokens,
         "usd": budget.spent_usd,

@@ -1,4 +1,4 @@
-"""How the evaluations of a suite go: a live table on a terminal, else a line now and then."""
+"""Progress of a suite: a live table on a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _STYLES: dict[State, str] = {"done": "green", "kept": "green", "partial": "yello
 
 @dataclass
 class Row:
-    """One evaluation as the table shows it."""
+    """An evaluation's row of the table."""
 
     name: str
     state: State = "waiting"
     progress: Progress | None = None
-    begun_with: int = 0
-    """Rollouts that an earlier part had played."""
-    said: str = ""
-    """What went wrong."""
-    told_step: int = 0
-    told_at: float = field(default_factory=time.monotonic)
+    resumed_rollouts: int = 0
+    """Number of rollouts that were played before this part."""
+    note: str = ""
+    """Error or note that is shown after the state."""
+    printed_step: int = 0
+    printed_at: float = field(default_factory=time.monotonic)
 
     def eta(self) -> str:
-        """Return how long it will take, by the pace so far."""
+        """Return the estimated time left, from the average pace."""
         progress = self.progress
-        if self.state != "playing" or progress is None or progress.done <= self.begun_with:
+        if self.state != "playing" or progress is None or progress.done <= self.resumed_rollouts:
             return ""
-        left = progress.total - progress.done
-        return clock_time(progress.seconds / (progress.done - self.begun_with) * left)
+        remaining = progress.total - progress.done
+        return clock_time(progress.seconds / (progress.done - self.resumed_rollouts) * remaining)
 
     def cells(self) -> list[str]:
-        """Return name, state, rollouts, reward, failures, tokens, cost, time left."""
+        """Return name, state, rollouts, reward, failures, tokens, cost and time left."""
         progress = self.progress
         if progress is None:
-            return [self.name, self.state, "", "", "", "", "", self.said]
+            return [self.name, self.state, "", "", "", "", "", self.note]
         tokens = progress.usage.prompt_tokens + progress.usage.completion_tokens
         return [
             self.name,
@@ -58,12 +58,12 @@ class Row:
             f"{progress.failed:,}" if progress.failed else "",
             f"{tokens:,}" if tokens else "",
             "" if progress.usd is None else f"{progress.usd:.4g}",
-            f"{self.eta()}{rate_limit_note(progress)}".strip() if self.state == "playing" else self.said,
+            f"{self.eta()}{rate_limit_note(progress)}".strip() if self.state == "playing" else self.note,
         ]
 
 
 class SuiteTable:
-    """Shows the rows of a suite as they change."""
+    """A table of the suite's evaluations that is updated while they play."""
 
     def __init__(self, output: Output, names: list[str]) -> None:
         self.rows = [Row(name) for name in names]
@@ -71,7 +71,7 @@ class SuiteTable:
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Show the table while the block runs; on a terminal it leaves nothing behind."""
+        """Show the table while the block runs, and then clear it."""
         if not (self._output.human and self._output.shows_progress and sys.stderr.isatty()):
             yield
             return
@@ -86,29 +86,29 @@ class SuiteTable:
         ):
             yield
 
-    def set_state(self, number: int, state: State, said: str = "") -> None:
-        """Set the state of an evaluation, and tell it where there is no live table."""
+    def set_state(self, number: int, state: State, note: str = "") -> None:
+        """Set the state of an evaluation, and print it if there is no live table."""
         row = self.rows[number]
-        row.state, row.said = state, one_line(said)
+        row.state, row.note = state, one_line(note)
         if state != "waiting":
-            self._say(f"{row.name}  {state}{'  ' + row.said if said else ''}")
+            self._print(f"{row.name}  {state}{'  ' + row.note if note else ''}")
 
     def set_progress(self, number: int, progress: Progress) -> None:
-        """Learn how far an evaluation is."""
+        """Update the progress of an evaluation."""
         row = self.rows[number]
         if row.progress is None:
-            row.begun_with = progress.done
+            row.resumed_rollouts = progress.done
             row.state = "playing"
         row.progress = progress
         step = 4 * progress.done // progress.total if progress.total else 0
-        if step > row.told_step or time.monotonic() - row.told_at > _LINE_SECONDS:
-            row.told_step, row.told_at = step, time.monotonic()
+        if step > row.printed_step or time.monotonic() - row.printed_at > _LINE_SECONDS:
+            row.printed_step, row.printed_at = step, time.monotonic()
             parts = [cell for cell in row.cells()[2:4] if cell]
             failed = f"  {progress.failed} failed" if progress.failed else ""
-            self._say(f"{row.name}  {'  reward '.join(parts)}{failed}{rate_limit_note(progress)}")
+            self._print(f"{row.name}  {'  reward '.join(parts)}{failed}{rate_limit_note(progress)}")
 
-    def _say(self, line: str) -> None:
-        """Write a line where no live table stands."""
+    def _print(self, line: str) -> None:
+        """Print a line if there is no live table."""
         if not (self._output.human and sys.stderr.isatty()) and self._output.shows_progress:
             self._output.note(line)
 

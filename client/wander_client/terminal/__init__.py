@@ -1,1 +1,1 @@
-"""The terminal: output in four modes, escaping, how commands are declared."""
+"""The terminal: output in four modes, escaping of untrusted text, and declaration of commands."""

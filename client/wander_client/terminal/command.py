@@ -1,13 +1,13 @@
-"""Commands of click, declared by the signature of a function:
+"""Declare click commands by the signatures of functions:
 
     def show(
         run: Annotated[str | None, Argument(help="folder or id")] = None,
         limit: Annotated[int, Option("-n", "--limit", min=1, help="rows")] = 30,
     ) -> int | None: ...
 
-Values are str, int, float, bool (a flag), Path, `Literal` and lists of these, each `| None` or not. A
-parameter annotated with a dataclass stands for its fields. One annotated `Typed` gets what was typed.
-docs/decisions/command-lines.md says why.
+Values can be str, int, float, bool (a flag), Path, `Literal` or a list of these, each `| None` or not. A
+parameter that is annotated with a dataclass stands for all its fields. A parameter of type `Typed` receives
+the values that the user typed. docs/decisions/command-lines.md explains why.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Line(Protocol):
-    """The object of click's contexts: what a command line has in common with others."""
+    """The object of a click context: the state of one invocation."""
 
     @property
     def output(self) -> Output:
-        """Where answers go."""
+        """The output of this invocation."""
 
     def begin(self, ctx: click.Context) -> None:
         """Prepare for the command that is about to run."""
 
     def suggest(self, parameter: str) -> list[str]:
-        """Return values of a parameter for a shell's completion."""
+        """Return completions for a parameter."""
 
 
 class Typed(dict[str, Any]):
-    """What was typed on the line, by the name of the parameter; without the defaults."""
+    """Values that the user typed, by parameter name. Defaults are not included."""
 
 
 class Option:
-    """An option's flags and help, next to its type; without flags it is `--` and the parameter's name.
-
-    `--on/--off` is a flag with its opposite. `settings` are those of `click.Option`.
+    """An option's flags and help text. By default, the flag is `--` and the parameter's name.
+    `--on/--off` declares a flag with its opposite. `settings` are passed to `click.Option`.
     """
 
     is_argument = False
@@ -69,7 +68,7 @@ class Option:
 
 
 class Argument(Option):
-    """An argument's help, next to its type."""
+    """An argument's help text."""
 
     is_argument = True
 
@@ -78,15 +77,15 @@ Yes = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]
 
 
 class _Number(click.FloatRange):
-    """A float; refuses `nan`, which is in every range."""
+    """A float that rejects `nan`, which click accepts in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
-        return self.fail("a number is needed", param, ctx) if math.isnan(number) else number
+        return self.fail("not a number", param, ctx) if math.isnan(number) else number
 
 
 def new_parameter(name: str, kind: Any, described: Option, default: Any = inspect.Parameter.empty) -> Any:
-    """Return the click option or argument of a parameter of this type."""
+    """Return a click option or argument for a parameter of this type."""
     kinds = [part for part in get_args(kind) if part is not type(None)]
     kind = kinds[0] if type(None) in get_args(kind) else kind
     many = get_origin(kind) is list
@@ -124,7 +123,7 @@ def _int(bound: float | None) -> int | None:
 
 
 def _suggest(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the values that begin like this one; files if there are none."""
+    """Return the values that start with this text, or complete file names if there are none."""
     from click.shell_completion import CompletionItem
 
     values = ctx.obj.suggest(param.name)
@@ -132,8 +131,8 @@ def _suggest(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return items or [CompletionItem(incomplete, type="file")]
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Keep what was typed of an option that every command takes."""
+def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store the value of a common option in the context."""
     if value:
         ctx.meta[param.name or ""] = value
 
@@ -141,30 +140,30 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 _COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--json", {"is_flag": True, "help": "print one JSON object on stdout"}),
     ("--plain", {"is_flag": True, "help": "no color, tab-separated tables"}),
-    ("-q --quiet", {"is_flag": True, "help": "print the answer and errors only"}),
-    ("--color", {"type": click.Choice(["auto", "always", "never"])}),
-    ("--no-progress", {"is_flag": True, "help": "no progress on stderr"}),
-    ("--hub", {"metavar": "URL", "help": "the hub, or its name in the settings file"}),
+    ("-q --quiet", {"is_flag": True, "help": "print only results and errors"}),
+    ("--color", {"type": click.Choice(["auto", "always", "never"]), "help": "when to use color"}),
+    ("--no-progress", {"is_flag": True, "help": "do not show progress on stderr"}),
+    ("--hub", {"metavar": "URL", "help": "URL of the hub, or its name in the settings file"}),
     ("--debug", {"is_flag": True, "help": "show the traceback of an error"}),
 )
 
 
 @functools.cache
 def common_options() -> list[click.Parameter]:
-    """Return the options that every command and group takes."""
+    """Return the options that every command and group has."""
     return [
         click.Option(
             [*flags.split(), f"common_{flags.split('--')[1].replace('-', '_')}"],
             expose_value=False,
-            callback=_keep,
+            callback=_store,
             **settings,
         )
         for flags, settings in _COMMON
     ]
 
 
-class _Helpful(click.Command):
-    """What commands and groups have in common: the common options, and help in the mode of the output."""
+class _CommonCommand(click.Command):
+    """A command or group with the common options, whose help follows the output mode."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
@@ -185,8 +184,8 @@ def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-class Command(_Helpful):
-    """A function that a line runs with what was typed; its own defaults hold for the rest."""
+class Command(_CommonCommand):
+    """A command that calls a function with the typed values. The function's defaults apply to all others."""
 
     def __init__(
         self,
@@ -213,14 +212,14 @@ class Command(_Helpful):
         return self._function(**_arguments(self._function, typed))
 
 
-class CommandGroup(_Helpful, click.Group):
-    """Commands that are typed after a word."""
+class CommandGroup(_CommonCommand, click.Group):
+    """A group of commands."""
 
     def __init__(self, help: str, name: str | None = None) -> None:
         super().__init__(name, help=inspect.cleandoc(help), context_settings=HELP)
 
     def command(self, name: str | None = None) -> Callable[[Function], Function]:  # type: ignore[override]
-        """Make a function a command of the group, by default of its own name."""
+        """Add a function to the group as a command. The default name is the function's name."""
 
         def add(function: Function) -> Function:
             self.add_command(Command(function, name))
@@ -229,17 +228,20 @@ class CommandGroup(_Helpful, click.Group):
         return add
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their declaration."""
+        """Return the names in the order in which they were declared."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help if no command is named."""
+        """Show the help if no command is given."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that a line names; raises `UsageError` with what may have been meant."""
+        """Return the command with this name.
+
+        Raises `UsageError` with a suggestion if there is no such command.
+        """
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             words = self.meanings(ctx)
             hint = (
@@ -250,16 +252,16 @@ class CommandGroup(_Helpful, click.Group):
         return super().resolve_command(ctx, args)
 
     def meanings(self, ctx: click.Context) -> Mapping[str, str]:
-        """Return the words that a mistyped command may mean, with what the hint shows for them."""
+        """Return the words to compare a mistyped command with, and the command to suggest for each."""
         return {name: name for name in self.list_commands(ctx)}
 
     def sections(self, ctx: click.Context) -> Mapping[str, Mapping[str, str]]:
-        """Return the titles of the help's lists of commands, with the names and summaries in each."""
+        """Return the help's sections, each with names and summaries of commands."""
         summaries = {name: command.get_short_help_str(1000) for name, command in self.commands.items()}
         return {"Commands": summaries}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write whole summaries, without importing the commands."""
+        """Write the full summaries without importing the commands."""
         for title, rows in self.sections(ctx).items():
             with formatter.section(title):
                 formatter.write_dl(list(rows.items()))
@@ -271,7 +273,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def parameters_of(function: Callable[..., Any]) -> Iterator[click.Parameter]:
-    """Yield the parameters that the signature of a function or dataclass declares."""
+    """Yield the click parameters for the signature of a function or dataclass."""
     for parameter in _signature(function).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -282,7 +284,7 @@ def parameters_of(function: Callable[..., Any]) -> Iterator[click.Parameter]:
 
 
 def _arguments(function: Callable[..., Any], typed: Typed) -> dict[str, Any]:
-    """Return what a function, or a dataclass among its parameters, is called with."""
+    """Return the arguments for calling a function or dataclass."""
     values: dict[str, Any] = {}
     for name, parameter in _signature(function).parameters.items():
         kind = parameter.annotation
@@ -296,12 +298,12 @@ def _arguments(function: Callable[..., Any], typed: Typed) -> dict[str, Any]:
 
 
 def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
-    """Return what click refused as the user sees it; it names the flag that was typed."""
+    """Convert click's error to a `UsageError` that names the flag as the user typed it."""
     ctx = error.ctx
     path = "wander" if ctx is None else ctx.command_path
     hint, message = None, error.message.rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        message = f"there is no option `{error.option_name}`"
+        message = f"unknown option `{error.option_name}`"
         flags = [] if ctx is None else [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
         longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
         hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(error.option_name, flags)
@@ -321,5 +323,5 @@ def _typed_name(param: click.Parameter, words: Sequence[str]) -> str:
 
 
 def _names(word: str, flag: str) -> bool:
-    """Tell whether a word of a line is this flag, with or without its value."""
+    """Return whether a word of the command line is this flag, with or without its value."""
     return word.partition("=")[0] == flag if flag.startswith("--") else word.startswith(flag)

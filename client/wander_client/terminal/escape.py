@@ -1,27 +1,27 @@
-"""Make text that came from a hub or a model safe to print: it may hold terminal commands or bidi tricks."""
+"""Escape text from a hub or a model: it may contain terminal commands or bidirectional controls."""
 
 from __future__ import annotations
 
 import re
 
-# C0 but tab and newline, DEL and C1, zero-width and bidirectional controls, line separators, BOM.
+# C0 except tab and newline, DEL and C1, zero-width and bidirectional controls, line separators, BOM.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def visible(text: str) -> str:
-    """Return the text with control and bidirectional characters spelled out (`\\x1b`); keeps newlines."""
+    """Return the text with control and bidirectional characters as escapes (`\\x1b`). Newlines are kept."""
     return _UNSAFE.sub(_spell, text.replace("\r\n", "\n"))
 
 
 def escape_json(text: str) -> str:
-    """Return a JSON text with the same characters as escapes of JSON; it means the same."""
+    """Return an equivalent JSON text in which these characters are escaped."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """Return the text safe for one table cell: no newline, no tab, no control character."""
+    """Return the text for one table cell, without newlines, tabs and control characters."""
     return " ".join(visible(text).split())
 
 

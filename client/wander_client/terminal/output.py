@@ -1,9 +1,8 @@
-"""What the user sees: answers on stdout, everything else on stderr, in one of four modes.
-
-human  colour and live progress, on a terminal
-plain  no colour, TSV tables, one progress line per 10 %; when stdout is no terminal or an agent runs us
-json   one envelope on stdout: {"schema": "wander.<command>/1", "data": ..., "warnings": [...]}
-quiet  the answer and errors, nothing else
+"""Output of commands: results on stdout, everything else on stderr, in one of four modes.
+human  color and live progress, on a terminal
+plain  no color, TSV tables, one progress line per 10 %; used if stdout is not a terminal, and for agents
+json   one object on stdout: {"schema": "wander.<command>/1", "data": ..., "warnings": [...]}
+quiet  only results and errors
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Mode = Literal["human", "plain", "json", "quiet"]
 MODES: tuple[Mode, ...] = ("human", "plain", "json", "quiet")
 Cell = str | int | float | None
 
-# Set by coding agents; they get plain output unless WANDER_OUTPUT says otherwise.
+# Variables that coding agents set. Agents get plain output unless WANDER_OUTPUT is set.
 AGENT_VARIABLES = ("AI_AGENT", "CLAUDECODE", "CODEX_SANDBOX", "CURSOR_AGENT", "GEMINI_CLI")
 
 STYLES = {
@@ -37,12 +36,12 @@ STYLES = {
     "dim": "dim",
     "bold": "bold",
 }
-"""What each style is called by rich."""
+"""Style names in the syntax of rich."""
 _CODES = {"error": "31;1", "warning": "33;1", "hint": "36", "good": "32", "dim": "2", "bold": "1"}
 
 
 def choose_mode(flag: Mode | None, environ: Mapping[str, str], *, terminal: bool) -> Mode:
-    """Return the mode: flag, then WANDER_OUTPUT, then agent or no terminal means plain."""
+    """Return the output mode: the flag, else WANDER_OUTPUT, else plain for agents and without a terminal."""
     if flag is not None:
         return flag
     wanted = environ.get("WANDER_OUTPUT", "").strip().lower()
@@ -51,7 +50,7 @@ def choose_mode(flag: Mode | None, environ: Mapping[str, str], *, terminal: bool
             return mode
     if wanted and wanted != "auto":
         raise UsageError(
-            f"`WANDER_OUTPUT` is `{wanted}`", hint=f"set it to one of {', '.join(MODES)} or unset it"
+            f"invalid `WANDER_OUTPUT`: `{wanted}`", hint=f"set it to one of {', '.join(MODES)}, or unset it"
         )
     if not terminal or any(environ.get(name) for name in AGENT_VARIABLES):
         return "plain"
@@ -59,7 +58,7 @@ def choose_mode(flag: Mode | None, environ: Mapping[str, str], *, terminal: bool
 
 
 def use_color(flag: str, environ: Mapping[str, str], stream: TextIO) -> bool:
-    """Return whether to colour a stream: --color, NO_COLOR, FORCE_COLOR, TERM=dumb, terminal."""
+    """Return whether to use color, from --color, NO_COLOR, FORCE_COLOR, TERM=dumb and the terminal."""
     if flag in ("always", "never"):
         return flag == "always"
     if environ.get("NO_COLOR"):
@@ -70,7 +69,7 @@ def use_color(flag: str, environ: Mapping[str, str], stream: TextIO) -> bool:
 
 
 class Output:
-    """The one place that writes to stdout and stderr."""
+    """The only writer to stdout and stderr."""
 
     def __init__(
         self,
@@ -84,10 +83,10 @@ class Output:
         environ = os.environ if environ is None else environ
         self.mode: Mode = mode
         self.command = command
-        """Names the JSON schema: `wander.<command>/1`."""
+        """Name of the command in the JSON schema: `wander.<command>/1`."""
         self.warnings: list[str] = []
         self.step: str | None = None
-        """Which of its steps a long command is at; an error in JSON mode tells it."""
+        """Current step of a long command. Errors in JSON mode include it."""
         self._progress = progress and mode in ("human", "plain")
         plain = mode != "human" and color != "always"
         self.color_out = not plain and use_color(color, environ, sys.stdout)
@@ -95,23 +94,23 @@ class Output:
 
     @property
     def json(self) -> bool:
-        """True when the answer is one JSON object."""
+        """True if the output is a JSON object."""
         return self.mode == "json"
 
     @property
     def human(self) -> bool:
-        """True when a person looks at a terminal."""
+        """True if the output is for a person at a terminal."""
         return self.mode == "human"
 
     @property
     def shows_progress(self) -> bool:
-        """True when progress is to be told."""
+        """True if progress is shown."""
         return self._progress
 
-    # answers, on stdout
+    # Results, on stdout.
 
     def answer(self, data: Any, show: Callable[[], None] | str | None = None, **extra: Any) -> None:
-        """Print the command's answer: the envelope in JSON mode, else `show` (a function or a text)."""
+        """Print the command's result: JSON in JSON mode, otherwise `show` (a function or a text)."""
         if self.json:
             self.envelope(data, **extra)
         elif callable(show):
@@ -120,17 +119,17 @@ class Output:
             self.line(show)
 
     def envelope(self, data: Any, **extra: Any) -> None:
-        """Print `{"schema", "data", "warnings"}` as one JSON object."""
+        """Print `{"schema", "data", "warnings"}` as a JSON object."""
         body = {"schema": f"wander.{self.command}/1", "data": jsonable(data), **extra}
         _print(sys.stdout, _json({**body, "warnings": self.warnings}))
 
     def stream(self, kind: str, **fields: Any) -> None:
-        """Print one JSON line of a stream (`type` first); nothing in other modes."""
+        """Print one JSON line of a stream, `type` first. Prints nothing in other modes."""
         if self.json:
             _print(sys.stdout, _json({"type": kind, **jsonable(fields)}))
 
     def line(self, text: str = "", *, style: str | None = None) -> None:
-        """Print one line of an answer; nothing in JSON mode."""
+        """Print a line of the result. Prints nothing in JSON mode."""
         if not self.json:
             _print(sys.stdout, paint(visible(text), style, self.color_out))
 
@@ -142,10 +141,9 @@ class Output:
         shrink: Sequence[str] = (),
         drop: Sequence[str] = (),
     ) -> None:
-        """Print a table: aligned columns for people, TSV with a header otherwise.
-
-        Where a terminal is too narrow the columns named in `shrink` are cut in the middle, no others; before
-        one of them becomes hard to read, those named in `drop` are left out, the first first.
+        """Print a table: aligned columns for people, otherwise TSV with a header.
+        If the terminal is too narrow, the columns in `shrink` are shortened in the middle. Before they become
+        unreadable, the columns in `drop` are left out, in that order.
         """
         if self.json:
             return
@@ -165,26 +163,26 @@ class Output:
         for number, text in enumerate(align([names, *cells], numeric)):
             _print(sys.stdout, paint(text, "bold" if number == 0 else None, self.color_out))
 
-    # everything else, on stderr
+    # Everything else, on stderr.
 
     def note(self, text: str) -> None:
-        """Tell what happens; silent in quiet and JSON mode."""
+        """Print a note. Prints nothing in quiet and JSON mode."""
         if self.mode in ("human", "plain"):
             _print(sys.stderr, visible(text))
 
     def warn(self, text: str) -> None:
-        """Warn; the JSON envelope carries it."""
+        """Print a warning. In JSON mode, add it to the JSON object."""
         self.warnings.append(text)
         if not self.json:
             _print(sys.stderr, f"{paint('warning:', 'warning', self.color_err)} {visible(text)}")
 
     def next(self, *commands: str) -> None:
-        """Print the commands that a user types next, last of all."""
+        """Print the commands that the user may want to run next."""
         for command in commands if self.mode in ("human", "plain") else ():
             _print(sys.stderr, f"{paint('next:', 'hint', self.color_err)} {visible(command)}")
 
     def error(self, error: ClientError) -> None:
-        """Print an error: `error:` and `hint:` on stderr, or the JSON object on stdout."""
+        """Print `error:` and `hint:` on stderr, or a JSON object on stdout."""
         if self.json:
             body = {
                 "code": error.code,
@@ -204,14 +202,14 @@ class Output:
         if error.detail:
             indented = "\n".join(f"  {line}" for line in visible(error.detail).splitlines())
             _print(sys.stderr, f"\n{indented}")
-        if error.request_id and isinstance(error, Unavailable):  # the hub's operator finds it in the log
+        if error.request_id and isinstance(error, Unavailable):  # the hub's operator can find it in the log
             _print(sys.stderr, f"\n  request {one_line(error.request_id)}")
         if error.hint:
             _print(sys.stderr, f"\n{paint('hint:', 'hint', self.color_err)} {visible(error.hint)}")
 
     @contextmanager
     def progress(self, title: str, total: int | None, *, unit: str = "") -> Iterator[Progress]:
-        """Show progress on stderr: a live bar on a terminal, else one line per 10 % or 30 s."""
+        """Show progress on stderr: a live bar on a terminal, otherwise one line per 10 % or 30 s."""
         if not self._progress:
             yield Progress(title, total)
         elif self.human and sys.stderr.isatty():
@@ -221,14 +219,19 @@ class Output:
             yield LineProgress(title, total, unit)
 
     def ask(self, question: str, *, flag: str, secret: bool = False) -> str:
-        """Ask on the terminal; without one fail with the flag that answers instead."""
+        """Ask a question on the terminal.
+
+        Without a terminal, raise `UsageError` that names the flag to use.
+        """
         if not sys.stdin.isatty() or self.json:
             asked = question.rstrip(":? ")
-            if flag == "--yes":  # a question that wants to be confirmed is a sentence, not a thing
+            if flag == "--yes":  # a confirmation is a sentence, other questions are noun phrases
                 raise UsageError(
-                    f"there is no terminal to ask on: {asked[:1].lower()}{asked[1:]}", hint=f"pass `{flag}`"
+                    f"cannot ask without a terminal: {asked[:1].lower()}{asked[1:]}", hint=f"pass `{flag}`"
                 )
-            raise UsageError(f"{asked} is needed and there is no terminal to ask on", hint=f"pass `{flag}`")
+            raise UsageError(
+                f"{asked} is required, and there is no terminal to ask for it", hint=f"pass `{flag}`"
+            )
         if secret:
             from getpass import getpass
 
@@ -237,14 +240,17 @@ class Output:
         sys.stderr.flush()
         return sys.stdin.readline().strip()
 
-    def confirm(self, word: str, what: str, *, yes: bool) -> None:
-        """Have a word typed before something happens, unless `yes`; raises `UsageError` for any other."""
-        if not yes and self.ask(f"Type `{word}` to {what}", flag="--yes") != word:
-            raise UsageError(f"`{word}` was not confirmed: nothing was changed", hint="or pass `--yes`")
+    def confirm(self, word: str, action: str, *, yes: bool) -> None:
+        """Ask the user to type a word as confirmation, unless `yes`.
+
+        Raises `UsageError` for any other answer.
+        """
+        if not yes and self.ask(f"Type `{word}` to {action}", flag="--yes") != word:
+            raise UsageError("not confirmed; nothing was changed", hint=f"type `{word}`, or pass `--yes`")
 
 
 class Progress:
-    """Counts finished parts; the base shows nothing."""
+    """A count of finished parts. This base class shows nothing."""
 
     def __init__(self, title: str, total: int | None) -> None:
         self.title = title
@@ -252,12 +258,12 @@ class Progress:
         self.done = 0
 
     def update(self, done: int, note: str = "") -> None:
-        """Set how many parts are done, with a short note (a running score)."""
+        """Set the number of finished parts, with a short note such as a running score."""
         self.done = done
 
 
 class LineProgress(Progress):
-    """One line per 10 % or 30 s, for logs."""
+    """Progress as one line per 10 % or 30 s, for logs."""
 
     def __init__(self, title: str, total: int | None, unit: str) -> None:
         super().__init__(title, total)
@@ -266,20 +272,20 @@ class LineProgress(Progress):
         self._last = time.monotonic()
 
     def update(self, done: int, note: str = "") -> None:
-        """Print when another tenth is done or 30 s went by."""
+        """Print a line if another 10 % are finished or 30 s have passed."""
         super().update(done, note)
         step = 10 * done // self.total if self.total else 0
         if step <= self._step and time.monotonic() - self._last < 30:
             return
         self._step = max(step, self._step)
         self._last = time.monotonic()
-        of = f"/{self.total} ({100 * done // self.total} %)" if self.total else ""
+        total = f"/{self.total} ({100 * done // self.total} %)" if self.total else ""
         tail = f"  {one_line(note)}" if note else ""
-        _print(sys.stderr, f"{self.title}  {done}{of}{self._unit}{tail}")
+        _print(sys.stderr, f"{self.title}  {done}{total}{self._unit}{tail}")
 
 
 class LiveProgress(Progress):
-    """A bar on the terminal that leaves nothing behind."""
+    """Progress as a bar on the terminal, which is cleared at the end."""
 
     def __init__(self, title: str, total: int | None, unit: str) -> None:
         super().__init__(title, total)
@@ -308,7 +314,7 @@ class LiveProgress(Progress):
             self._bar.stop()
 
     def update(self, done: int, note: str = "") -> None:
-        """Redraw with the new count and note; the first call makes the bar appear."""
+        """Redraw the bar with the new count and note. The first call shows the bar."""
         super().update(done, note)
         if not self._started:
             self._started = True
@@ -316,24 +322,24 @@ class LiveProgress(Progress):
         self._bar.update(self._task, completed=done, total=self.total, note=one_line(note))
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with its word: `1 rollout`, `3 rollouts`."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 rollout`, `3 rollouts`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def clock_time(seconds: float) -> str:
-    """Return seconds as `4:05`, or `1:04:05`."""
-    minutes, left = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
+    """Format seconds as `4:05`, or `1:04:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def paint(text: str, style: str | None, color: bool) -> str:
-    """Wrap text in the escape codes of a style, when colour is on."""
+    """Wrap text in the escape codes of a style, if color is on."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and color and text else text
 
 
 def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Pad cells so that columns line up; True in `right` puts a column flush right."""
+    """Pad cells so that columns line up. True in `right` aligns a column to the right."""
     from rich.cells import cell_len
 
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(right))]
@@ -348,17 +354,17 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
 
 
 READABLE = 20
-"""Characters that a column which may be cut keeps as long as another one can be left out."""
+"""Width to which columns are shortened before other columns are left out."""
 
 
 def fit_columns(
     columns: Sequence[str], rows: list[list[str]], shrink: Sequence[str], drop: Sequence[str], width: int
 ) -> list[int]:
-    """Return the places of the columns to show: all but those of `drop` that have no room beside the rest."""
+    """Return the indexes of the columns to show. Leaves out columns of `drop` until the others fit."""
     widths = [max(len(text) for text in column) for column in zip(columns, *rows, strict=True)]
     least = {
-        place: min(width, READABLE) if columns[place] in shrink else width
-        for place, width in enumerate(widths)
+        index: min(width, READABLE) if columns[index] in shrink else width
+        for index, width in enumerate(widths)
     }
     for name in drop:
         if sum(least.values()) + 2 * (len(least) - 1) <= width:
@@ -370,7 +376,7 @@ def fit_columns(
 def shrink_columns(
     columns: Sequence[str], rows: list[list[str]], names: Sequence[str], width: int
 ) -> list[list[str]]:
-    """Cut the named columns in the middle until rows fit the width, but to no less than 12 characters."""
+    """Shorten the named columns in the middle until the rows fit the width, but to at least 12 characters."""
     widths = [max(len(text) for text in column) for column in zip(columns, *rows, strict=True)]
     excess = sum(widths) + 2 * (len(widths) - 1) - width
     for name in names:
@@ -378,15 +384,15 @@ def shrink_columns(
             break
         if name not in columns:
             continue
-        place = list(columns).index(name)
-        room = max(12, widths[place] - excess)
-        excess -= widths[place] - min(room, widths[place])
-        rows = [[cut(text, room) if i == place else text for i, text in enumerate(row)] for row in rows]
+        index = list(columns).index(name)
+        room = max(12, widths[index] - excess)
+        excess -= widths[index] - min(room, widths[index])
+        rows = [[cut(text, room) if i == index else text for i, text in enumerate(row)] for row in rows]
     return rows
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text, or its two ends around an ellipsis when it is longer than `width`."""
+    """Return the text, or its start and end around an ellipsis if it is longer than `width`."""
     if len(text) <= width:
         return text
     kept = width - 3
@@ -394,12 +400,12 @@ def cut(text: str, width: int) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that a terminal may show: JSON itself escapes neither C1 nor bidirectional controls."""
+    """Return JSON that is safe to print: JSON itself does not escape C1 and bidirectional controls."""
     return escape_json(json.dumps(value, ensure_ascii=False))
 
 
 def jsonable(value: Any) -> Any:
-    """Turn pydantic models, paths and dates inside a value into plain JSON values."""
+    """Convert pydantic models, paths and dates in a value to plain JSON values."""
     if hasattr(value, "model_dump"):
         model: BaseModel = value
         return model.model_dump(mode="json", by_alias=True)
@@ -413,7 +419,7 @@ def jsonable(value: Any) -> Any:
 
 
 def cell_text(value: Cell) -> str:
-    """Return a value as one cell of a table shows it, safe to print."""
+    """Format a value for a table cell, safe to print."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
@@ -424,7 +430,7 @@ def _is_numeric(values: Sequence[Cell]) -> bool:
 
 
 def _print(stream: TextIO, text: str) -> None:
-    # Lone surrogates and characters outside the terminal's encoding must not crash an answer.
+    # Lone surrogates and characters that the terminal cannot encode must not raise an error here.
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()

@@ -1,4 +1,4 @@
-"""Words that a mistyped one may have meant, and words that must be one of a few."""
+"""Suggestions for mistyped words, and checks of words that must come from a list."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Word = TypeVar("Word", bound=str)
 def did_you_mean(
     word: str, known: Iterable[str], *, cutoff: float = 0.6, shown: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return the hint "did you mean `x` or `y`?"; None when nothing looks like the word."""
-    from wander import errors  # late: most commands load no SDK to be read
+    """Return the hint "did you mean `x` or `y`?", or None if no known word is similar."""
+    from wander import errors  # late: most command lines are parsed without the SDK
 
     return errors.did_you_mean(word, known, cutoff=cutoff, shown=shown)
 
 
 def choose(option: str, word: str, known: Iterable[Word]) -> Word:
-    """Return the known word that an option names; raises `UsageError` with those that there are."""
+    """Return the known word that equals `word`. Raises `UsageError` with the known words otherwise."""
     words = list(known)
-    for one in words:
-        if one == word:
-            return one
-    *most, last = (f"`{one}`" for one in words)
+    for choice in words:
+        if choice == word:
+            return choice
+    *most, last = (f"`{choice}`" for choice in words)
     listed = f"{', '.join(most)} or {last}" if most else last
     hint = did_you_mean(word, words) or f"use {listed}"
     named = name_option(option.lstrip("-").replace("-", "_"), word, word=option)

@@ -25,7 +25,7 @@ from wander.wire.source_tree import TreeEntry, tree_digest
 
 from wander_client.environments.location import locate, parse_arguments
 from wander_client.environments.opening import OpenedEnvironment, open_environment
-from wander_client.environments.replay import locate_begun
+from wander_client.environments.replay import locate_started
 from wander_client.environments.workers import WorkerChoice, absolute_path, expand_addresses
 from wander_client.errors import (
     FAILED,
@@ -343,7 +343,7 @@ class TrainingEnvironments:
     async def open(self, choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
         """Open an environment, in the very version that the run was begun with."""
         location = (
-            locate_begun(self._context, self._command.environment, self._run)
+            locate_started(self._context, self._command.environment, self._run)
             if choice.name is None
             else locate(self._context, choice.name)
         )

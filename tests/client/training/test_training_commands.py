@@ -195,7 +195,7 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
         confined = wander(*words, "--worker", address, "--worker-token-file", "token", "--sandbox")
         done = wander(*words, "--worker", address, "--worker-token-file", "token", "-o", "run", "--json")
     assert (refused.status, confined.status) == (4, 2)
-    assert "`--sandbox` is for workers of this machine" in confined.err
+    assert "`--sandbox` applies to workers on this machine" in confined.err
     assert done.status == 0, done.err
     asked = json.loads((home / "run" / "command.json").read_text())["command"]["settings"]["environment"]
     assert (asked["workers"], asked["worker_token_file"]) == ([address], str(home / "token"))

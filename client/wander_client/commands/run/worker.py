@@ -42,7 +42,7 @@ def worker(
     on 127.0.0.1, and forward it with `ssh -L`.
     """
     from wander_client.environments.location import default_log, locate
-    from wander_client.environments.sandbox import say_unconfined
+    from wander_client.environments.sandbox import warn_unconfined
 
     if current().settings.sandbox:
         raise UsageError(
@@ -50,7 +50,7 @@ def worker(
             hint="run the worker in a container, with `WANDER_SANDBOX=0`",
         )
     location = locate(current(), environment)
-    say_unconfined(current(), location)
+    warn_unconfined(current(), location)
     log_path = (log or default_log(current(), location)).expanduser().resolve()
     words = [
         *(str(location.python), "-P", "-m", "wander.worker", "--listen", listen),
