@@ -1,4 +1,5 @@
 """State of a command or of calls from Python: output, settings and token.
+
 `main` sets the state of the command, and commands read it with `current()`.
 """
 
@@ -73,6 +74,7 @@ class Invocation:
         self, *, login: bool = False, publishes: tuple[str | None, str] | None = None
     ) -> AbstractContextManager[HubApi]:
         """Open the hub's API as a context manager. `login=True` raises an error early if there is no token.
+
         `publishes` is the owner (None if there is only one) and the name of what is published. If there is no
         token and this is a CI workflow, the workflow's identity is exchanged for a token.
         """
@@ -85,6 +87,7 @@ class Invocation:
 
     def credential(self, *, needed: bool = False) -> Credential | None:
         """Return the token: a given token, else that of the variable, else the stored token of this hub.
+
         If the credentials file cannot be read, this is a warning, or an error if a token is `needed`.
         """
         credential = self._given or self._stored_credential(needed=needed) or self._exchanged
@@ -127,6 +130,7 @@ class Invocation:
 
     def workflow_credential(self, owner: str | None = None, name: str | None = None) -> Credential | None:
         """Return a 15-minute token for the CI workflow that runs this, or None outside of a workflow.
+
         The token is for publishing under `owner`, or for the environment `name`, if they are given.
         Raises `LoginRequired` if the workflow has no identity or the hub does not trust it.
         """

@@ -1,4 +1,5 @@
 """API tokens: `WANDER_TOKEN`, or one token per hub in `credentials.json` in the config folder (mode 0600).
+
 `WANDER_TOKEN` belongs to one hub: the hub of `WANDER_HUB`, or the hub that is used by default. A hub that
 `--hub` names gets only the token that is stored for it.
 """

@@ -1,4 +1,5 @@
 """All errors of the command, with their exit statuses.
+
 ClientError            1   the operation failed
 |- UsageError          2   wrong arguments, or a prompt without a terminal
 |- NotFound            3   no such environment, version, run, model or file
@@ -6,6 +7,7 @@ ClientError            1   the operation failed
 |- Unavailable         5   network or server failure; retrying may help
 |- NothingScored       6   every rollout failed; the rollouts are saved
 '- Interrupted       130   Ctrl-C or SIGTERM; the message names the saved work
+
 Partial success (6) is not an error: the command prints its result and returns `PARTIAL`.
 Only `main` prints errors and chooses the exit status.
 """

@@ -115,6 +115,7 @@ def _explain_unexpected(error: BaseException) -> ClientError:
 
 def validate(kind: type[Model], values: dict[str, Any], hint: str, options: Collection[str] = ()) -> Model:
     """Validate input from the command line. Raises `UsageError` for the first invalid field.
+
     `options` lists the fields that are options of the command line.
     """
     from pydantic import ValidationError

@@ -1,4 +1,5 @@
 """The `wander` command. Only this module prints errors and chooses the exit status.
+
 For `wander --help` and `wander --version`, click is the only large import. Other command lines import only
 the module of their command.
 """
@@ -62,6 +63,7 @@ class CommandLine:
 
 def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | None = None) -> int:
     """Run a command line and return its exit status.
+
     `transport` replaces the network for requests to the hub, for tests.
     """
     # pydantic would read the metadata of every installed package to find plugins: 30 ms per command.

@@ -1,4 +1,5 @@
 """Parse names on the command line: `owner/name[@version]` on the hub, or a folder.
+
 A folder must look like a path (`.`, `./x`, `../x`, `/x`, `~/x`). `owner/name` never means a folder, and a
 name without an owner is never looked up. So neither a folder that happens to exist nor a public package with
 the same name can replace the intended environment. Commands that work on sources (`check`, `publish`, `env
@@ -71,6 +72,7 @@ def parse_run_name(text: str) -> NewRunName:
 
 def parse_name(spec: str) -> EnvironmentName:
     """Parse `owner/name[@version]`. Raises `UsageError` with a suggestion for anything else.
+
     Also accepts pip's form, `owner/name==version`.
     """
     if not spec.strip():
@@ -108,6 +110,7 @@ def parse_name(spec: str) -> EnvironmentName:
 
 def source_spec(spec: str) -> str:
     """Return the word as a path if there is a folder of that name here.
+
     For commands that work on sources, which accept folders without `./`.
     """
     return f"./{spec}" if not looks_like_path(spec) and os.path.isdir(spec) else spec

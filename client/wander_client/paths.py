@@ -15,6 +15,7 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
 
 def path_below(root: Path, *parts: str) -> Path:
     """Return the path of a file or folder below `root`, and create missing parent folders.
+
     Every part must be a plain name. The folders are opened one after the other without following links, so
     the path stays below `root`. Raises `ClientError` for anything else.
     """

@@ -1,4 +1,5 @@
 """Settings of the command. The order is: flag, WANDER_* variable, the user's settings file, default.
+
 If none of the first three names a hub and you are logged in to exactly one hub, that hub is used.
 
 The settings file is `settings.toml` in the platform's config folder, or in the folder `WANDER_CONFIG_DIR`:
@@ -57,6 +58,7 @@ class Settings:
     """Hub URLs by the names in the user's file."""
     sandbox: bool | None = None
     """Whether environments run in the sandbox if the command line does not choose.
+
     If None, environments from a hub do, if this machine supports it (`wander_client.environments.sandbox`).
     """
     serve_python: str | None = None

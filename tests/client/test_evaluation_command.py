@@ -373,7 +373,7 @@ def test_a_variable_that_is_not_set_is_told(wander: Wander, folder: Path) -> Non
 def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:
     assert "scored  1 of 1 rollout, 1 example, 0 failed" in evaluate(wander, folder, "solver", "-n", "1").out
     assert (
-        "error: the only rollout failed; it is kept in" in evaluate(wander, folder, "raises", "-n", "1").err
+        "error: the only rollout failed; it is saved in" in evaluate(wander, folder, "raises", "-n", "1").err
     )
 
 

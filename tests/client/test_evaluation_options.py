@@ -39,7 +39,7 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
         unknown = wander(*words, "--budget-usd", "1")
         assert "needs the model's prices" in unknown.json["error"]["message"]
         bad = wander(*words, "--set", "prices=cheap")
-        assert (bad.status, bad.json["error"]["message"]) == (2, "`prices`: `cheap` is not a price")
+        assert (bad.status, bad.json["error"]["message"]) == (2, "`prices`: invalid value `cheap`")
         by_option = wander(*words, "--set", "prices=1000/0", "--budget-usd", "0.025")
         assert by_option.data["summary"]["rollouts"] == 3
         assert by_option.data["spending"]["usd"] == pytest.approx(0.03)
@@ -48,7 +48,7 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
         by_file = wander(*words)
         assert by_file.data["spending"]["usd"] == pytest.approx(0.008)
         (home / "config" / "settings.toml").write_text("[prices]\necho = { promt = 0 }\n")
-        assert "`prices.echo` of the settings file is no price" in wander(*words).json["error"]["message"]
+        assert "invalid `prices.echo` in the settings file" in wander(*words).json["error"]["message"]
 
 
 def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Path) -> None:
@@ -111,7 +111,7 @@ def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, ho
     manifest = json.loads((Path(shuffled.data["run_dir"]) / "run.json").read_text())
     assert manifest["choice"] == "shuffled"
     refused = wander("eval", "--resume", shuffled.data["run_dir"], "--set", "strata=true", "--json")
-    assert refused.json["error"]["detail"] == "`strata`: asked for `true`, the run has `false`"
+    assert refused.json["error"]["detail"] == "`strata`: requested `true`, but the run has `false`"
 
 
 def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:

@@ -85,10 +85,10 @@ def test_calls_keep_their_signatures(env):
 
 def test_a_mistyped_sampling_argument_is_told(env):
     for given in ({"temperatures": 0}, {"max-tokens": 3}):
-        with pytest.raises(UsageError, match="no sampling argument") as caught:
+        with pytest.raises(UsageError, match="unknown sampling argument") as caught:
             env.evaluate_sync(SOLVER, sampling=given)
         assert "did you mean `" in caught.value.hint
-    with pytest.raises(UsageError, match="no sampling argument `top_pp`"):
+    with pytest.raises(UsageError, match="unknown sampling argument `top_pp`"):
         env.rollout_sync(SOLVER, sampling={"top_pp": 0.5})
     run = env.evaluate_sync(SOLVER, n=1, sampling={"top_k": 3, "of_its_own": True})
     assert run.manifest.sampling.given() == {"top_k": 3, "of_its_own": True}
@@ -124,7 +124,7 @@ def test_errors_of_an_evaluation_name_keywords(env, home):
     with pytest.raises(UsageError) as caught:
         env.evaluate_sync(SOLVER, n=3, resume=run)
     notes = "\n".join(caught.value.__notes__)
-    assert "`n`: asked for `3`, the run has `2`" in notes
+    assert "`n`: requested `3`, but the run has `2`" in notes
     assert "--" not in notes.replace(str(run.path), "")
 
 

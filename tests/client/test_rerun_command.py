@@ -57,7 +57,7 @@ def test_other_examples_are_refused_before_anything_is_played(wander: Wander, fo
     module.write_text(module.read_text().replace("say {", "please say {"))
     done = wander("runs", "rerun", first, "--out", "again")
     assert done.status == FAILED
-    assert "gives different examples here" in done.err
+    assert "has different examples here" in done.err
 
 
 @pytest.mark.parametrize("words", [[], ["--cancel"]])

@@ -70,7 +70,7 @@ def test_a_setting_that_contradicts_the_run_is_refused_by_its_name(
     assert main(["eval", "--resume", str(settled_run), *words, "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "other_settings"
-    assert error["detail"].startswith(f"`{setting}`: asked for")
+    assert error["detail"].startswith(f"`{setting}`: requested")
 
 
 def test_another_folder_is_refused(settled_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +85,8 @@ def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, ru
     error = result.json["error"]
     assert error["code"] == "other_settings"
     assert error["detail"].splitlines() == [
-        "`num_examples`: asked for `5`, the run has `4`",
-        "`seed`: asked for `7`, the run has `0`",
+        "`num_examples`: requested `5`, but the run has `4`",
+        "`seed`: requested `7`, but the run has `0`",
     ]
     assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
 
@@ -115,14 +115,14 @@ def test_changed_code_is_told_and_allowed_by_an_option(resume: Resume, folder: P
     module.write_text(module.read_text().replace('== "break"', '== "never again"'))
     refused = resume()
     assert refused.status == 1
-    assert "the environment's files changed since this run began; its examples are the same" in refused.err
+    assert "the environment's files changed since the run started; its examples are the same" in refused.err
     assert "  say_env.py" in refused.err
     assert f"wander eval {folder} -m scripted:say_env:breaks_on_three" in refused.err
     assert "--allow-changed-code" in refused.err
     assert "sha256" not in refused.err
     allowed = resume("--allow-changed-code", "--json")
     assert allowed.status == 0, allowed.out
-    assert "files changed since this run began: say_env.py" in allowed.json["warnings"][0]
+    assert "files changed since the run started: say_env.py" in allowed.json["warnings"][0]
     assert resume("--json").status == 0, "what was allowed once is what the run is made of"
 
 
@@ -132,7 +132,7 @@ def test_other_examples_are_refused_whatever_is_allowed(resume: Resume, folder: 
     for words in ((), ("--allow-changed-code",)):
         refused = resume(*words, "--json").json["error"]
         assert refused["code"] == "environment_changed"
-        assert refused["message"].endswith("and so did its examples")
+        assert refused["message"].startswith("the environment's files and examples changed")
         assert "start a new run" in refused["hint"]
 
 
@@ -164,7 +164,7 @@ def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander
 
 
 def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:
-    said = "the eval split has 2 examples, not 3: all are played"
+    said = "the eval split has 2 examples, fewer than 3: all are played"
     assert said in wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "-a", "size=2").err
     assert "all are played" not in wander("eval", "./say-env", "-m", SOLVER, "-a", "size=2").err
 
@@ -196,4 +196,4 @@ def test_going_on_at_another_endpoint_is_told(wander: Wander, folder: Path) -> N
         same = wander("eval", "--resume", began["run_dir"], "-b", first.base_url, "--json").json
         assert same["warnings"] == []
         other = wander("eval", "--resume", began["run_dir"], "-b", second.base_url, "--json").json
-    assert f"began at `{first.base_url}` and goes on at `{second.base_url}`" in other["warnings"][0]
+    assert f"started at `{first.base_url}` and continues at `{second.base_url}`" in other["warnings"][0]

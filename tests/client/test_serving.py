@@ -163,7 +163,7 @@ def test_a_missing_vllm_is_told_with_what_to_install(
     [
         (("--serve", "sglang"), "`--serve`: "),
         (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names a running server"),
-        (("--set", "serve_args=--x"), "`serve_args` needs `serve`"),
+        (("--set", "serve_args=--x"), "`serve_args` requires `serve`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

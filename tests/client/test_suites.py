@@ -39,12 +39,12 @@ def echo(messages: list[dict[str, str]]) -> str:
     [
         (
             'evals = 1\n[[eval]]\nenvironment = "."\nmodel = "m"',
-            "`evals` is no setting",
+            "`evals` is not a setting",
             "did you mean `eval` or",
         ),
         (
             '[[eval]]\nenvironment = "."\nmodle = "m"',
-            "`eval[1].modle` is no setting",
+            "`eval[1].modle` is not a setting",
             "did you mean `model`?",
         ),
         (

@@ -56,6 +56,7 @@ class Location:
 
 def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Location:
     """Find an environment, and install `owner/name` if it is not installed.
+
     `no_lock` chooses whether to ignore the version's lock. None means the installation that was chosen last.
     """
     source = parse_environment(spec)

@@ -56,6 +56,7 @@ async def open_environment(
     surroundings: Surroundings | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment. Raises `wander.errors.LoadError` with the cause if it cannot be loaded.
+
     `pass_environ` names environment variables to pass. `log_path` receives the environment's output (default:
     a file in the cache). `sandbox` confines the environment on this machine, or raises `SandboxError`.
     `workers` chooses its processes. `surroundings` sets what these processes see of this machine.

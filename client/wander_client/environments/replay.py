@@ -38,6 +38,7 @@ def locate_pinned(
     is_own: bool = False,
 ) -> Location:
     """Return the location of the environment that a run used. Installs it if necessary.
+
     `folder` replaces the pinned environment, for authors who test a change. `no_lock` ignores the run's lock.
     `is_own` means that this user started the run: without it, no code is loaded from a folder that only the
     record names. Raises `ClientError` if the hub's files or lock differ from those of the run.
@@ -64,6 +65,7 @@ def locate_pinned(
 
 def locate_started(context: Invocation, spec: str, run_dir: Path) -> Location:
     """Return the location of the environment that a run started with.
+
     `spec` is the environment that the user requested. The manifest only selects one of its installations.
     Raises `ClientError` if the manifest belongs to another environment.
     """
@@ -85,6 +87,7 @@ def locate_started(context: Invocation, spec: str, run_dir: Path) -> Location:
 
 def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool = False) -> Installed:
     """Return the installed environment that a run's pin describes. Installs it if necessary.
+
     If the run used a lock, this lock is required unless `no_lock` is set; otherwise raises `ClientError`. For
     runs without a lock, looks for an installation with the same packages, and warns if there is none.
     """
@@ -148,6 +151,7 @@ async def replay_in(
     time_limit: float | None = None,
 ) -> tuple[ReplayReport, VerifiedWith | None]:
     """Open the environment with the run's arguments, and replay or rescore its rollouts.
+
     The environment runs in two processes with randomly chosen surroundings, so that it cannot detect the
     replay. The second process replays some rollouts again. With `in_process`, there is only one. If loading
     and replaying take more than `time_limit` seconds, the report says so and is marked as unfinished.

@@ -1,4 +1,5 @@
 """Decide whether foreign code runs in the sandbox and whether packages are built, from flags and settings.
+
 Every command that runs such code uses this module: `eval` with suites, `play`, `check`, `train`, `sft`,
 `runs replay`, `runs rerun`, `publish`, `env lock`, `env import`, `worker`, and the Python API.
 """
@@ -39,6 +40,7 @@ def choose_policy(
     sandbox: bool | None, limits: list[str] | None, *, default: bool = False
 ) -> SandboxPolicy | None:
     """Return the limits of the sandbox, or None without a sandbox. Raises `ConfigError` for an invalid limit.
+
     A limit implies the sandbox. `default` applies if neither is given (see `confines`).
     """
     from wander.sandbox import parse_limits
@@ -65,6 +67,7 @@ def confines(
     settings: Settings, spec: str, model: str = "", *, in_process: bool = False, elsewhere: bool = False
 ) -> bool:
     """Return whether an environment runs in the sandbox if the command line does not choose.
+
     The settings decide. If they do not, environments from a hub run in the sandbox if this machine supports
     it. Folders belong to the user and do not. The sandbox is also off if the model is code in the package or
     the workers run `elsewhere`, because it would have no effect.
@@ -149,6 +152,7 @@ def policy_for_import(
     context: Invocation, sandbox: bool | None, limits: list[str] | None
 ) -> SandboxPolicy | None:
     """Return the limits of the sandbox in which another author's project is built, loaded and checked.
+
     The sandbox is on unless `--no-sandbox` is passed. Raises `SandboxError` if it is not available here.
     """
     policy = choose_policy(sandbox, limits, default=True)

@@ -69,6 +69,7 @@ class WorkerChoice:
     @classmethod
     def of(cls, workers: int | Sequence[str], section: EnvironmentSection) -> WorkerChoice:
         """Return the workers of a training run, from their number or their addresses.
+
         `section` contains the token for the addresses and the time limit of a rollout. Raises `ConfigError`.
         """
         if isinstance(workers, int):

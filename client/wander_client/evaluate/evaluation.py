@@ -46,50 +46,54 @@ if TYPE_CHECKING:
     from wander_client.environments.opening import OpenedEnvironment
 
 COMMAND_FILE = "command.json"
-"""The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
+"""File in the run's folder with the settings of the command, so that `--resume` needs no other option."""
 LOG_FILE = "environment.log"
-"""What the environment printed."""
+"""Log of the environment's output."""
 SERVER_LOG_FILE = "server.log"
-"""What a server that was started for the run printed."""
+"""Log of the server that was started for the run."""
 
 _NO_SOURCE = frozenset({"__pycache__", "build", "dist", "runs", "venv", "node_modules"})
 _LARGE_BYTES = 16 * 1024 * 1024
 
 
 def settings_to_resume(
-    context: Invocation, run_dir: Path, said: Mapping[str, Any], command: str
+    context: Invocation, run_dir: Path, options: Mapping[str, Any], command: str
 ) -> EvaluationSettings:
     """Return the settings with which a run continues.
 
-    They are those that this user's own record holds, and of any other folder those of the command line alone:
-    `said`, by key. Raises `ClientError` that shows what a received folder asks for.
+    They come from the record that this user wrote. For a folder from somebody else, they come only from the
+    command line (`options`). Raises `ClientError` that shows the settings of a received folder.
     """
-    is_typed = {"environment", "model"} <= said.keys()
+    is_typed = {"environment", "model"} <= options.keys()
     try:
-        kept = read_settings_of(run_dir)
+        record = read_settings_of(run_dir)
     except ClientError:
         if not (is_typed and (run_dir / "run.json").exists()):
             raise
-        return settings_for({**said, "model": said["model"][0]}, context.settings)
-    if kept.is_own:
-        settings = resume_settings(kept.command, said, run_dir, command)
-        warn_of_endpoints(context, kept.command, settings)
+        return settings_for({**options, "model": options["model"][0]}, context.settings)
+    if record.is_own:
+        settings = resume_settings(record.command, options, run_dir, command)
+        warn_of_endpoints(context, record.command, settings)
         return settings
     if not is_typed:
-        asked = kept.command.as_options()
-        words = " ".join(["wander eval", *asked, "--resume", shlex.quote(str(run_dir))])
-        raise foreign_record(run_dir, asked, f"give the options that you want to use: `{words}`")
-    return settings_for({**said, "model": said["model"][0]}, context.settings)
+        requested = record.command.as_options()
+        words = " ".join(["wander eval", *requested, "--resume", shlex.quote(str(run_dir))])
+        raise foreign_record(run_dir, requested, f"pass the options that you want to use: `{words}`")
+    return settings_for({**options, "model": options["model"][0]}, context.settings)
 
 
 def read_settings_of(run_dir: Path) -> KeptCommand[EvaluationSettings]:
-    """Return the settings that a run's folder says it was started with, and whether this user wrote them."""
+    """Read the settings that a run was started with, and whether this user started it."""
     try:
         return read_command(run_dir / COMMAND_FILE, EvaluationSettings)
     except FileNotFoundError:
-        known = "it was not started by `wander eval`" if (run_dir / "run.json").exists() else "it is no run"
+        reason = (
+            "it was not started by `wander eval`" if (run_dir / "run.json").exists() else "it is not a run"
+        )
         raise NotFound(
-            f"`{run_dir}` cannot be resumed: {known}", hint="`wander runs` lists the runs here", code="no_run"
+            f"`{run_dir}` cannot be resumed: {reason}",
+            hint="run `wander runs` to list your runs",
+            code="no_run",
         ) from None
     except ClientError:
         require_kind(run_dir, "evaluation")
@@ -97,23 +101,23 @@ def read_settings_of(run_dir: Path) -> KeptCommand[EvaluationSettings]:
 
 
 def settle(
-    context: Invocation, settings: EvaluationSettings, begun: Path | None = None
+    context: Invocation, settings: EvaluationSettings, resumed_dir: Path | None = None
 ) -> tuple[EvaluationSettings, Location]:
-    """Make the settings independent of the folder they were typed in and of newer versions.
+    """Make the settings independent of the working directory and of newer versions.
 
-    `begun` is the folder of a run that goes on.
+    `resumed_dir` is the folder of a run that is resumed.
     """
-    if begun is None:
+    if resumed_dir is None:
         location = locate(context, settings.environment, no_lock=settings.no_lock or None)
     else:
-        location = locate_started(context, settings.environment, begun)
+        location = locate_started(context, settings.environment, resumed_dir)
     if settings.no_lock and location.folder is not None:
-        raise UsageError("a folder has no lock that could be left aside", hint="leave out `no_lock`")
+        raise UsageError("a folder has no lock to ignore", hint="remove `no_lock`")
     return with_exact_names(settings, location), location
 
 
 def with_exact_names(settings: EvaluationSettings, location: Location) -> EvaluationSettings:
-    """Return settings that name the environment, and the folder of a model, so that it holds anywhere."""
+    """Return the settings with the exact version of the environment and absolute paths."""
     model = settings.model if settings.base_url is not None else _absolute(settings.model)
     players = {player: _absolute(spec) for player, spec in settings.players.items()}
     return settings.model_copy(
@@ -122,25 +126,27 @@ def with_exact_names(settings: EvaluationSettings, location: Location) -> Evalua
 
 
 def _absolute(model: str) -> str:
-    """Return a model's name so that a folder is found from anywhere."""
+    """Return a model's name. The path of a folder becomes absolute."""
     bare = model.removeprefix("hf:")
     folder = looks_like_path(bare) or Path(bare, "config.json").is_file()
     return str(Path(bare).expanduser().resolve()) if folder else model
 
 
 def warn_of_endpoints(context: Invocation, stored: EvaluationSettings, settings: EvaluationSettings) -> None:
-    """Say so when a run goes on at another endpoint, which may serve other weights under the same name."""
+    """Warn if a run is resumed at another endpoint, which may serve other weights under the same name."""
     before, now = (
-        (one.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") for one in (stored, settings)
+        (source.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/")
+        for source in (stored, settings)
     )
     if before != now:
         context.output.warn(
-            f"the run began at `{before or 'no endpoint'}` and goes on at `{now}`: it has rollouts of both"
+            f"the run started at `{before or 'no endpoint'}` and continues at `{now}`, so it has rollouts of "
+            "both"
         )
 
 
 def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
-    """Return a fresh folder name: `<env>--<model>--<id>`, sortable by time within one model."""
+    """Return a new folder name, `<env>--<model>--<time>`, which sorts by time for each model."""
     if looks_like_path(model):
         short = Path(model).name
     else:
@@ -149,7 +155,7 @@ def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
 
 
 def fresh_folder(runs_dir: Path, *names: str) -> Path:
-    """Return a folder that is not there, called after some names and the time."""
+    """Return the path of a new folder, named after some names and the time."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     parts = (*names, f"{stamp}-{secrets.token_hex(2)}")
     return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part)[:100].strip("-.") for part in parts)
@@ -157,21 +163,21 @@ def fresh_folder(runs_dir: Path, *names: str) -> Path:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that is about to play: what is asked for, of which environment, and where it is saved."""
+    """An evaluation that is about to start."""
 
     context: Invocation
     settings: EvaluationSettings
     location: Location
     run_dir: Path
     resume: bool = False
-    """Whether the folder holds a part of it."""
+    """Whether the folder contains a part of the run."""
     allow_changed_code: bool = False
-    """Whether it may go on although files of a folder's environment changed."""
+    """Whether the run may continue although files of the environment's folder changed."""
     opened: OpenedEnvironment | None = None
-    """Its environment, where that is open already and stays so."""
+    """The environment, if it is already open and stays open."""
 
     def open(self, log_path: Path) -> AbstractAsyncContextManager[OpenedEnvironment]:
-        """Open its environment."""
+        """Open the environment."""
         if self.opened is not None:
             return contextlib.nullcontext(self.opened)
         return open_environment(
@@ -188,7 +194,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told how an evaluation goes."""
+    """Callbacks for the start and the progress of an evaluation."""
 
     on_start: Callable[[OpenedEnvironment], None] = lambda opened: None
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -203,14 +209,14 @@ async def run_evaluation(
     stop: StopRequest | None = None,
     share: Share | None = None,
 ) -> EvaluationResult:
-    """Play the evaluation into the folder, until its end, until a stop is requested, or the budget is spent.
+    """Play the evaluation into its folder, until it ends, a stop is requested, or the budget is spent.
 
-    Without a `stop` of the caller's the signals of this process request it, once rollouts play.
+    Without `stop`, the signals of this process request a stop as soon as rollouts play.
     """
     from wander.evals.run.runner import evaluate
 
-    begun = begin(evaluation, pool, on_start=listeners.on_start, stop=stop)
-    async with begun as (environment, client, stopping):
+    starting = begin(evaluation, pool, on_start=listeners.on_start, stop=stop)
+    async with starting as (environment, client, stopping):
         return await evaluate(
             environment.handle,
             client,
@@ -232,7 +238,7 @@ async def begin(
     on_start: Callable[[OpenedEnvironment], None],
     stop: StopRequest | None = None,
 ) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
-    """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
+    """Yield the environment, the model and the stop request, after writing the settings to the folder."""
     from wander.clients.players import require_players
     from wander.evals.run.stopping import StopRequest
 
@@ -251,7 +257,7 @@ async def begin(
         client = await stack.enter_async_context(
             pool.client(choice, location, name=run_dir.name, log_path=server_log)
         )
-        await client.check()  # before a folder is made for its run
+        await client.check()  # before the run's folder is created
         if environment.handle.info.calls_tools:
             client.check_tools()
         client.check_sampling(settings.sampling)
@@ -259,11 +265,11 @@ async def begin(
             await _require_same_environment(evaluation, environment)
         on_start(environment)
         files = source_digests(location.folder) if location.folder else None
-        asked = settings.model_copy(update={"environment_files": files})
+        started_with = settings.model_copy(update={"environment_files": files})
         run_dir.mkdir(parents=True, exist_ok=True)
         stack.enter_context(restore_if_refused(run_dir / COMMAND_FILE))
-        write_command(run_dir / COMMAND_FILE, asked)
-        stack.callback(_remove_unless_begun, run_dir)
+        write_command(run_dir / COMMAND_FILE, started_with)
+        stack.callback(_remove_unless_started, run_dir)
         if stop is None:
             stop = StopRequest()
             stack.enter_context(stop_on_signals(stop))
@@ -271,14 +277,14 @@ async def begin(
 
 
 def _choice_of(settings: EvaluationSettings, run_dir: Path) -> ModelChoice:
-    """Return the model; the chat template of a resumed run shows the date on which the run started."""
+    """Return the model. For a resumed run, its chat template shows the date on which the run started."""
     from wander.evals.store.folder import RunFolder
 
     choice = settings.choose_model()
     if settings.template_date is None and (run_dir / "run.json").is_file():
         details = RunFolder.open(run_dir).manifest.model.details
         shown = (details.get("server") or details).get("template_date")
-        with contextlib.suppress(ValueError):  # what a server showed is not always known
+        with contextlib.suppress(ValueError):  # the date that a server showed may be unknown
             return dataclasses.replace(choice, template_date=date.fromisoformat(str(shown)))
     return choice
 
@@ -286,31 +292,31 @@ def _choice_of(settings: EvaluationSettings, run_dir: Path) -> ModelChoice:
 async def run_alone(
     evaluation: Evaluation, listeners: Listeners, *, only_failed: bool = False
 ) -> EvaluationResult:
-    """Play one evaluation as `run_evaluation` does; the first Ctrl-C ends it in order."""
+    """Play an evaluation like `run_evaluation`. The first Ctrl-C stops it after saving its rollouts."""
     async with ModelPool(evaluation.context) as pool:
         return await run_evaluation(evaluation, listeners, pool=pool, only_failed=only_failed)
 
 
 def require_settings(settings: EvaluationSettings) -> None:
-    """Raise what is wrong with an evaluation, as far as that can be known before anything is loaded."""
+    """Raise the errors of an evaluation that can be found before anything is loaded."""
     settings.plan()
     settings.choose_model().require()
 
 
 def _require_examples(info: EnvironmentInfo, split: str) -> None:
-    """Refuse a split without examples before a folder is made for its run."""
+    """Raise `UsageError` for a split without examples, before the run's folder is created."""
     counts = {"eval": info.eval_examples, "train": info.train_examples}
     if counts[split] != 0:
         return
     other = "train" if split == "eval" else "eval"
-    hint = "look at what `load_environment` reads"
+    hint = "check which data `load_environment` reads"
     if counts[other]:
-        hint = name_option("split", other) + f" has {counts[other]}"
+        hint = name_option("split", other) + f" has {counts[other]} examples"
     raise UsageError(f"the {split} split of `{info.name}` has no examples", hint=hint, code="no_examples")
 
 
 async def _require_same_environment(evaluation: Evaluation, environment: OpenedEnvironment) -> None:
-    """Refuse to go on with other code, unless that is allowed and the examples are the same."""
+    """Raise `ClientError` if the code changed, unless that is allowed and the examples are the same."""
     from wander.evals.run.plan import planned_examples
     from wander.evals.store.folder import RunFolder
 
@@ -327,20 +333,20 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
             changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model
         )
     warn = evaluation.context.output.warn
-    warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
+    warn(f"the environment's files changed since the run started: {', '.join(changed[:5])}")
 
 
-def _remove_unless_begun(run_dir: Path) -> None:
-    """Leave no folder behind for a run that never began."""
+def _remove_unless_started(run_dir: Path) -> None:
+    """Remove the folder of a run that did not start."""
     if (run_dir / "run.json").exists():
         return
-    with contextlib.suppress(OSError):  # the folder holds something of the user's: it stays
+    with contextlib.suppress(OSError):  # the folder contains other files, so it is kept
         (run_dir / COMMAND_FILE).unlink(missing_ok=True)
         run_dir.rmdir()
 
 
 def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
-    """Move what was printed into the run's folder, if there is one and anything was."""
+    """Move a log into the run's folder, if the folder exists and the log is not empty."""
     from wander.system.plain_files import open_to_append
 
     if not log_path.exists():
@@ -348,18 +354,19 @@ def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
     if log_path.stat().st_size == 0:
         log_path.unlink()
     elif run_dir.is_dir():
-        with os.fdopen(open_to_append(run_dir / name), "ab") as kept, log_path.open("rb") as log:
-            shutil.copyfileobj(log, kept)
+        with os.fdopen(open_to_append(run_dir / name), "ab") as target, log_path.open("rb") as log:
+            shutil.copyfileobj(log, target)
         log_path.unlink()
 
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a request to stop; the second one is urgent."""
+    """Turn SIGINT and SIGTERM into a request to stop. The second signal stops immediately."""
     loop = asyncio.get_running_loop()
     caught = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: signals are not ours
+        # Outside of the main thread, the embedding program handles signals.
+        with contextlib.suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, stop.request)
             caught.append(number)
     try:
@@ -370,41 +377,41 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
 
 
 def explain_interruption(result: EvaluationResult) -> Interrupted:
-    """Return the error that says what an interrupted evaluation kept."""
+    """Return the error for an interrupted evaluation, which names the saved rollouts."""
     summary = result.summary
     return Interrupted(
-        f"interrupted; {summary.rollouts} of {summary.expected} rollouts are kept in `{result.run_dir}`",
-        hint="go on with " + name_resumption(result.run_dir),
+        f"interrupted; {summary.rollouts} of {summary.expected} rollouts are saved in `{result.run_dir}`",
+        hint="resume with " + name_resumption(result.run_dir),
     )
 
 
 def all_failed(result: EvaluationResult) -> ClientError:
-    """Return the error for a run in which no rollout could be scored."""
+    """Return the error for a run in which every rollout failed."""
     from wander_client.runs.text import failure_reasons
 
     reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []
     number = result.summary.rollouts
     failed = "the only rollout failed; it is" if number == 1 else f"all {number} rollouts failed; they are"
     return NothingScored(
-        f"{failed} kept in `{result.run_dir}`",
-        hint="mend the cause, then play again with " + name_resumption(result.run_dir),
+        f"{failed} saved in `{result.run_dir}`",
+        hint="fix the cause, then resume with " + name_resumption(result.run_dir),
         retryable=set(result.summary.failures) == {"model"},
         detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
     )
 
 
 def resume_command(run_dir: Path | None) -> str:
-    """Return the command that continues a run."""
+    """Return the command that resumes a run."""
     return f"wander eval --resume {shlex.quote(str(run_dir))}"
 
 
 def name_resumption(run_dir: Path | None) -> str:
-    """Return how a run is continued, as a hint names it."""
+    """Return the command or call that resumes a run, for hints."""
     return name_option("resume", str(run_dir), command="wander eval")
 
 
 def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: float | None) -> str:
-    """Return the options that go on where a budget is spent, with twice what it took."""
+    """Return the options that double a spent budget, for the command that resumes the run."""
     words = ""
     if tokens is not None and spent_tokens >= tokens:
         words += f" --budget-tokens {2 * spent_tokens}"
@@ -414,46 +421,46 @@ def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: fl
 
 
 def source_digests(folder: Path) -> dict[str, str]:
-    """Return what the files of an environment's folder hold, by their place in it.
+    """Return digests of the files in an environment's folder, by relative path.
 
-    Hidden files, caches, builds, virtual environments and runs do not count; of a file of more than 16 MiB
-    the size and the time of its last change stand for the content.
+    Hidden files, caches, builds, virtual environments and runs are skipped. For files over 16 MiB, the size
+    and the modification time replace the digest.
     """
-    found: dict[str, str] = {}
-    for place, folders, files in os.walk(folder):
-        here = Path(place)
+    digests: dict[str, str] = {}
+    for parent, folders, files in os.walk(folder):
+        here = Path(parent)
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".") and name not in _NO_SOURCE and not name.endswith(".egg-info")
-            if not any((here / name / mark).exists() for mark in ("pyvenv.cfg", "run.json"))
+            if not any((here / name / file).exists() for file in ("pyvenv.cfg", "run.json"))
         )
         for name in files:
             if not name.startswith("."):
-                found[str((here / name).relative_to(folder))] = _digest(here / name)
-    return found
+                digests[str((here / name).relative_to(folder))] = _digest(here / name)
+    return digests
 
 
 def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the files that were added, removed or changed, in order."""
+    """Return the sorted names of the files that were added, removed or changed."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def environment_changed(files: list[str], *, examples_changed: bool, folder: str, model: str) -> ClientError:
-    """Return the refusal to go on with a run whose environment's files are others now."""
-    which = "\n".join(files[:10]) + (f"\nand {len(files) - 10} more" if len(files) > 10 else "")
-    anew = f"start a new run: `wander eval {folder} -m {model}`"
+    """Return the error for resuming a run whose environment's files changed."""
+    changed_files = "\n".join(files[:10]) + (f"\nand {len(files) - 10} more" if len(files) > 10 else "")
+    restart = f"start a new run: `wander eval {folder} -m {model}`"
     if examples_changed:
         return ClientError(
-            "the environment's files changed since this run began, and so did its examples",
-            detail=which,
-            hint=anew,
+            "the environment's files and examples changed since the run started",
+            detail=changed_files,
+            hint=restart,
             code="environment_changed",
         )
     return ClientError(
-        "the environment's files changed since this run began; its examples are the same",
-        detail=which,
-        hint=f"{anew}; or go on with `--allow-changed-code`, if old and new rollouts may stand side by side",
+        "the environment's files changed since the run started; its examples are the same",
+        detail=changed_files,
+        hint=f"{restart}; or add `--allow-changed-code` to mix rollouts of the old and the new code",
         code="environment_changed",
     )
 
@@ -467,5 +474,5 @@ def _digest(file: Path) -> str:
             if facts.st_size > _LARGE_BYTES:
                 return f"{facts.st_size} bytes at {facts.st_mtime_ns}"
             return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:  # a dangling link, a socket: it is the same as long as it fails the same way
+    except OSError as error:  # such as a dangling link; unchanged as long as the error is the same
         return f"unreadable: {error.strerror}"

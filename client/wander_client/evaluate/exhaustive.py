@@ -1,4 +1,4 @@
-"""`wander eval --exhaustive`: walk every line of an environment and report how they ended."""
+"""`wander eval --exhaustive`: play every line of an environment, and report how the lines ended."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output, Progress
 
 SHOWN = 20
-"""Most lines that are printed move by move; `--json` and `wander view` have all."""
+"""Maximum number of lines that are printed move by move. `--json` and `wander view` show all of them."""
 BOARD_WIDTH = 24
-"""Widest message that stands beside others of its line."""
+"""Maximum width of a message that is printed next to other messages."""
 
 
 def walk_and_report(evaluation: Evaluation) -> int:
-    """Walk every line, record them in the folder, and print what was lost."""
+    """Play every line, save the lines in the folder, and print the lines that were lost."""
     output = evaluation.context.output
-    with output.progress("walking", None, unit="lines") as bar:
+    with output.progress("playing", None, unit="lines") as bar:
         result = asyncio.run(_walk(evaluation, bar))
     if result.interrupted:
         raise Interrupted(
-            f"interrupted; {counted(result.count.lines, 'line')} are kept in `{evaluation.run_dir}`",
-            hint=f"go on with `{resume_command(evaluation.run_dir)}`",
+            f"interrupted; {counted(result.count.lines, 'line')} saved in `{evaluation.run_dir}`",
+            hint=f"resume with `{resume_command(evaluation.run_dir)}`",
         )
     if result.count.failed == result.count.lines:
         failure = result.bad[0].failure
         assert failure is not None
         raise NothingScored(
             f"no line could be played: {failure.boundary}: {failure.message}",
-            hint=f"mend the cause, then go on with `{resume_command(result.run_dir)}`",
+            hint=f"fix the cause, then resume with `{resume_command(result.run_dir)}`",
         )
     return _report(result, output)
 
@@ -60,12 +60,13 @@ async def _walk(evaluation: Evaluation, bar: Progress) -> WalkResult:
     def on_start(opened: OpenedEnvironment) -> None:
         version = f" {opened.pin.version}" if opened.pin.version else ""
         output.note(
-            f"walking every line of {evaluation.location.label}{version} with {settings.model}, greedily\n"
+            f"playing every line of {evaluation.location.label}{version} with {settings.model}, with greedy "
+            "decoding\n"
             f"saving to {evaluation.run_dir}"
         )
 
     def on_progress(progress: WalkProgress) -> None:
-        # How many lines there are shows only at the end.
+        # The number of lines is known only at the end.
         bar.update(progress.lines, f"{progress.conversations:,} conversations  {progress.lost} lost")
 
     async with (
@@ -100,13 +101,13 @@ def _report(result: WalkResult, output: Output) -> int:
     output.answer(data, lambda: _show(result, output))
     if result.unexplored:
         output.warn(
-            f"the walk ended at {counted(result.count.lines, 'line')}; at least "
-            f"{result.unexplored:,} more begin where it ended: `--set max_lines=N` allows more"
+            f"stopped after {counted(result.count.lines, 'line')}; at least {result.unexplored:,} more "
+            "were not played: raise the limit with `--set max_lines=N`"
         )
     if result.count.failed:
-        output.warn(f"{counted(result.count.failed, 'line')} failed; resume to play them again")
+        output.warn(f"{counted(result.count.failed, 'line')} failed; resume the run to play them again")
     if result.bad:
-        # A rollout of a run is named by its opening and number.
+        # `--rollout` accepts the opening and the index of a line.
         first = result.bad[0]
         output.next(f"wander view {result.run_dir} --rollout {first.example_id}/{first.index}")
     output.next(f"wander runs replay {result.run_dir}")
@@ -136,13 +137,13 @@ def _show(result: WalkResult, output: Output) -> None:
     ends = [f"{count.won:,} won", f"{count.drawn:,} drawn", f"{count.lost:,} lost"]
     ends += [f"{count.unfinished:,} unfinished"] if count.unfinished else []
     ends += [f"{count.failed:,} failed"] if count.failed else []
-    said = f"{counted(count.lines, 'line')}: {', '.join(ends)}; {count.invalid:,} with an invalid move"
-    output.line(said, style="bold")
-    output.line(f"{result.conversations:,} conversations were asked; each line is one sequence of replies")
+    summary = f"{counted(count.lines, 'line')}: {', '.join(ends)}; {count.invalid:,} with an invalid move"
+    output.line(summary, style="bold")
+    output.line(f"{result.conversations:,} different conversations; each line is a sequence of replies")
     output.line()
     output.table(
         ["opening", "lines", "won", "drawn", "lost", "unfinished", "failed", "invalid"],
-        [[name, *asdict(each).values()] for name, each in result.by_opening.items()],
+        [[name, *asdict(opening_count).values()] for name, opening_count in result.by_opening.items()],
     )
     for rollout in result.bad[:SHOWN]:
         output.line()
@@ -150,11 +151,13 @@ def _show(result: WalkResult, output: Output) -> None:
             output.line(text)
     if len(result.bad) > SHOWN:
         more = len(result.bad) - SHOWN
-        output.note(f"{more:,} more such lines: `--json` has all, `wander view` shows each")
+        output.note(
+            f"{more:,} more lines like these; `--json` lists all, and `wander view` shows each of them"
+        )
 
 
 def line_text(rollout: Rollout) -> Iterator[str]:
-    """Yield a line of play as text: how it ended, what was said, and the positions side by side."""
+    """Yield a line of play as text: its outcome, the model's moves, and the positions next to each other."""
     from wander.clients.choices import line_of
     from wander.evals.exhaustive import outcome_of
 
@@ -166,28 +169,31 @@ def line_text(rollout: Rollout) -> Iterator[str]:
         yield f"  failed at the {rollout.failure.boundary}: {rollout.failure.message}"
     for turn in rollout.turns:
         yield f"  model  {shorten(message_text(turn.message), 100)}"
-    said = [*rollout.prompt[-1:], *(one for one in rollout.completion if one.get("role") != "assistant")]
-    yield from side_by_side([message_text(message) for message in said])
+    messages = [
+        *rollout.prompt[-1:],
+        *(part for part in rollout.completion if part.get("role") != "assistant"),
+    ]
+    yield from side_by_side([message_text(message) for message in messages])
 
 
 def side_by_side(texts: list[str], width: int = 100) -> Iterator[str]:
-    """Yield texts as columns, as many beside each other as fit; a wide one stands alone."""
+    """Yield texts as columns, as many per row as fit. A wide text gets its own row."""
     row: list[list[str]] = []
-    taken = 0
+    used_width = 0
     for text in texts:
         lines = text.splitlines() or [""]
-        wide = max(len(line) for line in lines)
-        if row and (taken + wide + 4 > width or wide > BOARD_WIDTH):
+        text_width = max(len(line) for line in lines)
+        if row and (used_width + text_width + 4 > width or text_width > BOARD_WIDTH):
             yield from _columns(row)
-            row, taken = [], 0
+            row, used_width = [], 0
         row.append(lines)
-        taken += wide + 4
+        used_width += text_width + 4
     yield from _columns(row)
 
 
 def _columns(row: list[list[str]]) -> Iterator[str]:
     height = max((len(lines) for lines in row), default=0)
-    # Aligned at the bottom: a result stands above its position.
+    # Aligned at the bottom, so that a message about the result is above its position.
     columns = [[""] * (height - len(lines)) + lines for lines in row]
     widths = [max(len(line) for line in lines) for lines in columns]
     for number in range(height):

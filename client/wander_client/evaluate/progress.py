@@ -1,4 +1,4 @@
-"""Play an evaluation and tell how it goes: what begins, a bar, and in the end what is worth a warning."""
+"""Play an evaluation and show its progress: a plan, a bar, and warnings at the end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 LONG_STALL_SECONDS = 5.0
-"""A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
+"""Stalls of the event loop above this are reported. Busy machines cause shorter stalls."""
 LARGE_SCORING_SHARE = 0.25
-"""Share of the time that is worth a warning if synchronous reward functions take it."""
+"""Share of the run time above which synchronous reward functions cause a warning."""
 
 
 async def play(
@@ -32,10 +32,10 @@ async def play(
     only_failed: bool = False,
     exactly: bool = False,
 ) -> EvaluationResult:
-    """Play one evaluation as `run_evaluation` does, and tell how it goes.
+    """Play an evaluation like `run_evaluation`, and show its progress.
 
-    Without a `pool` its model is opened for it alone. `exactly` says that the number of examples is the
-    user's own.
+    Without a `pool`, the model is opened only for this evaluation. `exactly` means that the user chose the
+    number of examples.
     """
     settings, output = evaluation.settings, evaluation.context.output
     with output.progress("evaluating", None, unit="rollouts") as bar:
@@ -44,8 +44,8 @@ async def play(
             output.note(_plan_line(evaluation, opened))
             available, wanted = _available(settings, opened), settings.num_examples
             if exactly and available is not None and wanted is not None and available < wanted:
-                there = f"the {settings.split} split has {counted(available, 'example')}"
-                output.note(f"{there}, not {wanted}: all are played")
+                available_text = f"the {settings.split} split has {counted(available, 'example')}"
+                output.note(f"{available_text}, fewer than {wanted}: all are played")
 
         def on_progress(progress: Progress) -> None:
             bar.total = progress.total
@@ -58,30 +58,30 @@ async def play(
             )
     if result.torn:
         output.warn(result.torn)
-    if said := describe_stall(result, settings):
-        output.warn(said)
+    if warning := describe_stall(result, settings):
+        output.warn(warning)
     return result
 
 
 def describe_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | None:
-    """Return what to change if the environment's synchronous code kept rollouts waiting."""
+    """Return advice if the environment's synchronous code delayed rollouts, otherwise None."""
     cores = os.cpu_count() or 1
     if result.scoring_share > LARGE_SCORING_SHARE and result.scoring_seconds > LONG_STALL_SECONDS:
-        waited = f"rollouts waited for the scoring of others: it took {result.scoring_share:.0%} of the time"
+        problem = f"rollouts waited while other rollouts were scored, {result.scoring_share:.0%} of the time"
         if settings.in_process:
             share = name_option("workers", max(2, cores))
-            return f"{waited}; leave out `in_process`, and share it with " + share
+            return f"{problem}; remove `in_process`, and use more processes: " + share
         if result.processes < cores:
-            return f"{waited}; share it with " + name_option("workers", cores)
-        return f"{waited}; make the reward functions asynchronous, or faster"
+            return f"{problem}; use more processes: " + name_option("workers", cores)
+        return f"{problem}; make the reward functions asynchronous or faster"
     if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
-        held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
-        return f"{held_up}; leave out `in_process`, or make it asynchronous"
+        problem = f"the environment's code blocked all rollouts for up to {result.longest_stall:.0f} s"
+        return f"{problem}; remove `in_process`, or make the code asynchronous"
     return None
 
 
 def require_scored(result: EvaluationResult, output: Output) -> None:
-    """Warn of rollouts that failed or are missing; raises `ClientError` where not one could be scored."""
+    """Warn about failed and missing rollouts. Raises `ClientError` if every rollout failed."""
     from wander_client.runs.text import failure_reasons
 
     summary = result.summary
@@ -93,9 +93,9 @@ def require_scored(result: EvaluationResult, output: Output) -> None:
             output.warn(f"{count} x {reason}")
     missing = summary.expected - summary.rollouts
     if result.spent is not None:
-        output.warn(f"{result.spent}: {counted(missing, 'rollout')} of {summary.expected:,} not played")
+        output.warn(f"{result.spent}: {counted(missing, 'rollout')} of {summary.expected:,} were not played")
     elif missing:
-        output.warn(f"{counted(missing, 'rollout')} of {summary.expected:,} are missing, and were left out")
+        output.warn(f"{counted(missing, 'rollout')} of {summary.expected:,} are missing")
 
 
 def _plan_line(evaluation: Evaluation, opened: OpenedEnvironment) -> str:
@@ -107,7 +107,7 @@ def _plan_line(evaluation: Evaluation, opened: OpenedEnvironment) -> str:
     return (
         f"evaluating {settings.model} on {location.label}{version}: {examples} = "
         f"{counted(count * settings.rollouts, 'rollout')}, seed {settings.seed}, "
-        f"{counted(settings.concurrency, 'call')} at once\nsaving to {evaluation.run_dir}"
+        f"{counted(settings.concurrency, 'concurrent call')}\nsaving to {evaluation.run_dir}"
     )
 
 
@@ -119,7 +119,7 @@ def _progress_note(progress: Progress) -> str:
 
 
 def rate_limit_note(progress: Progress) -> str:
-    """Return what the endpoint allows at the moment, if that is less than was asked for."""
+    """Return a note on the endpoint's current rate limit, or an empty text."""
     if progress.paused_seconds >= 1:
         return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
     if progress.rate is None:

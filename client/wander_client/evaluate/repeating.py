@@ -1,4 +1,7 @@
-"""What may be taken from the record of a run that is played again: of a stranger's, data and nothing else."""
+"""Choose what a replay or rerun may take from a run's record.
+
+From a stranger's record, it takes only data.
+"""
 
 from __future__ import annotations
 
@@ -28,46 +31,46 @@ if TYPE_CHECKING:
 
 
 class Game(Record):
-    """What the record of a game that a person played says of its environment."""
+    """The environment of a game that a person played, as its record describes it."""
 
     environment: str
-    """`owner/name@version`, exact, or the absolute path of a folder."""
+    """`owner/name@version`, or the absolute path of a folder."""
     arguments: dict[str, Any]
 
 
-def is_own(found: FoundRun) -> bool:
-    """Return whether this user began a run on this machine, with the environment that its manifest names."""
-    if not isinstance(found, LocalRun) or found.manifest.kind != "play":
-        return own_settings(found) is not None
+def is_own(source: FoundRun) -> bool:
+    """Return whether this user started the run on this machine, with the environment of its manifest."""
+    if not isinstance(source, LocalRun) or source.manifest.kind != "play":
+        return own_settings(source) is not None
     try:
-        kept = read_command(Path(found.place) / COMMAND_FILE, Game)
+        record = read_command(Path(source.place) / COMMAND_FILE, Game)
     except (ClientError, OSError):
         return False
-    return kept.is_own and _names(kept.command, found.manifest.environment)
+    return record.is_own and _names(record.command, source.manifest.environment)
 
 
-def own_settings(found: FoundRun) -> EvaluationSettings | None:
-    """Return the settings with which this user began a run on this machine; None for any other run.
+def own_settings(source: FoundRun) -> EvaluationSettings | None:
+    """Return the settings with which this user started a run on this machine, or None.
 
-    A run whose manifest names another environment or other arguments than the signed record was changed.
+    Returns None if the manifest names another environment or other arguments than the signed record.
     """
-    if not isinstance(found, LocalRun) or found.manifest.kind == "training":
+    if not isinstance(source, LocalRun) or source.manifest.kind == "training":
         return None
     try:
-        kept = read_settings_of(Path(found.place))
+        record = read_settings_of(Path(source.place))
     except ClientError:
         return None
-    return kept.command if kept.is_own and _names(kept.command, found.manifest.environment) else None
+    return record.command if record.is_own and _names(record.command, source.manifest.environment) else None
 
 
-def _names(begun: EvaluationSettings | Game, pin: EnvironmentPin) -> bool:
-    named = pin.path if pin.owner is None else f"{pin.full_name}@{pin.version}"
-    return begun.environment == named and begun.arguments == pin.arguments
+def _names(record: EvaluationSettings | Game, pin: EnvironmentPin) -> bool:
+    name = pin.path if pin.owner is None else f"{pin.full_name}@{pin.version}"
+    return record.environment == name and record.arguments == pin.arguments
 
 
 @dataclass(frozen=True)
 class ReadyReplay:
-    """A run that is about to be replayed, after everything in its record that could do harm was refused."""
+    """A run that is ready to be replayed, after its record was checked for dangerous content."""
 
     location: Location
     manifest: RunManifest
@@ -76,7 +79,7 @@ class ReadyReplay:
 
 def prepare_replay(
     context: Invocation,
-    found: FoundRun,
+    source: FoundRun,
     arguments: Mapping[str, Any] | None,
     folder: Path | None,
     sandbox: SandboxChoice,
@@ -84,55 +87,54 @@ def prepare_replay(
     no_lock: bool = False,
     in_process: bool = False,
 ) -> ReadyReplay:
-    """Return a run with the environment that it pins, or `folder`, and the sandbox that it is replayed in.
-
-    `arguments` replace those of the run. Raises `UsageError` and `ClientError` for what only a stranger's
-    record chose.
+    """Prepare a replay of a run in the environment that it pins, or in `folder`, and in a sandbox if it is
+    on. `arguments` replace those of the run. Raises `UsageError` or `ClientError` for settings that come only
+    from a stranger's record.
     """
-    by_default = confines(context.settings, pinned_spec(found, folder), in_process=in_process)
+    by_default = confines(context.settings, pinned_spec(source, folder), in_process=in_process)
     policy = choose_policy(*sandbox, default=by_default)
-    own = is_own(found)
-    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=own)
+    own = is_own(source)
+    pin = choose_arguments(source, arguments, confined=policy is not None, is_own=own)
     location = locate_pinned(context, pin, folder=folder, no_lock=no_lock, is_own=own)
     require_confined(context, policy, location, "replay", in_process=in_process)
-    return ReadyReplay(location, found.manifest.model_copy(update={"environment": pin}), policy)
+    return ReadyReplay(location, source.manifest.model_copy(update={"environment": pin}), policy)
 
 
-def pinned_spec(found: FoundRun, folder: Path | None) -> str:
-    """Return what names the environment that a run is played with: `folder`, or the one that it pins."""
-    pin = found.manifest.environment
+def pinned_spec(source: FoundRun, folder: Path | None) -> str:
+    """Return the name of the environment to play a run with: `folder`, or the pinned environment."""
+    pin = source.manifest.environment
     return pin.full_name if folder is None and pin.owner is not None else f"./{folder or pin.path}"
 
 
 def choose_arguments(
-    found: FoundRun, given: Mapping[str, Any] | None, *, confined: bool, is_own: bool
+    source: FoundRun, arguments: Mapping[str, Any] | None, *, confined: bool, is_own: bool
 ) -> EnvironmentPin:
-    """Return the environment of a run with the arguments to open it with: the given ones, else the run's.
+    """Return the pinned environment with the given arguments, or else with those of the run.
 
-    Raises `UsageError` for arguments of a stranger's run that name addresses or files, unless the environment
-    is confined: they decide what its code asks and reads.
+    Raises `UsageError` if a stranger's run has arguments that contain addresses or paths, unless the
+    environment runs in a sandbox: these arguments decide what its code accesses.
     """
-    pin = found.manifest.environment
-    if given is not None:
-        return pin.model_copy(update={"arguments": {**given}})
-    reaching = sorted(_reaching(pin.arguments)) if not (confined or is_own) else []
-    if reaching:
+    pin = source.manifest.environment
+    if arguments is not None:
+        return pin.model_copy(update={"arguments": {**arguments}})
+    unsafe = sorted(_unsafe_arguments(pin.arguments)) if not (confined or is_own) else []
+    if unsafe:
         whole = shlex.quote(json.dumps(pin.arguments))
         raise UsageError(
-            f"the run passes its environment arguments that name addresses or files: {', '.join(reaching)}",
-            hint=f"add `--sandbox`, or give the arguments yourself: `--args {whole}`",
+            f"the run's arguments contain addresses or paths: {', '.join(unsafe)}",
+            hint=f"add `--sandbox`, or pass the arguments yourself: `--args {whole}`",
             code="arguments_of_another",
         )
     return pin
 
 
-def _reaching(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the arguments, by their dotted names, whose text looks like an address or a path."""
+def _unsafe_arguments(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the dotted names of arguments whose text looks like an address or a path."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _reaching(inner, f"{name}.{key}" if name else str(key))
+            yield from _unsafe_arguments(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         for inner in value:
-            yield from _reaching(inner, name)
+            yield from _unsafe_arguments(inner, name)
     elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith(("~", "."))):
         yield f"`{name}`"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A run that repeats another one, and how the two compare."""
+    """A run that repeats another run, with the comparison of both."""
 
     result: EvaluationResult
     run_dir: Path
@@ -41,7 +41,7 @@ class Repetition:
 
     @property
     def agrees(self) -> bool:
-        """Whether the runs agree, and played the same games as far as that was checked."""
+        """Whether the runs agree, and no unchecked property of the model differs."""
         from wander.evals.stats.agreement import UNCHECKED
 
         unchecked = {f"model.{name}" for name in UNCHECKED} & {*self.agreement.differing}
@@ -50,7 +50,7 @@ class Repetition:
 
 async def repeat_run(
     context: Invocation,
-    found: FoundRun,
+    source: FoundRun,
     *,
     model: str | None = None,
     base_url: str | None = None,
@@ -62,29 +62,32 @@ async def repeat_run(
     folder: Path | None = None,
     sandbox: SandboxChoice = (None, None),
 ) -> Repetition:
-    """Play a run's examples again with its settings, and compare.
+    """Play a run's examples again with its settings, and compare both runs.
 
-    - `model`, `base_url`, `arguments`: None means the run's own. Raises `UsageError` for an endpoint, a
-      program, a folder or arguments that only a stranger's record chose.
-    - `margin`: largest difference that counts as the same, as a share of the rewards' range.
-    - `folder`: a folder in place of the pinned environment.
+    - `model`, `base_url`, `arguments`: None means those of the run. Raises `UsageError` for an endpoint,
+    program,
+      folder or arguments that come only from a stranger's record.
+    - `margin`: largest difference that counts as agreement, as a fraction of the reward range.
+    - `folder`: folder to use instead of the pinned environment.
     """
     from wander.evals.stats.agreement import agreement
 
-    if found.manifest.kind != "evaluation":
-        raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
-    own = own_settings(found)
-    by_default = confines(context.settings, pinned_spec(found, folder), model or found.manifest.model.name)
+    if source.manifest.kind != "evaluation":
+        raise UsageError(
+            f"`{source.place}` is a training run", hint="evaluate one of its checkpoints instead"
+        )
+    own = own_settings(source)
+    by_default = confines(context.settings, pinned_spec(source, folder), model or source.manifest.model.name)
     policy = choose_policy(*sandbox, default=by_default)
-    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=own is not None)
+    pin = choose_arguments(source, arguments, confined=policy is not None, is_own=own is not None)
     if model is None:
-        model = _find_weights(context, found)
+        model = _find_weights(context, source)
     if own is not None and model is None:
         model, base_url = own.model, base_url or own.base_url
     if own is None:
-        _require_chosen(found, model, base_url)
+        _require_chosen(source, model, base_url)
     location = locate_pinned(context, pin, folder=folder, is_own=own is not None)
-    settings = _settings(found.manifest, location, model, base_url, own).model_copy(
+    settings = _settings(source.manifest, location, model, base_url, own).model_copy(
         update={
             "arguments": pin.arguments,
             "key_variable": key_variable,
@@ -93,47 +96,49 @@ async def repeat_run(
         }
     )
     require_confined(context, policy, location, settings.model, in_process=False)
-    result = await _play_again(context, found.manifest, settings, location, out)
+    result = await _play_again(context, source.manifest, settings, location, out)
     assert result.run_dir is not None
     again = RunFolder.open(result.run_dir)
-    said = agreement(found.manifest, found.rollouts(), again.manifest, again.rollouts(), margin=margin)
-    return Repetition(result, result.run_dir, said)
+    comparison = agreement(
+        source.manifest, source.rollouts(), again.manifest, again.rollouts(), margin=margin
+    )
+    return Repetition(result, result.run_dir, comparison)
 
 
-def _require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> None:
-    """Raise `UsageError` for an endpoint, a program or a folder that only the author of the run chose."""
-    pin, words = found.manifest.model, ["wander", "runs", "rerun", found.place]
+def _require_chosen(source: FoundRun, model: str | None, base_url: str | None) -> None:
+    """Raise `UsageError` for an endpoint, program or folder that comes only from a stranger's record."""
+    pin, words = source.manifest.model, ["wander", "runs", "rerun", source.place]
     if model is None and base_url is None and pin.base_url not in (None, OPENAI_URL, endpoint_of(None)):
         typed = shlex.join([*words, "-m", pin.name, "-b", pin.base_url])
         raise UsageError(
-            f"the run names the endpoint `{pin.base_url}`, which would get your prompts and your key",
-            hint=f"choose one with `-b URL`; `{typed}` asks that one",
+            f"the run used the endpoint `{pin.base_url}`, which would receive your prompts and your key",
+            hint=f"choose an endpoint with `-b URL`; to use this one, run `{typed}`",
             code="endpoint_of_another",
         )
     if model is None and not (asks_endpoint(pin.name) or pin.name.lower() in NAMED):
         raise UsageError(
-            f"the run names the model `{pin.name}`, which is code or a folder of this machine",
-            hint=f"choose one with `-m MODEL`; `{shlex.join([*words, '-m', pin.name])}` takes that one",
+            f"the run used the model `{pin.name}`, which is code or a folder on this machine",
+            hint="choose a model with `-m MODEL`; to use this one, run "
+            f"`{shlex.join([*words, '-m', pin.name])}`",
             code="model_of_another",
         )
     from wander.wire.run_record import SCRIPT
 
-    others = {name: each.name for name, each in found.manifest.players.items() if each.kind != SCRIPT}
-    if local := {name: each for name, each in others.items() if not asks_endpoint(each)}:
-        name, each = next(iter(local.items()))
+    others = {name: player.name for name, player in source.manifest.players.items() if player.kind != SCRIPT}
+    if local := {name: player for name, player in others.items() if not asks_endpoint(player)}:
+        name, player = next(iter(local.items()))
         raise UsageError(
-            f"the run names `{each}` as its player `{name}`, which is a model of this machine",
+            f"the run used the player `{name}` with the model `{player}`, which is on this machine",
             hint=f"evaluate it instead: `wander eval ENVIRONMENT -m MODEL --player {name}=MODEL`",
             code="model_of_another",
         )
 
 
-def _find_weights(context: Invocation, found: FoundRun) -> str | None:
-    """Return the model of a hub whose weights a run names by their digest, fetched unless it is here.
-
-    None where the run asked an endpoint, or where nobody pushed its weights.
+def _find_weights(context: Invocation, source: FoundRun) -> str | None:
+    """Return a model from the hub with the weights of a run, found by their digest. Downloads it if
+    necessary. Returns None if the run used an endpoint, or if nobody pushed its weights.
     """
-    pin = found.manifest.model
+    pin = source.manifest.model
     if pin.weights_sha256 is None or pin.base_url is not None:
         return None
     from wander.models.pulled import list_pulled
@@ -142,13 +147,13 @@ def _find_weights(context: Invocation, found: FoundRun) -> str | None:
 
     from wander_client.models.pulling import pull_model
 
-    for one in list_pulled():
-        if one.record.weights_sha256 == pin.weights_sha256:
-            return f"hub:{one.record}"
+    for model in list_pulled():
+        if model.record.weights_sha256 == pin.weights_sha256:
+            return f"hub:{model.record}"
     with context.hub() as hub:
         try:
-            links = hub.read(run_path(found.manifest.run_id, "links"), RunLinks)
-        except (NotFound, Unavailable):  # a run that nobody posted, or no hub: the run's own name is left
+            links = hub.read(run_path(source.manifest.run_id, "links"), RunLinks)
+        except (NotFound, Unavailable):  # not posted, or no hub; the run's own model is used
             return None
     name = links.pushed.get(pin.weights_sha256)
     return f"hub:{pull_model(context, parse_model(name))[0].record}" if name is not None else None
@@ -161,13 +166,13 @@ def _settings(
     base_url: str | None,
     own: EvaluationSettings | None,
 ) -> EvaluationSettings:
-    """Return the settings of an evaluation that repeats a run; `own` are those that this user gave it."""
-    asked = model or manifest.model.name
+    """Return the settings for repeating a run. `own` are the settings with which this user started it."""
+    model_name = model or manifest.model.name
     if base_url is None and model is None:
         base_url = manifest.model.base_url
     return EvaluationSettings(
         environment=location.exact_name,
-        model=asked,
+        model=model_name,
         base_url=base_url,
         num_examples=len(manifest.example_ids),
         rollouts=manifest.rollouts_per_example,
@@ -183,7 +188,7 @@ def _settings(
 
 
 def _template_date(manifest: RunManifest) -> str | None:
-    """Return the date that the chat template of the run's model showed, if it showed one that is known."""
+    """Return the date that the chat template of the run's model showed, or None if it is unknown."""
     details = manifest.model.details
     shown = (details.get("server") or details).get("template_date")
     try:
@@ -199,10 +204,10 @@ async def _play_again(
     location: Location,
     out: Path | None,
 ) -> EvaluationResult:
-    """Play the run again, saved like any other; what is missing of it can be resumed."""
+    """Play the run again and save it like any other run, so that it can be resumed."""
     run_dir = out or evaluations.new_run_dir(context.settings.runs_dir, location, settings.model)
     if (run_dir / "run.json").exists():
-        raise UsageError(f"`{run_dir}` holds a run already", hint="choose another folder with `--out`")
+        raise UsageError(f"`{run_dir}` already contains a run", hint="choose another folder with `--out`")
     with context.output.progress("repeating", original.expected_rollouts, unit="rollouts") as bar:
 
         def on_start(_opened: OpenedEnvironment) -> None:
@@ -212,8 +217,8 @@ async def _play_again(
             digest = original.task_set_sha256
             if progress.done == 0 and RunFolder.open(run_dir).manifest.task_set_sha256 != digest:
                 raise ClientError(
-                    "the environment gives different examples here than in the run",
-                    hint="`wander runs replay` tells whether its record can be reproduced at all",
+                    "the environment has different examples here than in the run",
+                    hint="run `wander runs replay` to check whether the run can be replayed",
                     code="other_examples",
                 )
             mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"

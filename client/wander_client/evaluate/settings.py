@@ -1,4 +1,4 @@
-"""The settings of an evaluation: of the command line, suites and Python, and of a run's folder."""
+"""The settings of an evaluation, as the command line, suites, Python and a run's folder use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ USUAL_SAMPLING = {
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "min_tokens"),
     *("max_completion_tokens", "stop_token_ids", "ignore_eos", "reasoning_effort", "response_format"),
 }
-"""Sampling arguments that endpoints know, in addition to those of `SamplingArgs`."""
+"""Known sampling arguments of endpoints, in addition to those of `SamplingArgs`."""
 
 MAY_CHANGE = frozenset(
     {
@@ -53,7 +53,7 @@ MAY_CHANGE = frozenset(
         *("call_timeout", "rollout_timeout", "serve_timeout"),
     }
 )
-"""Settings that may differ when a run is resumed, as they change no rollout."""
+"""Settings that may differ when a run is resumed, because they do not affect rollouts."""
 
 NOT_EXHAUSTIVE = frozenset(
     {
@@ -61,35 +61,35 @@ NOT_EXHAUSTIVE = frozenset(
         "sampling.temperature",
     }
 )
-"""Settings that mean nothing if every line is played once, greedily."""
+"""Settings that have no effect in an exhaustive evaluation, which plays every line once and greedily."""
 
 BUDGETS = ("budget_tokens", "budget_usd")
-"""Limits of what an evaluation may spend; those of a suite, or of shards, hold for all of them together."""
+"""Budgets of an evaluation. The budget of a suite or of shards applies to all of them together."""
 
-LISTED = "the guide on evaluating lists the settings: `/docs/evaluating` on a hub, docs/evaluating.md"
-"""The hint of a wrong setting for which there is no better one."""
+LISTED = "see the list of settings in docs/evaluating.md, or at `/docs/evaluating` on a hub"
+"""The hint for an invalid setting if there is no suggestion."""
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
 def read_sampling(value: Any) -> SamplingArgs:
-    """Return sampling arguments; raises `UsageError` for a wrong value, or a name that nearly is a known one.
+    """Parse sampling arguments. Raises `UsageError` for an invalid value or a probably mistyped name.
 
-    Any other name goes to the endpoint unchanged: endpoints differ in what they take.
+    Other unknown names are passed to the endpoint, because endpoints accept different arguments.
     """
     if isinstance(value, SamplingArgs):
         return value
     if not isinstance(value, Mapping):
-        raise UsageError("`sampling` is not a table", hint="write `{temperature = 0.7}`")
+        raise UsageError("`sampling` is not a table", hint="for example: `{temperature = 0.7}`")
     usual = USUAL_SAMPLING | SamplingArgs.model_fields.keys()
     for name in value.keys() - usual:
         if meant := did_you_mean(name.lower().replace("-", "_"), usual, cutoff=0.82):
-            raise UsageError(f"there is no sampling argument `{name}`", hint=meant)
+            raise UsageError(f"unknown sampling argument `{name}`", hint=meant)
     try:
         return SamplingArgs(**value)
     except ValidationError as error:
-        name, said = first_fault(error)
-        raise UsageError(f"sampling argument `{name}`: {said}", hint="correct the value") from error
+        name, problem = first_fault(error)
+        raise UsageError(f"sampling argument `{name}`: {problem}", hint="fix the value") from error
 
 
 def _read_prices(value: Any) -> Any:
@@ -100,19 +100,19 @@ def _read_prices(value: Any) -> Any:
         return TokenPrices(prompt=prompt, completion=completion)
     except ValueError:
         raise UsageError(
-            f"`prices`: `{value}` is not a price", hint="write it as `0.15/0.60`, USD per million tokens"
+            f"`prices`: invalid value `{value}`", hint="for example: `0.15/0.60`, in USD per million tokens"
         ) from None
 
 
 def _read_shard(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    number, _, of = value.partition("/") if value.isascii() else ("", "", "")
-    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        of = of if of.isdecimal() and int(of) > 1 else "8"
-        hint = f"the shards of {of} are `0/{of}` to `{int(of) - 1}/{of}`"
-        raise UsageError(f"`shard`: `{value}` is not a part of a run", hint=hint)
-    return Shard(first=int(number), end=int(number) + 1, of=int(of))
+    number, _, total = value.partition("/") if value.isascii() else ("", "", "")
+    if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+        total = total if total.isdecimal() and int(total) > 1 else "8"
+        hint = f"the {total} shards are `0/{total}` to `{int(total) - 1}/{total}`"
+        raise UsageError(f"`shard`: `{value}` is not a shard", hint=hint)
+    return Shard(first=int(number), end=int(number) + 1, of=int(total))
 
 
 def _read_sandbox(value: Any) -> Any:
@@ -126,14 +126,14 @@ def _read_date(value: Any) -> Any:
         return value if value is None else date.fromisoformat(str(value)).isoformat()
     except ValueError:
         raise UsageError(
-            f"`template_date`: `{value}` is not a date", hint="write it as `2026-11-28`"
+            f"`template_date`: `{value}` is not a date", hint="for example: `2026-11-28`"
         ) from None
 
 
 def _read_players(value: Any) -> Any:
     for name, model in value.items() if isinstance(value, Mapping) else ():
         if not name or not isinstance(model, str) or not model.strip():
-            raise UsageError(f"player `{name}` has no model", hint="name one, as `-m` takes it")
+            raise UsageError(f"player `{name}` has no model", hint="set a model in the form of `-m`")
     return value
 
 
@@ -154,116 +154,118 @@ class EvaluationSettings(Record):
     model_config = ConfigDict(strict=True, frozen=True)
 
     environment: str
-    """`owner/name@version`, exact, or the absolute path of a folder."""
+    """`owner/name@version`, or the absolute path of a folder."""
     model: str
     base_url: str | None = None
-    """Address of an OpenAI-compatible endpoint."""
+    """Base URL of an OpenAI-compatible endpoint."""
     key_variable: str = KEY_VARIABLE
-    """Environment variable that holds the endpoint's key."""
+    """Environment variable with the endpoint's key."""
     num_examples: Annotated[int | None, Field(ge=1), _word("all", None)] = 20
-    """Examples to play; None, or `all`, means all of the split."""
+    """Number of examples to play; None, or `all`, means the whole split."""
     rollouts: Annotated[int, Field(ge=1)] = 1
-    """Rollouts of each example."""
+    """Number of rollouts per example."""
     strata: bool = False
-    """Whether the examples are taken evenly from the strata."""
+    """Whether examples are taken evenly from the strata."""
     shuffle: bool = False
-    """Whether the examples are drawn by the seed."""
+    """Whether examples are drawn at random, by the seed."""
     concurrency: Annotated[int, Field(ge=1)] = 32
-    """Model calls in progress at the same time."""
+    """Maximum number of concurrent model calls."""
     max_rollouts: Annotated[int | None, Field(ge=1)] = None
-    """Rollouts in progress at the same time; None means twice the concurrency."""
+    """Maximum number of concurrent rollouts; None means twice the concurrency."""
     split: Literal["train", "eval"] = "eval"
     seed: int = 0
     strict: bool = False
-    """Whether a row that cannot become an example ends the run; otherwise its rollouts fail."""
+    """Whether an invalid row stops the run; otherwise, its rollouts fail."""
     sampling: Annotated[SamplingArgs, BeforeValidator(read_sampling)] = Field(default_factory=SamplingArgs)
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment."""
     players: Annotated[dict[str, str], BeforeValidator(_read_players)] = Field(default_factory=dict)
-    """Models as `model` names them; the environment's other players are the model's own."""
+    """Models of the environment's other players by name; players without a model use `model`."""
     budget_tokens: Annotated[int | None, Field(ge=1)] = None
-    """Tokens that the whole run may take."""
+    """Token budget of the whole run."""
     budget_usd: Annotated[float | None, Field(ge=0)] = None
-    """USD that the whole run may cost; needs prices."""
+    """Budget of the whole run in USD; requires `prices`."""
     prices: Annotated[TokenPrices | None, BeforeValidator(_read_prices)] = None
-    """USD per million tokens, as `PROMPT/COMPLETION` or a table."""
+    """Prices in USD per million tokens, as `PROMPT/COMPLETION` or a table."""
     cache: bool = False
-    """Whether answers of endpoints are kept and reused."""
+    """Whether responses of endpoints are cached and reused."""
     call_timeout: Seconds | None = None
-    """Seconds that one model call may take; None means 600."""
+    """Time limit of a model call in seconds; None means 600."""
     rollout_timeout: Seconds | None = None
-    """Seconds that a rollout may take."""
+    """Time limit of a rollout in seconds."""
     serve: Literal["vllm"] | None = None
-    """Server that serves the model during the run."""
+    """Server to start for the model, for the time of the run."""
     serve_args: Words = Field(default_factory=list)
-    """Arguments of the server: `["--dtype=half"]`."""
+    """Arguments of the server, such as `["--dtype=half"]`."""
     serve_python: str | None = None
-    """The Python that has vLLM."""
+    """Path of the Python with vLLM."""
     serve_timeout: Annotated[float, Field(ge=1)] = START_SECONDS
-    """Seconds that the server may take to start."""
+    """Seconds to wait until the server has started."""
     exhaustive: bool = False
-    """Whether every line of play is played, greedily, from every opening."""
+    """Whether every line of play from every opening is played, with greedy decoding."""
     max_lines: Annotated[int, Field(ge=1)] = 100_000
-    """Lines after which an exhaustive evaluation stops."""
+    """Maximum number of lines in an exhaustive evaluation."""
     no_lock: bool = False
-    """Whether the newest packages are used instead of the locked ones (recorded in the run)."""
+    """Whether the newest packages are installed instead of the locked ones; the run records this."""
     in_process: bool = False
-    """Whether a folder runs in this process."""
+    """Whether a folder's environment runs in this process."""
     pass_env: Words = Field(default_factory=list)
-    """Variables that the environment may see."""
+    """Environment variables that are passed to the environment."""
     sandbox: Annotated[SandboxPolicy | None, BeforeValidator(_read_sandbox)] = None
-    """Limits of the sandbox that the environment runs in; None means no sandbox."""
+    """Limits of the environment's sandbox; None means no sandbox."""
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS), _word("auto", AUTOMATIC)] = AUTOMATIC
-    """Processes of the environment."""
+    """Number of environment processes."""
     worker_addresses: Words = Field(default_factory=list)
     """Addresses of `wander worker` on other machines."""
     worker_token_file: Annotated[
         str | None, BeforeValidator(lambda value: value if value is None else absolute_path(value))
     ] = None
-    """File with the token of these workers."""
+    """File with the token for these workers."""
     reasoning: Literal["auto", "keep", "drop"] = "auto"
-    """Whether a model gets the reasoning of its earlier turns back; `auto`: if its endpoint sent it."""
+    """Whether models get the reasoning of their earlier turns; `auto`: only if the endpoint sent it."""
     system: Literal["merge", "keep"] = "merge"
-    """`merge` moves the system prompt into the question if the model has no such role."""
+    """Handling of system prompts; `merge` moves them into the question if the model has no such role."""
     template_date: Annotated[str | None, BeforeValidator(_read_date)] = None
     """Date that the chat template of a local model shows; None means today."""
     device: str | None = None
-    """Device of a model in this process: cpu, cuda, mps."""
+    """Device of a local model: cpu, cuda or mps."""
     shard: Annotated[Shard | None, BeforeValidator(_read_shard)] = None
-    """Part of the run; `wander runs merge` makes one run of all parts."""
+    """Shard of the run to play; `wander runs merge` merges all shards."""
     rerun_of: str | None = None
-    """The run that is repeated."""
+    """ID of the run that this run repeats."""
     environment_files: dict[str, str] | None = None
-    """Digests of the files of a folder's environment; None in runs of a published one."""
+    """Digests of the files in the environment's folder; None for published environments."""
 
     def as_options(self) -> list[str]:
-        """Return the options that ask for the same on a command line, one text each, quoted for a shell.
+        """Return the settings as options of a command line, each quoted for a shell.
 
-        What has its default is left out, and so is a run without the sandbox.
+        Leaves out defaults, and the sandbox of a run without one.
         """
-        wanted = self.model_dump(mode="json", exclude_defaults=True, exclude=_ADDED)
-        words = [shlex.quote(wanted.pop("environment")), shlex.join(["-m", wanted.pop("model")])]
+        values = self.model_dump(mode="json", exclude_defaults=True, exclude=_ADDED)
+        words = [shlex.quote(values.pop("environment")), shlex.join(["-m", values.pop("model")])]
         if self.num_examples is None:
-            wanted["num_examples"] = "all"
+            values["num_examples"] = "all"
         if self.sandbox is not None:
-            wanted["sandbox"] = wanted["sandbox"] or True
+            values["sandbox"] = values["sandbox"] or True
         if self.shard is not None:
-            wanted["shard"] = str(self.shard)
-        return words + [shlex.join(["--set", pair]) for pair in _pairs("", wanted)]
+            values["shard"] = str(self.shard)
+        return words + [shlex.join(["--set", pair]) for pair in _pairs("", values)]
 
     def choose_workers(self) -> WorkerChoice:
-        """Return the processes that play the environment; raises `ConfigError` for a wrong address."""
+        """Return the processes that play the environment. Raises `ConfigError` for an invalid address."""
         from wander.worker.host.environment import automatic_workers
 
-        count, found = self.workers, read_addresses(self.worker_addresses, self.worker_token_file)
+        count, addresses = self.workers, read_addresses(self.worker_addresses, self.worker_token_file)
         if count == AUTOMATIC:
-            count = len(found) or automatic_workers(self.max_rollouts or 2 * self.concurrency)
-        if count < len(found):
-            raise UsageError(f"`--workers {count}` is fewer than the {len(found)} of `--worker`")
-        return WorkerChoice(count, found, self.rollout_timeout)
+            count = len(addresses) or automatic_workers(self.max_rollouts or 2 * self.concurrency)
+        if count < len(addresses):
+            raise UsageError(
+                f"`--workers {count}` is fewer than the {len(addresses)} addresses of `--worker`"
+            )
+        return WorkerChoice(count, addresses, self.rollout_timeout)
 
     def choose_model(self) -> ModelChoice:
-        """Return the model, and what it is served with."""
+        """Return the model with its endpoint or server."""
         serve = None
         if self.serve is not None:
             serve = ServeChoice(self.serve, tuple(self.serve_args), self.serve_python, self.serve_timeout)
@@ -278,7 +280,7 @@ class EvaluationSettings(Record):
         )
 
     def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
-        """Return the plan for the evaluator; raises `ConfigError` for one that cannot be."""
+        """Return the plan for the evaluator. Raises `ConfigError` for invalid settings."""
         from wander.evals.run.budget import Budget
         from wander.evals.run.plan import EvaluationPlan
 
@@ -293,11 +295,11 @@ class EvaluationSettings(Record):
 
 
 _ADDED = {"rerun_of", "environment_files"}
-"""Fields that nobody asks for."""
+"""Fields that Wander sets, not the user."""
 
 
 def _pairs(prefix: str, table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `table.key=value` for all values of nested tables, as TOML."""
+    """Yield `table.key=value` for all values of nested tables, in TOML syntax."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _pairs(f"{prefix}{name}.", value)
@@ -306,9 +308,9 @@ def _pairs(prefix: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def settings_for(wanted: Mapping[str, Any], user: Settings) -> EvaluationSettings:
-    """Return the settings that a command line, a suite or a program asks for, by field.
+    """Return the settings for a command line, a suite or a Python call.
 
-    The user's file says what they do not. Raises `UsageError` for an unknown field or a wrong value.
+    The user's file provides defaults. Raises `UsageError` for an unknown field or an invalid value.
     """
     wanted, model = dict(wanted), wanted["model"]
     if "reasoning" not in wanted and user.reasoning is not None:
@@ -318,76 +320,78 @@ def settings_for(wanted: Mapping[str, Any], user: Settings) -> EvaluationSetting
             wanted["prices"] = TokenPrices.model_validate(user.prices[model])
         except ValidationError:
             raise UsageError(
-                f"`prices.{model}` of the settings file is no price",
+                f"invalid `prices.{model}` in the settings file",
                 hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
             ) from None
     settings = check_settings(wanted)
     _require_meaning(settings, wanted)
     if "sandbox" not in wanted:
-        elsewhere, named = bool(settings.worker_addresses), (settings.environment, settings.model)
-        if confines(user, *named, in_process=settings.in_process, elsewhere=elsewhere):
+        has_addresses, names = bool(settings.worker_addresses), (settings.environment, settings.model)
+        if confines(user, *names, in_process=settings.in_process, elsewhere=has_addresses):
             settings = settings.model_copy(update={"sandbox": SandboxPolicy()})
     require_here(settings.sandbox, settings.worker_addresses)
     return settings
 
 
 def check_settings(wanted: Mapping[str, Any]) -> EvaluationSettings:
-    """Return settings; raises `UsageError` with the first field that is wrong."""
+    """Validate settings. Raises `UsageError` for the first invalid field."""
     known = EvaluationSettings.model_fields.keys() - _ADDED
     for name in wanted.keys() - known:
         hint = did_you_mean(name, known) or LISTED
-        raise UsageError(f"there is no setting `{name}`", hint=hint)
+        raise UsageError(f"unknown setting `{name}`", hint=hint)
     try:
         return EvaluationSettings(**wanted)
     except ValidationError as error:
-        name, said = first_fault(error)
-        raise UsageError(_named(name) + f": {said}", hint=LISTED) from error
+        name, problem = first_fault(error)
+        raise UsageError(_named(name) + f": {problem}", hint=LISTED) from error
 
 
 def _named(name: str) -> Wording:
-    """Return the name of a setting, which is `n` in Python for `num_examples`."""
+    """Return the name of a setting for messages. In Python, `num_examples` is called `n`."""
     return Wording(f"`{name}`", "`n`" if name == "num_examples" else f"`{name}`")
 
 
 def _require_meaning(settings: EvaluationSettings, wanted: Mapping[str, Any]) -> None:
-    """Refuse settings that have no effect in combination with the others."""
+    """Raise `UsageError` for settings that have no effect together with the others."""
     needs = dict.fromkeys(("serve_args", "serve_python", "serve_timeout"), "serve") | {
         "max_lines": "exhaustive"
     }
     for name in needs.keys() & wanted.keys():
         if not getattr(settings, needs[name]):
-            raise UsageError(f"`{name}` needs `{needs[name]}`", hint=f"add `{needs[name]}`, or leave it out")
+            raise UsageError(
+                f"`{name}` requires `{needs[name]}`", hint=f"add `{needs[name]}`, or remove `{name}`"
+            )
     if settings.exhaustive:
         names = wanted.keys() | {f"sampling.{name}" for name in settings.sampling.given()}
         for name in sorted(names & NOT_EXHAUSTIVE):
             raise UsageError(
-                f"`{name}` means nothing with `exhaustive`: every line is played once, greedily",
-                hint=f"leave `{name}` out",
+                f"`{name}` has no effect with `exhaustive`: every line is played once, with greedy decoding",
+                hint=f"remove `{name}`",
             )
 
 
 def resume_settings(
     stored: EvaluationSettings, wanted: Mapping[str, Any], run_dir: Path, command: str
 ) -> EvaluationSettings:
-    """Return the settings of a resumed run; `wanted` holds the settings that were asked for now.
+    """Return the settings of a resumed run. `wanted` contains the settings that the user passed.
 
-    Raises `UsageError` that names every setting that differs from the run and changes its rollouts.
+    Raises `UsageError` with every setting that differs from the run and would affect its rollouts.
     """
     wanted = dict(wanted)
     if isinstance(wanted.get("model"), list):
         (wanted["model"],) = wanted["model"]
     tables = {"sampling": stored.sampling.given(), "arguments": stored.arguments, "players": stored.players}
-    for name, held in tables.items():
+    for name, stored_value in tables.items():
         if name in wanted and isinstance(wanted[name], Mapping):
-            wanted[name] = {**held, **wanted[name]}
-    asked = check_settings({"environment": stored.environment, "model": stored.model, **wanted})
+            wanted[name] = {**stored_value, **wanted[name]}
+    requested = check_settings({"environment": stored.environment, "model": stored.model, **wanted})
     same = {"environment": _same_environment, "model": _same_model}
     changed = [
-        _named(name) + f": asked for {_shown(value)}, the run has {_shown(held)}"
+        _named(name) + f": requested {_shown(value)}, but the run has {_shown(stored_value)}"
         for name in wanted
         if name not in MAY_CHANGE
-        and (value := getattr(asked, name)) != (held := getattr(stored, name))
-        and not (name in same and same[name](value, held))
+        and (value := getattr(requested, name)) != (stored_value := getattr(stored, name))
+        and not (name in same and same[name](value, stored_value))
     ]
     if changed:
         raise UsageError(
@@ -396,27 +400,27 @@ def resume_settings(
             hint=f"continue with only `{command}`, or start a new run without " + name_option("resume"),
             code="other_settings",
         )
-    return stored.model_copy(update={name: getattr(asked, name) for name in wanted if name in MAY_CHANGE})
+    return stored.model_copy(update={name: getattr(requested, name) for name in wanted if name in MAY_CHANGE})
 
 
 def _shown(value: Any) -> str:
-    given = value.given() if isinstance(value, SamplingArgs) else value
+    shown = value.given() if isinstance(value, SamplingArgs) else value
     if isinstance(value, SandboxPolicy):
-        given = value.model_dump(mode="json", exclude_defaults=True)
-    return f"`{given if isinstance(given, str) else json.dumps(given, default=str, ensure_ascii=False)}`"
+        shown = value.model_dump(mode="json", exclude_defaults=True)
+    return f"`{shown if isinstance(shown, str) else json.dumps(shown, default=str, ensure_ascii=False)}`"
 
 
-def _same_environment(word: str, held: str) -> bool:
-    """Tell whether a word means the environment of a run; without a version it means any."""
-    wanted = parse_environment(word)
-    had = Path(held) if Path(held).is_absolute() else parse_environment(held)
-    if isinstance(wanted, Path) or isinstance(had, Path):
-        return wanted == had
-    return (wanted.owner, wanted.name) == (had.owner, had.name) and wanted.fits(had.version)
+def _same_environment(word: str, stored_name: str) -> bool:
+    """Return whether a word names the environment of a run. A word without a version matches any version."""
+    requested = parse_environment(word)
+    actual = Path(stored_name) if Path(stored_name).is_absolute() else parse_environment(stored_name)
+    if isinstance(requested, Path) or isinstance(actual, Path):
+        return requested == actual
+    return (requested.owner, requested.name) == (actual.owner, actual.name) and requested.fits(actual.version)
 
 
-def _same_model(word: str, held: str) -> bool:
-    if word.removeprefix("hf:") == held.removeprefix("hf:"):
+def _same_model(word: str, stored_name: str) -> bool:
+    if word.removeprefix("hf:") == stored_name.removeprefix("hf:"):
         return True
     folder = Path(word.removeprefix("hf:")).expanduser()
-    return folder.is_dir() and str(folder.resolve()) == held
+    return folder.is_dir() and str(folder.resolve()) == stored_name

@@ -1,4 +1,5 @@
 """Suites: several evaluations in one TOML file. Each evaluation becomes a run.
+
     concurrency = 32                # concurrent model calls per endpoint
     evaluations_at_once = 4
 
@@ -133,6 +134,7 @@ class Suite(Record):
     @classmethod
     def load_own(cls, folder: Path, hint: str) -> Suite:
         """Return the suite of a folder that this user started.
+
         Raises `ClientError` if somebody else started the suite. The error shows its settings.
         """
         kept = cls.load(folder)
@@ -149,6 +151,7 @@ class Suite(Record):
 
 def read_suite(path: Path, user: Settings) -> Suite:
     """Read the suite in a file. Raises `UsageError` for an invalid file or key.
+
     `user` contains the user's settings, which are the defaults.
     """
     try:

@@ -24,6 +24,7 @@ def is_suite(options: Mapping[str, Any], flags: CommandFlags) -> bool:
 
 def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = False) -> list[str]:
     """Replace each folder of a suite by the folders of its runs, in the suite's order.
+
     Raises `ClientError` for shards, and for a suite with missing runs unless `incomplete` is set.
     """
     expanded: list[str] = []

@@ -35,6 +35,7 @@ class Merged:
 
 def merge(folders: Sequence[Path], out: Path) -> list[Merged]:
     """Merge the shards of a run or of a suite, atomically.
+
     Raises `RunError` or `UsageError` if the shards do not belong together.
     """
     suites = [(folder / SUITE_FILE).is_file() for folder in folders]

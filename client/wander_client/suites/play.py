@@ -133,6 +133,7 @@ async def play_suite(
     stop: StopRequest | None = None,
 ) -> list[Outcome]:
     """Play the evaluations that are not finished, within the budget. An error stops only its own evaluation.
+
     The first Ctrl-C stops all evaluations after saving their rollouts.
     """
     from wander.evals.run.stopping import StopRequest
@@ -202,6 +203,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
 
 def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
     """Return the shared budget of the evaluations, across all parts of the suite that were played.
+
     Returns None without a budget. Raises `UsageError` for a budget in USD if the prices of a model are
     unknown.
     """

@@ -56,6 +56,7 @@ class Typed(dict[str, Any]):
 
 class Option:
     """An option's flags and help text. By default, the flag is `--` and the parameter's name.
+
     `--on/--off` declares a flag with its opposite. `settings` are passed to `click.Option`.
     """
 

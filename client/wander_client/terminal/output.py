@@ -1,4 +1,5 @@
 """Output of commands: results on stdout, everything else on stderr, in one of four modes.
+
 human  color and live progress, on a terminal
 plain  no color, TSV tables, one progress line per 10 %; used if stdout is not a terminal, and for agents
 json   one object on stdout: {"schema": "wander.<command>/1", "data": ..., "warnings": [...]}
@@ -142,6 +143,7 @@ class Output:
         drop: Sequence[str] = (),
     ) -> None:
         """Print a table: aligned columns for people, otherwise TSV with a header.
+
         If the terminal is too narrow, the columns in `shrink` are shortened in the middle. Before they become
         unreadable, the columns in `drop` are left out, in that order.
         """

@@ -73,9 +73,9 @@ def test_a_small_model_of_this_machine_is_walked(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-t", "0.5"), "`sampling.temperature` means nothing"),
-        (("-n", "3"), "`num_examples` means nothing"),
-        (("--set", "shuffle=true"), "`shuffle` means nothing"),
+        (("-t", "0.5"), "`sampling.temperature` has no effect"),
+        (("-n", "3"), "`num_examples` has no effect"),
+        (("--set", "shuffle=true"), "`shuffle` has no effect"),
     ],
 )
 def test_options_of_samples_are_refused(
@@ -94,4 +94,4 @@ def test_an_environment_without_declared_replies_is_refused(wander: Wander, fold
     assert not (home / "run").exists()
     alone = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--set", "max_lines=5")
     assert alone.status == 2
-    assert "`max_lines` needs `exhaustive`" in alone.err
+    assert "`max_lines` requires `exhaustive`" in alone.err

@@ -53,6 +53,7 @@ def rerun(
     runs agree if all rollouts are identical, or if the 90 % interval of the paired difference lies within the
     margin. They differ if the 95 % interval excludes zero. Otherwise the runs are too small to tell, and the
     answer says how many examples are needed. Exit status 0 means that the runs agree.
+
     If you post the new run, it names the run that it repeats. If it agrees and another user posted the first
     run, the page and the leaderboard show that you repeated it.
     """

@@ -80,6 +80,7 @@ def import_many(
     candidates: Sequence[Candidate], owner: str | None, options: Sequence[str], report: Path, jobs: int
 ) -> int:
     """Import the packages that the report does not list yet, print the results, and return the exit status.
+
     Each line of the report is written as soon as an import ends. Failed imports are tried again.
     Raises `Unavailable` as soon as the hub does not respond; the report then has no line for that package.
     """

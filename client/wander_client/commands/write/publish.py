@@ -64,12 +64,14 @@ def publish(
 
     The wheel, the sdist and the lock become visible together, after all of them have arrived. Run the command
     again to resume an interrupted upload.
-    Files that look like keys, tokens, credentials, runs or caches are rejected. Files that git ignores are,
-    too. Published versions never change. Publishing the same files again does nothing; changed files need a
-    new version. Environments that fail `wander check` are not published. The environment's page shows the
-    results of the check, or that there was no check. The lock pins every package by its digest, so that later
-    installations are the same. The check runs on the wheel, installed with the lock into its own virtual
-    environment.
+
+    Files that look like keys, tokens, credentials, runs or caches are rejected, and so are files that git
+    ignores. Published versions never change. Publishing the same files again does nothing; changed files need
+    a new version.
+
+    The check runs on the wheel, installed with the lock into its own virtual environment. Environments that
+    fail `wander check` are not published. The environment's page shows the results of the check, or that
+    there was no check. The lock pins every package by its digest, so that later installations are the same.
     """
     from wander_client.packages.publish import PublishOptions, publish_folder
 
