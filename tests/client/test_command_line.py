@@ -58,7 +58,7 @@ def test_a_group_lists_its_commands(group: str, wander: Wander) -> None:
 
 def test_everything_is_in_one_place() -> None:
     assert {name.partition(" ")[0] for name in GROUPED} == set(GROUPS)
-    assert len({entry.place for entry in COMMANDS.values()}) == len(COMMANDS)
+    assert len({entry.location for entry in COMMANDS.values()}) == len(COMMANDS)
 
 
 def test_the_schema_of_an_answer_is_called_like_the_command(wander: Wander) -> None:

@@ -19,7 +19,7 @@ def test_a_better_run_is_told_with_its_examples(wander: Wander, folder: Path) ->
     assert done.status == 0, done.err
     assert "difference  +1.0000  [+0.1808, +1.0000]  p 0.016  clear" in done.out
     assert "examples    7: 7 better, 0 worse, 0 the same" in done.out
-    assert "1 example left out: not scored in both runs" in done.err
+    assert "1 example skipped: not scored in both runs" in done.err
     data = wander("runs", "compare", before, after, "--json").data
     assert (data["significant"], data["wins"], data["differing"]) == (True, 7, [])
     assert len(data["by_example"]) == 7

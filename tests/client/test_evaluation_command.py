@@ -200,7 +200,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "x", "--set", "sampling.top_p=7"], 2, "top_p"),
         (["eval", "./say-env", "-m", "x", "--set", "sampling=3"], 2, "not a table"),
         (["eval", "./say-env", "-m", "gpt-x"], 4, "OPENAI_API_KEY"),
-        (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "no endpoint URL"),
+        (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "not an endpoint URL"),
         (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),
         (["eval", "./say-env", "-m", "./say-env"], 3, "no checkpoint"),
         (["eval", "./say-env", "-m", " "], 2, "name is empty"),

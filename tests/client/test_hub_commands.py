@@ -122,7 +122,7 @@ def test_search_finds_what_was_published(published: HubRoom) -> None:
     assert data["next"] is None
     assert published.wander("search", "nothing-like-it", "--json").data == []
     nothing = published.wander("search", "nothing-like-it").err.splitlines()
-    assert re.fullmatch(r"nothing on http\S+ matches\nnext: wander search", "\n".join(nothing))
+    assert re.fullmatch(r"no environment on http\S+ matches\nnext: wander search", "\n".join(nothing))
 
 
 def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:
@@ -178,7 +178,7 @@ def test_downloads_are_checked_against_their_digest(published: HubRoom, tmp_path
         target = tmp_path / "got" / file.filename
         assert api.download(file.url, target, file.sha256) == file.sha256
         other = tmp_path / "got" / "other.whl"
-        with pytest.raises(ClientError, match="has digest"):
+        with pytest.raises(ClientError, match="has the digest"):
             api.download(file.url, other, "0" * 64)
     assert [path.name for path in (tmp_path / "got").iterdir()] == [file.filename]
 

@@ -86,7 +86,7 @@ def test_many_imports_stop_where_the_hub_is_gone(wander, package, home, monkeypa
         gone = wander(*line, "--report", str(home / "report.jsonl"), "--json")
     error = json.loads(gone.out)["error"]
     assert (gone.status, error["code"]) == (UNAVAILABLE, "hub_unreachable")
-    assert "2 of 2 are not imported" in error["message"]
+    assert "2 of 2 were not imported" in error["message"]
     assert (home / "report.jsonl").read_text() == ""
 
 

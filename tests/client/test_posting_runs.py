@@ -114,7 +114,7 @@ def test_a_hub_that_stays_away_is_given_up_with_what_to_do(
     monkeypatch.setattr(posting, "PATIENCE", 1.0)
     with pytest.raises(Unavailable) as caught:
         sent(published, run, Flaky(published.transport, lambda number: "before" if number > 1 else None))
-    assert "post it again to go on" in (caught.value.hint or "")
+    assert "post the run again to continue" in (caught.value.hint or "")
 
 
 def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: Path):

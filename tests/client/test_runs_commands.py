@@ -164,7 +164,7 @@ def test_real_runs_fit_the_schemas_that_a_hub_publishes(hub: HubRoom, folder: Pa
 def test_there_is_no_other_schema(hub: HubRoom) -> None:
     for place in ("/schemas/run/2.json", "/schemas/oddity/1.json"):
         assert hub.http.get(place).json()["code"] == "schema_not_found"
-    assert "write one of run, rollout, summary" in hub.wander("runs", "schema", "oddity").err
+    assert "choose one of run, rollout, summary" in hub.wander("runs", "schema", "oddity").err
 
 
 def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:

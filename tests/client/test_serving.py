@@ -88,8 +88,8 @@ def test_a_checkpoint_is_served_evaluated_and_let_go(
 def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path, checkpoint: Path) -> None:
     result = wander("eval", str(folder), "-m", str(checkpoint), "-n", "1", "--serve", "vllm")
     assert result.status == 0, result.err
-    assert f"starting vllm for {checkpoint.name}; its log: " in result.err
-    assert "vllm answers after" in result.err
+    assert f"starting vllm for {checkpoint.name}; log: " in result.err
+    assert "vllm is ready after" in result.err
 
 
 @pytest.mark.full
@@ -143,7 +143,7 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
 @pytest.mark.parametrize(
     ("python", "said", "hint"),
     [
-        (sys.executable, "needs vLLM, which", "pip install 'wander-sdk[vllm]'"),
+        (sys.executable, "requires vLLM, which", "pip install 'wander-sdk[vllm]'"),
         ("/none/python", "cannot run `/none/python`", "serve_python"),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_a_scripted_model_cannot_be_served(wander: Wander, folder: Path, pids: Path) -> None:
     result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--serve", "vllm", "--json")
-    assert "is code, no model" in result.json["error"]["message"]
+    assert "is code, not a model" in result.json["error"]["message"]
 
 
 @pytest.mark.full

@@ -65,7 +65,7 @@ def echo(messages: list[dict[str, str]]) -> str:
         (one(more="budget_usd = 1.0"), "eval[1]: a budget in USD needs the model's prices", "prices"),
         (one("nowhere/model:x:y"), "eval[1]", ""),
         (one().replace("./say-env", "./none"), "suite.toml: eval[1]: ", ""),
-        (one("hf:"), "suite.toml: eval[1]: `hf:` names no model", "hf:ORGANISATION/NAME"),
+        (one("hf:"), "suite.toml: eval[1]: `hf:` has no model name", "hf:ORGANISATION/NAME"),
     ],
 )
 def test_a_fault_is_told_with_its_key_before_anything_plays(

@@ -1,1 +1,1 @@
-"""The hub's HTTP interface, from the client's side."""
+"""The client for the hub's HTTP API."""

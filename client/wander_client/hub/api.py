@@ -1,7 +1,7 @@
-"""The hub's HTTP interface: one method a route, wire models in and out, errors by the hub's stable codes.
+"""The hub's HTTP API: one method per route, with wire models, and errors with the hub's stable codes.
 
-Nothing here prints or reads settings; the transport can be injected, so tests run it against the real hub
-application without a socket.
+Nothing here prints or reads settings. The transport can be replaced, so that tests call the hub application
+without a socket.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ from wander_client.names import EnvironmentName, environment_path, is_same_relea
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
 LONGEST_WAIT = 5.0
-"""Seconds; a longer Retry-After is the user's decision."""
+"""Seconds to wait at most. If `Retry-After` is longer, the user decides when to retry."""
 INDEX_JSON = "application/vnd.pypi.simple.v1+json"
-"""The form of a package index's pages that is read here (PEP 691)."""
+"""The format of package index pages that this client reads (PEP 691)."""
 _AS_JSON = {"Accept": INDEX_JSON}
 
 PAGE = 200
-"""Rows of a page, where all of them are read."""
+"""Rows per page when all pages are read."""
 ERROR_BYTES = 1 << 20
 LARGEST_FILE = 4 << 30
-"""Bytes of a file whose size the hub does not state."""
+"""Size limit of a file in bytes if the hub does not state its size."""
 LARGEST_RECORD = 1 << 38
-"""Bytes of the rollouts of a run; a million of them with long conversations are less."""
+"""Size limit of a run's rollouts in bytes. A million rollouts with long conversations need less."""
 LEFT_FREE = 256 << 20
-"""Bytes of a disk that are left to others."""
+"""Bytes of the disk that downloads leave free."""
 _LOOK_EVERY = 64 << 20
 _SECONDS = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
-"""The form of `Retry-After` that is obeyed."""
+"""The format of `Retry-After` that is supported."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -90,7 +90,7 @@ def open_hub(
     login: bool = False,
     transport: httpx.BaseTransport | None = None,
 ) -> Iterator[HubApi]:
-    """Yield the hub's API; with `login=True` a missing token fails before anything is sent."""
+    """Yield the hub's API. With `login=True`, a missing token raises an error before any request."""
     if login:
         require_token(url, credential)
     token = credential.token if credential else None
@@ -99,14 +99,14 @@ def open_hub(
 
 
 def require_token(url: str, credential: Credential | None) -> None:
-    """Raise `LoginRequired` where there is no token for a hub."""
+    """Raise `LoginRequired` if there is no token for a hub."""
     if credential is None:
-        hint = f"run `wander login --hub {url}` or set `WANDER_TOKEN`"
+        hint = f"run `wander login --hub {url}`, or set `WANDER_TOKEN`"
         raise LoginRequired(f"no token for `{url}`", hint=hint)
 
 
 class HubApi:
-    """Calls one hub."""
+    """The HTTP API of a hub."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class HubApi:
         self._connection.close()
 
     def whoami(self) -> Whoami:
-        """Return whose token is in use."""
+        """Return the user and the scopes of the token."""
         return self.read("/api/v1/whoami", Whoami)
 
     def environments(
@@ -140,21 +140,21 @@ class HubApi:
         cursor: str | None = None,
         **filters: Any,
     ) -> EnvironmentPage:
-        """Return a page of environments that match; filters are `kind`, `license`, `sort` and the like."""
+        """Return a page of matching environments. Filters are, for example, `kind`, `license` and `sort`."""
         params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor, **filters}
-        said = {
+        query_params = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in params.items()
         }
-        return self.read("/api/v1/environments", EnvironmentPage, said)
+        return self.read("/api/v1/environments", EnvironmentPage, query_params)
 
     def every_environment(self, query: str = "", **filters: Any) -> Iterator[EnvironmentSummary]:
-        """Yield every environment that matches, page by page."""
+        """Yield every matching environment, page by page."""
         return read_rows(
             self.url, lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters)
         )
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
-        """Return one environment with its newest version; one that has moved is found by its old name."""
+        """Return an environment with its newest version. Follows renames and transfers."""
         answer = self._send("GET", environment_path(owner, name))
         detail = self._parse(answer, EnvironmentDetail)
         latest, named = detail.latest, _environment_in(answer.url)
@@ -163,7 +163,7 @@ class HubApi:
         return detail
 
     def version(self, owner: str, name: str, version: str) -> VersionDetail:
-        """Return one version with its files."""
+        """Return a version with its files."""
         answer = self._send("GET", environment_path(owner, name, "versions", version))
         detail = self._parse(answer, VersionDetail)
         same = _environment_in(answer.url) == (detail.owner, detail.name)
@@ -171,7 +171,7 @@ class HubApi:
         return detail
 
     def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
-        """Return the files of a project in an owner's package index, or None when it has no such project."""
+        """Return the files of a project in an owner's package index, or None if there is no such project."""
         path = f"/{quote_part(owner)}/simple/{quote_part(project)}/"
         try:
             return self._files_in(self._send("GET", path, headers=_AS_JSON))
@@ -179,16 +179,16 @@ class HubApi:
             return None
 
     def held_files(self, owner: str, project: str) -> list[IndexFile] | None:
-        """Return the files of a name that the hub itself holds, for an owner's environments; None for others.
+        """Return the files of a project that the hub itself stores for an owner's environments, or None.
 
-        Raises `LoginRequired` where the hub does not say: the name may be a private one.
+        Raises `LoginRequired` if the hub does not tell, because the name may be private.
         """
         path = f"/{quote_part(owner)}/index/{quote_part(project)}/"
         try:
             try:
                 answer = self._send("GET", path, params={"held": True}, headers=_AS_JSON)
             except LoginRequired:
-                # A stranger to an owner with hidden names; the index behind the hub has none of them.
+                # The owner has hidden names. If the upstream index has this name, it is not one of them.
                 answer = self._send("GET", path, headers=_AS_JSON)
                 if self._parse(answer, PassedPage).meta.upstream:
                     return None
@@ -197,27 +197,27 @@ class HubApi:
         return self._files_in(answer)
 
     def _files_in(self, answer: Answer) -> list[IndexFile]:
-        """Return the files of an index page, with absolute addresses."""
+        """Return the files of an index page, with absolute URLs."""
         files = self._parse(answer, IndexPage).files
         return [
             file.model_copy(update={"url": self._connection.join(answer.url, file.url)}) for file in files
         ]
 
     def projects(self, owner: str) -> list[str]:
-        """Return the names in an owner's index that the caller may see."""
+        """Return the names in an owner's index that the caller can see."""
         try:
             answer = self._send("GET", f"/{quote_part(owner)}/simple/", headers=_AS_JSON)
         except (NotFound, LoginRequired):
             return []
-        return [each.name for each in self._parse(answer, IndexRoot).projects]
+        return [project.name for project in self._parse(answer, IndexRoot).projects]
 
     def content(self, url: str, most: int) -> bytes:
-        """Return the bytes of a file on the hub; raises `Unavailable` if there are more than `most`."""
+        """Return the content of a file on the hub. Raises `Unavailable` if it has more than `most` bytes."""
         with self._stream(url) as answer:
             return b"".join(answer.pieces(most))
 
     def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
-        """Give a published version its `pylock.toml`."""
+        """Attach a `pylock.toml` to a published version."""
         path = environment_path(owner, name, "versions", version, "pylock.toml")
         headers = {"Content-Type": "application/toml"}
         return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
@@ -234,37 +234,38 @@ class HubApi:
     ) -> str:
         """Save a file and return its digest, which is checked before the file gets its name.
 
-        `size` is the length that the hub states: more is not taken. `partial` keeps what has arrived if
-        the hub breaks off, and the next download continues from there. `told` is called with the size so far.
+        `size` is the length that the hub states; more bytes are not accepted. If the download is interrupted,
+        `partial` keeps the received bytes, and the next download continues from there. `told` is called with
+        the number of bytes.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        place = partial
-        if place is None:
+        path = partial
+        if path is None:
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".download-")
             os.close(handle)
-            place = Path(name)
+            path = Path(name)
         try:
-            digest = self._save(url, place, size or LARGEST_FILE, told)
+            digest = self._save(url, path, size or LARGEST_FILE, told)
         except BaseException:
             if partial is None:
-                place.unlink()
+                path.unlink()
             raise
         try:
             if sha256 is not None and digest != sha256:
                 raise ClientError(
-                    f"`{target.name}` has digest {digest[:12]}, not {sha256[:12]} as the hub lists",
-                    hint="the file was changed on its way; try again, then tell whoever runs the hub",
+                    f"`{target.name}` has the digest {digest[:12]}, but the hub lists {sha256[:12]}",
+                    hint="the file was changed in transit; try again, or tell the hub's operator",
                     code="digest_mismatch",
                 )
-            os.replace(place, target)
+            os.replace(path, target)
         finally:
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         return digest
 
-    def _save(self, url: str, place: Path, most: int, told: Callable[[int], None]) -> str:
-        """Write a file from where its bytes here end, and return the digest of all of them."""
+    def _save(self, url: str, path: Path, most: int, told: Callable[[int], None]) -> str:
+        """Append the rest of a file to the bytes here, and return the digest of the whole file."""
         digest = hashlib.sha256()
-        with place.open("a+b") as file:
+        with path.open("a+b") as file:
             file.seek(0)
             while piece := file.read(1 << 20):
                 digest.update(piece)
@@ -281,14 +282,14 @@ class HubApi:
         return digest.hexdigest()
 
     def absolute(self, url: str) -> str:
-        """Return the full form of a URL in an answer, which may be relative to the hub."""
+        """Return the absolute form of a URL in a response, which may be relative to the hub."""
         return self._connection.absolute(url)
 
     def run(self, run_id: str) -> RunDetail:
-        """Return a posted run."""
+        """Return a posted run. Also accepts the beginning or the end of its ID."""
         detail = self.read(run_path(run_id), RunDetail)
-        # The beginning of an id, or its end, names a run too.
-        stated = detail.run_id.partition("~")[0]  # what follows is the hub's, of a run that is not for all
+        # The user may have passed only the beginning or the end of the ID.
+        stated = detail.run_id.partition("~")[0]  # the hub appends a suffix to the IDs of private runs
         same = run_id.lower() in detail.run_id.lower() and detail.manifest.run_id.startswith(stated)
         self.require(same, run_id)
         return detail
@@ -296,12 +297,12 @@ class HubApi:
     def runs(
         self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
     ) -> RunPage:
-        """Return a page of posted runs, the newest first; `environment` is `owner/name`."""
+        """Return a page of posted runs, the newest first. `environment` is `owner/name`."""
         params = {"environment": environment, "model": model, "cursor": cursor}
         return self.read("/api/v1/runs", RunPage, params)
 
     def every_run(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
-        """Yield every posted run that matches, the newest first, page by page."""
+        """Yield every matching posted run, the newest first, page by page."""
         return read_rows(
             self.url, lambda cursor: self.runs(environment=environment, model=model, cursor=cursor)
         )
@@ -316,16 +317,16 @@ class HubApi:
             offset += len(page.data)
             if not page.data or offset >= page.total:
                 return
-        raise hub_fault(self.url, "lists rollouts without end")
+        raise hub_fault(self.url, "returned too many pages of rollouts")
 
     def rollout(self, run_id: str, number: int) -> Rollout:
-        """Return one whole rollout of a posted run."""
+        """Return a rollout of a posted run, with its messages."""
         return self.read(run_path(run_id, "rollouts", str(number)), Rollout)
 
     def rollouts(self, run_id: str, sha256: str | None = None) -> Iterator[Rollout]:
-        """Yield every whole rollout of a posted run, once all are here: servers drop who reads slowly.
+        """Yield all rollouts of a posted run, after downloading them: servers disconnect slow readers.
 
-        `sha256` is the digest that the hub states of them; raises `ClientError` for others.
+        `sha256` is the digest of the rollouts that the hub states. Raises `ClientError` if it does not match.
         """
         import zstandard
         from wander.evals.store.jsonl import split_lines
@@ -333,20 +334,20 @@ class HubApi:
 
         digest = RolloutsDigest()
         with tempfile.TemporaryFile() as record:
-            packing = zstandard.ZstdCompressor(1).stream_writer(record, closefd=False)
+            compressor = zstandard.ZstdCompressor(1).stream_writer(record, closefd=False)
             with self._connection.stream("GET", self.url + run_path(run_id, "rollouts.jsonl")) as answer:
                 self._require_success(answer)
                 try:
-                    with packing:
+                    with compressor:
                         for line in split_lines(answer.pieces(LARGEST_RECORD), MAX_CHUNK_BYTES):
                             require_room(record, len(line))
                             digest.add(line_digest(line))
-                            packing.write(line)
+                            compressor.write(line)
                 except OverflowError:
-                    fault = f"sent a rollout of more than {MAX_CHUNK_BYTES:,} bytes"
+                    fault = f"sent a rollout with more than {MAX_CHUNK_BYTES:,} bytes"
                     raise hub_fault(self.url, fault) from None
             if sha256 is not None and digest.hexdigest() != sha256:
-                fault = f"sent other rollouts of `{run_id}` than it states"
+                fault = f"sent rollouts of `{run_id}` that do not match its digest"
                 raise hub_fault(self.url, fault, code="digest_mismatch")
             record.seek(0)
             for line in split_lines(zstandard.ZstdDecompressor().read_to_iter(record)):
@@ -359,15 +360,15 @@ class HubApi:
             raise hub_fault(self.url, "sent a line that is not a rollout") from error
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
-        """Ask the hub to replay a run; return the verification under way if there is one."""
+        """Ask the hub to replay a run. Returns the running verification if there is one."""
         return self.change("POST", run_path(run_id, "verifications"), VerificationInfo, wanted)
 
     def verifications(self, run_id: str) -> list[VerificationInfo]:
-        """Return every verification of a run, the newest first."""
+        """Return all verifications of a run, the newest first."""
         return self.read(run_path(run_id, "verifications"), VerificationList).data
 
     def evidence(self, run_id: str) -> RunEvidence:
-        """Return what a run's level rests on."""
+        """Return the evidence for a run's verification level."""
         proof = self.read(run_path(run_id, "evidence"), RunEvidence)
         self.require(run_id.lower() in proof.run_id.lower(), run_id)
         return proof
@@ -377,10 +378,10 @@ class HubApi:
         return self.change("DELETE", f"/api/v1/verifications/{number}", VerificationInfo)
 
     def verification(self, number: int) -> VerificationInfo:
-        """Return the progress of a verification, or its result."""
-        found = self.read(f"/api/v1/verifications/{number}", VerificationInfo)
-        self.require(found.id == number, f"verification {number}")
-        return found
+        """Return a verification with its progress or result."""
+        verification = self.read(f"/api/v1/verifications/{number}", VerificationInfo)
+        self.require(verification.id == number, f"verification {number}")
+        return verification
 
     def leaderboard(
         self,
@@ -392,18 +393,17 @@ class HubApi:
         board: str | None = None,
         **wanted: Any,
     ) -> Leaderboard:
-        """Return a leaderboard of one environment version: the first, or that of a task set or a name.
-
-        `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `stratum`,
-        `limit`, `cursor`; those that are None are left out.
+        """Return a leaderboard of an environment version: the first board, or the board of a task set or a
+        name. `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`,
+        `stratum`, `limit`, `cursor`. Filters that are None are not sent.
         """
         wanted |= {"version": version, "task_set": task_set, "board": board}
         answer = self._send("GET", environment_path(owner, name, "leaderboard"), params=wanted)
-        found = self._parse(answer, Leaderboard)
-        same = _environment_in(answer.url) == (found.owner, found.name)
-        asked = EnvironmentName(owner, name, version)
-        self.require(same and asked.fits(found.version), f"the leaderboard of {asked}")
-        return found
+        leaderboard = self._parse(answer, Leaderboard)
+        same = _environment_in(answer.url) == (leaderboard.owner, leaderboard.name)
+        requested = EnvironmentName(owner, name, version)
+        self.require(same and requested.fits(leaderboard.version), f"the leaderboard of {requested}")
+        return leaderboard
 
     def whole_leaderboard(
         self,
@@ -416,30 +416,30 @@ class HubApi:
         most: int | None = None,
         **wanted: Any,
     ) -> Leaderboard:
-        """Return a leaderboard as `leaderboard` does, with up to `most` rows, for None with all."""
-        which = {"version": version, "task_set": task_set, "board": board}
+        """Return a leaderboard like `leaderboard`, with up to `most` rows, or with all rows if None."""
+        selection = {"version": version, "task_set": task_set, "board": board}
         rows: list[LeaderboardRow] = []
-        first: Leaderboard | None = None  # which also tells of the board itself
+        first: Leaderboard | None = None  # the first page also describes the board
 
         def fetch(cursor: str | None) -> Leaderboard:
             size = PAGE if most is None else min(most - len(rows), PAGE)
-            return self.leaderboard(owner, name, limit=size, cursor=cursor, **which, **wanted)
+            return self.leaderboard(owner, name, limit=size, cursor=cursor, **selection, **wanted)
 
         for page in read_pages(self.url, fetch):
             rows += page.rows
             first = first or page
-            which = {"version": page.version, "board": page.board}
+            selection = {"version": page.version, "board": page.board}
             if most is not None and len(rows) >= most:
                 break
         return (first or page).model_copy(update={"rows": rows, "next": page.next})
 
-    def require(self, fits: bool, what: str) -> None:
-        """Raise `Unavailable` if the hub answered something else than it was asked for."""
+    def require(self, fits: bool, requested: str) -> None:
+        """Raise `Unavailable` if the hub's answer does not match the request."""
         if not fits:
-            raise hub_fault(self.url, f"answered something else than `{what}`", code="wrong_answer")
+            raise hub_fault(self.url, f"sent an answer that is not `{requested}`", code="wrong_answer")
 
     def read(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
-        """Return the answer of a route; `path` is already quoted."""
+        """Return the response of a route. `path` must already be quoted."""
         return self._parse(self._send("GET", path, params=params), model)
 
     @overload
@@ -467,7 +467,7 @@ class HubApi:
         *,
         params: Mapping[str, Any] | None = None,
     ) -> Model | None:
-        """Send a change and return the answer, or None when it has no body; `path` is already quoted."""
+        """Send a change and return the response, or None if it has no body. `path` must already be quoted."""
         json = body.model_dump(mode="json") if body is not None else None
         response = self._send(method, path, json=json, params=params)
         return self._parse(response, model) if model is not None else None
@@ -475,20 +475,20 @@ class HubApi:
     def send_bytes(
         self, method: str, path: str, content: bytes, model: type[Model], headers: Mapping[str, str]
     ) -> Model:
-        """Send a change whose body is plain bytes and return the answer; `path` is already quoted."""
+        """Send a change with a binary body and return the response. `path` must already be quoted."""
         kind = {"Content-Type": "application/octet-stream"}
         return self._parse(self._send(method, path, content=content, headers={**kind, **headers}), model)
 
-    # the transport
+    # HTTP.
 
     def _send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Answer:
-        """Send a request; reads are retried while the hub is busy, writes never."""
-        given = {name: value for name, value in (params or {}).items() if value is not None}
+        """Send a request. Reads are retried while the hub is busy; writes are not."""
+        query_params = {name: value for name, value in (params or {}).items() if value is not None}
         attempts = ATTEMPTS if method == "GET" else 1
         for attempt in range(1, attempts + 1):
-            answer = self._connection.send(method, path, params=given or None, **options)
+            answer = self._connection.send(method, path, params=query_params or None, **options)
             if answer.status not in RETRY_STATUSES or attempt == attempts:
                 break
             stated = answer.headers.get("Retry-After", "")
@@ -500,7 +500,7 @@ class HubApi:
 
     @contextlib.contextmanager
     def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[StreamedAnswer]:
-        """Yield the answer for a file, which may lie on another host; the token goes to the hub alone."""
+        """Yield the response for a file, which may be on another host. Only the hub gets the token."""
         target = self.absolute(url)
         with self._connection.stream("GET", target, headers=headers, elsewhere=True) as answer:
             self._require_success(answer)
@@ -517,9 +517,9 @@ class HubApi:
         except ValidationError:
             if answer.status >= 500 or answer.status == 407:
                 proxy = find_proxy(self.url)
-                place = f"the hub at `{self.url}`" + (f", or the proxy {proxy} before it," if proxy else "")
+                source = f"the hub at `{self.url}`" + (f", or the proxy {proxy}," if proxy else "")
                 return Unavailable(
-                    f"{place} failed ({answer.status})",
+                    f"{source} failed ({answer.status})",
                     hint="try again in a moment",
                     code="server_error",
                     request_id=answer.headers.get(REQUEST_ID_HEADER),
@@ -528,15 +528,15 @@ class HubApi:
         return problem_error(problem, self.url, authenticated=self.authenticated)
 
     def _parse(self, answer: Answer, model: type[Model]) -> Model:
-        try:  # a newer hub may tell more than this client knows
+        try:  # a newer hub may send fields that this client does not know
             return model.model_validate_json(answer.content, extra="ignore")
         except ValidationError as error:
             raise self._no_hub(answer) from error
 
     def _no_hub(self, answer: Answer) -> ClientError:
         return Unavailable(
-            f"`{answer.url}` answered {answer.status} in a form this client does not know",
-            hint=f"is `{self.url}` a Wander hub of this version? see `wander --version`",
+            f"`{answer.url}` answered {answer.status} in an unknown format",
+            hint=f"check that `{self.url}` is a Wander hub of this version (see `wander --version`)",
             code="unexpected_answer",
             retryable=False,
             request_id=answer.headers.get(REQUEST_ID_HEADER),
@@ -544,25 +544,25 @@ class HubApi:
 
 
 def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientError:
-    """Return the error for a hub's problem answer; its code stays as the hub wrote it."""
+    """Convert a problem response of a hub to an error, with the hub's code."""
     message = problem.detail or problem.title
     lines = [str(item.get("msg") or item.get("message") or item) for item in (problem.errors or [])[:5]]
     kind: type[ClientError] = ClientError
-    usual: str | None = None
+    default_hint: str | None = None
     if problem.status == 401:
-        kind, refused = LoginRequired, "the token was refused; " if authenticated else ""
-        usual = f"{refused}run `wander login`"
+        kind, rejected = LoginRequired, "the token was rejected; " if authenticated else ""
+        default_hint = f"{rejected}run `wander login`"
     elif problem.status == 403:
-        kind, usual = LoginRequired, "run `wander auth whoami` to see what this token may do"
+        kind, default_hint = LoginRequired, "run `wander auth whoami` to see the scopes of this token"
     elif problem.status in (404, 410):
-        kind, usual = NotFound, f"`wander search` lists what `{hub}` has"
+        kind, default_hint = NotFound, f"run `wander search` to list the environments of `{hub}`"
     elif problem.status == 429 or problem.status >= 500:
-        kind, usual = Unavailable, f"try again in a moment; `{hub}/health` shows the hub's state"
+        kind, default_hint = Unavailable, f"try again in a moment; `{hub}/health` shows the hub's status"
     elif problem.status in (405, 406):
         kind = UsageError
     return kind(
-        message or f"refused ({problem.status})",
-        hint=problem.hint or usual,
+        message or f"rejected ({problem.status})",
+        hint=problem.hint or default_hint,
         code=problem.code,
         detail="\n".join(lines) or None,
         request_id=problem.request_id,
@@ -571,19 +571,19 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
 
 
 def _environment_in(url: str) -> tuple[str, str] | None:
-    """Return owner and name in the address of an answer: those that were asked for, or led to."""
+    """Return the owner and name in the URL of a response, after redirects."""
     match = re.search(r"/api/v1/environments/([^/?]+)/([^/?]+)", url)
     return (unquote(match[1]), unquote(match[2])) if match else None
 
 
 def require_room(file: IO[bytes], more: int) -> None:
-    """Raise `ClientError` before a file of a hub fills the disk; looks now and then, as bytes are added."""
-    at = file.tell()
-    if at // _LOOK_EVERY != (at + more) // _LOOK_EVERY or at == 0:
+    """Raise `ClientError` before a download fills the disk. The check runs once per 64 MiB."""
+    position = file.tell()
+    if position // _LOOK_EVERY != (position + more) // _LOOK_EVERY or position == 0:
         free = os.fstatvfs(file.fileno())
         if free.f_bavail * free.f_frsize < LEFT_FREE:
             raise ClientError(
-                f"the disk has less than {LEFT_FREE >> 20} MiB left, so nothing more is fetched from the hub",
-                hint="`wander cache prune` removes what is not used",
+                f"the disk has less than {LEFT_FREE >> 20} MiB of free space, so the download was stopped",
+                hint="run `wander cache prune` to remove unused environments",
                 code="disk_full",
             )

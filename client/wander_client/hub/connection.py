@@ -1,7 +1,7 @@
-"""HTTP with one hub, which may be a bad one: what it answers is bounded, and its token goes nowhere else.
+"""HTTP connection to a hub that may be malicious: responses are limited, and only the hub gets the token.
 
-Every answer is read here, with limits of its bytes (as sent and unpacked) and of the time that it takes. A
-redirect takes neither a token nor a body to another host.
+All responses are read here, with limits on their bytes (compressed and decompressed) and on the time. A
+redirect to another host carries neither the token nor the body.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from wander.wire.package_index import origin_of
 from wander_client.errors import ClientError, LoginRequired, Unavailable, name_option
 
 REQUEST_ID_HEADER = "X-Request-ID"
-"""Names the request in the hub's log too."""
+"""Header with the ID of the request in the hub's log."""
 MOST_PAGES = 10_000
-"""Pages of a list that are read."""
+"""Maximum number of pages of a list."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _MIB = 1 << 20
 _GZIP = 31
-"""What `zlib` calls the form of gzip."""
+"""`zlib`'s code for the gzip format."""
 
 
 Row = TypeVar("Row", covariant=True)
@@ -41,22 +41,25 @@ AnyPage = TypeVar("AnyPage", bound="Page")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a hub may answer."""
+    """Limits on the responses of a hub."""
 
     answer_bytes: int = 64 * _MIB
-    """Unpacked bytes of an answer that is held in memory. A run of a million examples takes half of them."""
+    """Decompressed bytes of a response in memory.
+
+    The largest, a run of a million examples, has half of them.
+    """
     answer_seconds: float = 300.0
-    """Time for such an answer, from the first byte of its body to the last."""
+    """Seconds for the body of such a response."""
     start_seconds: float = 180.0
-    """Time until the head of an answer is here; sending a long body adds to it."""
+    """Seconds until the headers of a response arrive, in addition to the time for sending a long body."""
     bytes_per_second: int = 16 * 1024
-    """A file that comes more slowly than this over `patience` seconds is given up."""
+    """Minimum speed of a download, measured over `patience` seconds."""
     patience: float = 60.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that was read whole."""
+    """A response with its whole body."""
 
     status: int
     headers: httpx.Headers
@@ -65,12 +68,12 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the hub did what was asked."""
+        """Whether the request succeeded."""
         return 200 <= self.status < 300
 
 
 class StreamedAnswer:
-    """An answer whose body comes piece by piece."""
+    """A response whose body is read in pieces."""
 
     def __init__(self, response: httpx.Response, hub: str, limits: Limits) -> None:
         self.status = response.status_code
@@ -79,22 +82,22 @@ class StreamedAnswer:
         self._response, self._hub, self._limits = response, hub, limits
 
     def pieces(self, most: int, seconds: float | None = None) -> Iterator[bytes]:
-        """Yield the unpacked body; raises `Unavailable` when the hub exceeds a limit.
+        """Yield the decompressed body. Raises `Unavailable` if the hub exceeds a limit.
 
-        `most` bounds its bytes, `seconds` the time of the whole body. Without `seconds` the body has to keep
-        up a least speed.
+        `most` limits the bytes, and `seconds` the time of the whole body. Without `seconds`, the hub must
+        keep up a minimum speed.
         """
-        began, total = time.monotonic(), 0
-        window, received = began, 0
+        started, total = time.monotonic(), 0
+        window, received = started, 0
         unpacker = self._choose_unpacker()
         for raw in self._response.stream:  # type: ignore[union-attr]
             now = time.monotonic()
             received += len(raw)
-            if seconds is not None and now - began > seconds:
-                raise self._slow(f"was not through with its answer after {seconds:g} s")
+            if seconds is not None and now - started > seconds:
+                raise self._slow(f"did not finish its response within {seconds:g} s")
             if seconds is None and now - window > self._limits.patience:
                 if received < self._limits.bytes_per_second * (now - window):
-                    raise self._slow(f"sent {received:,} bytes in {now - window:.0f} s")
+                    raise self._slow(f"sent only {received:,} bytes in {now - window:.0f} s")
                 window, received = now, 0
             for piece in [raw] if unpacker is None else self._unpack(unpacker, raw):
                 total += len(piece)
@@ -102,32 +105,34 @@ class StreamedAnswer:
                     raise hub_fault(self._hub, f"sent more than {most:,} bytes", code="answer_too_long")
                 yield piece
         if unpacker is not None and not unpacker.eof:
-            raise hub_fault(self._hub, "broke off in the middle of a compressed answer")
+            raise hub_fault(self._hub, "sent an incomplete compressed response")
 
     def _choose_unpacker(self) -> zlib._Decompress | None:
         encoding = self.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("", "identity", "gzip"):
-            raise hub_fault(self._hub, f"compressed its answer as `{encoding[:40]}`, which nobody asked for")
+            raise hub_fault(
+                self._hub, f"compressed its response as `{encoding[:40]}`, which was not requested"
+            )
         return zlib.decompressobj(_GZIP) if encoding == "gzip" else None
 
     def _unpack(self, unpacker: zlib._Decompress, raw: bytes) -> Iterator[bytes]:
-        """Yield what bytes unpack to, never much at a time: a thousandfold of them would fill the memory."""
+        """Decompress bytes in small pieces, because a small input can expand a thousandfold."""
         try:
             while raw:
                 piece = unpacker.decompress(raw, 1 << 16)
                 if unpacker.unused_data or (unpacker.eof and not piece):
-                    raise hub_fault(self._hub, "sent more after the end of a compressed answer")
+                    raise hub_fault(self._hub, "sent data after the end of a compressed response")
                 raw = unpacker.unconsumed_tail
                 yield piece
         except zlib.error as error:
-            raise hub_fault(self._hub, f"compressed its answer wrongly: {error}") from error
+            raise hub_fault(self._hub, f"sent an invalid compressed response: {error}") from error
 
-    def _slow(self, what: str) -> Unavailable:
-        return hub_fault(self._hub, what, code="answer_too_slow", retryable=True)
+    def _slow(self, problem: str) -> Unavailable:
+        return hub_fault(self._hub, problem, code="answer_too_slow", retryable=True)
 
 
 class HubConnection:
-    """Sends requests to one hub and reads its answers."""
+    """An HTTP connection to a hub."""
 
     def __init__(
         self,
@@ -144,7 +149,7 @@ class HubConnection:
         if token is not None:
             if not token.isascii() or any(c.isspace() for c in token):
                 raise LoginRequired(
-                    "the token holds characters that no token has", hint="run `wander login` with a fresh one"
+                    "the token contains invalid characters", hint="run `wander login` with a new token"
                 )
             self._token["Authorization"] = f"Bearer {token}"
         self._http = httpx.Client(
@@ -161,17 +166,17 @@ class HubConnection:
         self._http.close()
 
     def absolute(self, url: str) -> str:
-        """Return the full form of an address in an answer, which may be relative to the hub."""
+        """Return the absolute form of a URL in a response, which may be relative to the hub."""
         return self.join(self.url + "/", url)
 
     def is_own(self, url: str) -> bool:
-        """Return whether an address is the hub's, so that its token may go there."""
-        # The same hub over TLS: the token went there already, and without TLS.
+        """Return whether a URL is on the hub, so that the hub's token may be sent to it."""
+        # Includes the same hub over TLS: the token was already sent there without TLS.
         secure = origin_of(self._origin.replace("http://", "https://", 1))
         return origin_of(url) in {self._origin, secure} - {""}
 
     def send(self, method: str, path: str, **options: Any) -> Answer:
-        """Send a request to the hub and return its whole answer, whatever the status."""
+        """Send a request to the hub and return the whole response, whatever its status."""
         with self.stream(method, self.url + path, **options) as answer:
             content = b"".join(answer.pieces(self.limits.answer_bytes, self.limits.answer_seconds))
             return Answer(answer.status, answer.headers, content, answer.url)
@@ -186,14 +191,14 @@ class HubConnection:
         elsewhere: bool = False,
         **options: Any,
     ) -> Iterator[StreamedAnswer]:
-        """Send a request and yield its answer; `elsewhere` lets a file lie on another host.
+        """Send a request and yield the response. With `elsewhere`, a file may be on another host.
 
-        Raises `Unavailable` when nothing answers, or a limit is exceeded.
+        Raises `Unavailable` if the hub does not respond or exceeds a limit.
         """
         target = url
         with self._reach(), contextlib.ExitStack() as stack:
             for _ in range(_MOST_REDIRECTS + 1):
-                self._require_place(method, target, elsewhere=elsewhere)
+                self._require_allowed(method, target, elsewhere=elsewhere)
                 own = self._token if self.is_own(target) else {}
                 request = self._http.build_request(
                     method, target, headers={**own, **(headers or {})}, **options
@@ -206,29 +211,29 @@ class HubConnection:
                 response.close()
                 if method != "GET" and response.status_code not in (307, 308):
                     raise hub_fault(self.url, f"redirects a `{method}` with {response.status_code}")
-                followed = self.join(target, response.headers["Location"])
-                if _loses_tls(target, followed):
+                next_target = self.join(target, response.headers["Location"])
+                if _loses_tls(target, next_target):
                     raise hub_fault(self.url, "redirects from https to http", code="redirected")
-                target, options = followed, {**options, "params": None}
-            raise hub_fault(self.url, "redirects in a circle")
+                target, options = next_target, {**options, "params": None}
+            raise hub_fault(self.url, "redirects too often")
 
-    def _require_place(self, method: str, target: str, *, elsewhere: bool) -> None:
-        """Refuse to go where nothing of the hub is to be had: to another host, or by another protocol."""
+    def _require_allowed(self, method: str, target: str, *, elsewhere: bool) -> None:
+        """Raise an error for URLs that must not be requested: on another host, or with another protocol."""
         parts = urlsplit(target)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise hub_fault(self.url, f"names `{target[:200]}`, which is not an address of a file")
+            raise hub_fault(self.url, f"sent `{target[:200]}`, which is not the URL of a file")
         if self.is_own(target) or (elsewhere and method == "GET" and not _loses_tls(self.url, target)):
             return
         raise ClientError(
-            f"the hub `{self.url}` leads to `{parts.scheme}://{parts.netloc}`, where nothing of it is sent",
-            hint="if the hub has moved, name its address: " + name_option("hub", "URL"),
+            f"the hub `{self.url}` redirects to `{parts.scheme}://{parts.netloc}`, which is not trusted",
+            hint="if the hub has moved, use its new address: " + name_option("hub", "URL"),
             code="redirected",
         )
 
     def _open(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its answer, unread; a head that drips is given up after a while.
-
-        httpx bounds each read and not all of them, so another thread waits for the head.
+        """Send a request and return the response before its body is read. Gives up if the headers take too
+        long. httpx limits the time of each read, but not of all reads together, so another thread waits for
+        the headers.
         """
         outcome: queue.SimpleQueue[httpx.Response | BaseException] = queue.SimpleQueue()
         given_up = threading.Event()
@@ -236,7 +241,7 @@ class HubConnection:
         def work() -> None:
             try:
                 response = self._http.send(request, stream=True)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
                 outcome.put(error)
                 return
             outcome.put(response)
@@ -247,22 +252,22 @@ class HubConnection:
         patience = self.limits.start_seconds + size / self.limits.bytes_per_second
         threading.Thread(target=work, daemon=True, name="hub request").start()
         try:
-            found = outcome.get(timeout=patience)
+            response = outcome.get(timeout=patience)
         except BaseException as error:
             given_up.set()
             if isinstance(error, queue.Empty):
-                raise httpx.ReadTimeout("the head of the answer did not come") from None
+                raise httpx.ReadTimeout("the headers of the response did not arrive") from None
             raise
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(response, BaseException):
+            raise response
+        return response
 
     def join(self, base: str, url: str) -> str:
-        """Return the full form of an address that may be relative to `base`."""
+        """Return the absolute form of a URL that may be relative to `base`."""
         try:
             return str(httpx.URL(base).join(url))
         except (httpx.InvalidURL, ValueError, TypeError):
-            raise hub_fault(self.url, f"names `{url[:200]}`, which is not an address") from None
+            raise hub_fault(self.url, f"sent `{url[:200]}`, which is not a URL") from None
 
     @contextlib.contextmanager
     def _reach(self) -> Iterator[None]:
@@ -270,7 +275,7 @@ class HubConnection:
             yield
         except BadProxy as error:
             raise ClientError(
-                str(error), hint=f"correct it, or leave it out: {_no_proxy(self.url)}", code="bad_proxy"
+                str(error), hint=f"fix it, or bypass the proxy: {_no_proxy(self.url)}", code="bad_proxy"
             ) from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             raise self._unreachable(error) from error
@@ -281,38 +286,39 @@ class HubConnection:
                 code="timeout",
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise hub_fault(self.url, f"names an address that cannot be asked: {error}") from error
+            raise hub_fault(self.url, f"sent an unusable URL: {error}") from error
         except httpx.HTTPError as error:
             raise Unavailable(
-                f"the hub at `{self.url}` broke off: {error or type(error).__name__}",
+                f"the connection to the hub at `{self.url}` was lost: {error or type(error).__name__}",
                 hint="try again in a moment",
                 code="hub_unreachable",
             ) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
-        """Return the error of a hub to which no connection could be made, or of the proxy before it."""
+        """Return the error for a failed connection to the hub or its proxy."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
-            cause = cause.__cause__ or cause.__context__  # httpcore leaves no cause
+            cause = cause.__cause__ or cause.__context__  # httpcore does not set a cause
         if cause is not None:
             return Unavailable(
                 f"the certificate of the hub at `{self.url}` is not trusted here",
-                hint="name the certificates of your organization in `SSL_CERT_FILE`",
+                hint="set `SSL_CERT_FILE` to your organization's certificates",
                 code="hub_untrusted",
                 retryable=False,
                 detail=str(error),
             )
         if (proxy := find_proxy(str(error.request.url))) is not None:
-            fault = "refuses to lead" if isinstance(error, httpx.ProxyError) else "does not answer; it leads"
+            rejected = isinstance(error, httpx.ProxyError)
+            fault = "rejected the connection" if rejected else "does not respond; it is set for connections"
             return Unavailable(
                 f"the proxy {proxy} {fault} to the hub `{self.url}`",
-                hint=f"start the proxy, or ask the hub without it: {_no_proxy(self.url)}",
+                hint=f"start the proxy, or connect to the hub without it: {_no_proxy(self.url)}",
                 code="proxy_unreachable",
                 detail=str(error),
             )
         return Unavailable(
-            f"nothing answers at the hub `{self.url}`",
-            hint="start one with `wander-hub serve`, or name another with "
+            f"cannot connect to the hub `{self.url}`",
+            hint="start a hub with `wander-hub serve`, or choose another with "
             + name_option("hub", "URL")
             + " or `WANDER_HUB`",
             code="hub_unreachable",
@@ -321,13 +327,13 @@ class HubConnection:
 
 
 class _Routes(httpx.BaseTransport):
-    """Sends each request directly, or through the proxy that is set for its address.
+    """Send each request directly, or through the proxy that is set for its URL.
 
-    httpx reads the same variables, but ends every request if one entry of `NO_PROXY` is odd.
+    httpx reads the same variables, but fails all requests if a single entry of `NO_PROXY` is invalid.
     """
 
     def __init__(self) -> None:
-        self._made: dict[str | None, httpx.HTTPTransport] = {}
+        self._transports: dict[str | None, httpx.HTTPTransport] = {}
         self._lock = threading.Lock()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -335,20 +341,20 @@ class _Routes(httpx.BaseTransport):
         proxy = find_proxy(str(request.url))
         address = proxy.url if proxy is not None else None
         with self._lock:
-            if address not in self._made:
+            if address not in self._transports:
                 try:
-                    self._made[address] = httpx.HTTPTransport(proxy=address)
+                    self._transports[address] = httpx.HTTPTransport(proxy=address)
                 except ImportError as error:
                     raise ClientError(
-                        f"the proxy {proxy} needs packages that are not installed",
+                        f"the proxy {proxy} requires packages that are not installed",
                         hint="run `pip install 'wander-client[socks]'`",
                         code="missing_extra",
                     ) from error
-        return self._made[address].handle_request(request)
+        return self._transports[address].handle_request(request)
 
     def close(self) -> None:
         """Close the connections."""
-        for transport in self._made.values():
+        for transport in self._transports.values():
             transport.close()
 
 
@@ -358,16 +364,16 @@ def _no_proxy(url: str) -> str:
 
 def hub_fault(
     hub: str,
-    what: str,
+    problem: str,
     *,
     code: str = "unexpected_answer",
     retryable: bool = False,
     request_id: str | None = None,
 ) -> Unavailable:
-    """Return the error of a hub that does something wrong, which `what` says."""
+    """Return the error for a hub that behaves incorrectly."""
     return Unavailable(
-        f"the hub at `{hub}` {what}",
-        hint="this is a fault of the hub, or of something between it and you: tell its operator",
+        f"the hub at `{hub}` {problem}",
+        hint="this is an error of the hub, or of a proxy in between; tell the hub's operator",
         code=code,
         retryable=retryable,
         request_id=request_id,
@@ -383,11 +389,11 @@ class Page(Protocol):
 
     @property
     def next(self) -> str | None:
-        """The cursor of the next page; None after the last one."""
+        """The cursor of the next page, or None after the last page."""
 
 
 class RowPage(Page, Protocol[Row]):
-    """A page whose rows are its `data`."""
+    """A page whose rows are in `data`."""
 
     @property
     def data(self) -> Sequence[Row]:
@@ -395,15 +401,15 @@ class RowPage(Page, Protocol[Row]):
 
 
 def read_rows(hub: str, fetch: Callable[[str | None], RowPage[Row]]) -> Iterator[Row]:
-    """Yield the rows of every page, as `read_pages` reads them."""
+    """Yield the rows of all pages."""
     for page in read_pages(hub, fetch):
         yield from page.data
 
 
 def read_pages(hub: str, fetch: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
-    """Yield every page; `fetch` gets the cursor of a page, None for the first.
+    """Yield all pages. `fetch` receives the cursor of a page, or None for the first page.
 
-    Raises `Unavailable` if a cursor comes twice, or if there are too many pages.
+    Raises `Unavailable` if a cursor repeats or there are too many pages.
     """
     cursors: set[str | None] = set()
     cursor = None
@@ -414,4 +420,4 @@ def read_pages(hub: str, fetch: Callable[[str | None], AnyPage]) -> Iterator[Any
         if page.next is None:
             return
         cursor = page.next
-    raise hub_fault(hub, "lists pages without end")
+    raise hub_fault(hub, "returned too many pages")

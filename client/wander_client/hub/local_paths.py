@@ -1,9 +1,9 @@
-"""What is published says nothing about where files lie on this machine.
+"""Remove the paths of this machine from what is published.
 
-A record on disk keeps full paths, since resuming and repeating need them. A copy that leaves the machine has
-names in their place: a model that was pulled is `hub:OWNER/NAME@REVISION`, one of Hugging Face `hf:NAME`, any
-other folder has its own name alone. In all other text the home folder is `~`. What the model and the
-environment said in a scored rollout is never changed: a replay compares it.
+Records on disk keep full paths, because resuming and repeating need them. Published copies have names
+instead: a pulled model becomes `hub:OWNER/NAME@REVISION`, a Hugging Face model `hf:NAME`, and any other
+folder its own name. In all other text, the home folder becomes `~`. Messages of scored rollouts are never
+changed, because a replay compares them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ HF_SCHEME = "hf:"
 
 
 def publish_text(text: str) -> str:
-    """Return a text in which the home folder is `~`."""
+    """Replace the home folder by `~` in a text."""
     pattern = _compile(_homes())
     return text if pattern is None else pattern.sub("~", text)
 
 
 def publish_manifest(text: bytes) -> bytes:
-    """Return a run's manifest as it is posted; unchanged if it has no path of this machine."""
+    """Return a run's manifest for publication. It is unchanged if it contains no paths of this machine."""
     stored = parse_object(text)
     manifest: dict[str, Any] = _walk(stored, publish_text)
-    if "example_ids" in stored:  # rollouts are matched with examples by these
+    if "example_ids" in stored:  # must stay equal to the example IDs of the rollouts
         manifest["example_ids"] = stored["example_ids"]
     for pin in (manifest.get("model"), *(manifest.get("players") or {}).values()):
         if isinstance(pin, dict) and isinstance(pin.get("name"), str):
@@ -46,7 +46,7 @@ def publish_manifest(text: bytes) -> bytes:
 
 
 def publish_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a training run with names for the folders of models and environments."""
+    """Return the settings of a training run with names instead of the folders of models and environments."""
     renamed: dict[str, Any] = {}
     for name, value in settings.items():
         published = _walk(value, _name_setting, skipped="arguments")
@@ -57,9 +57,9 @@ def publish_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def local_arguments(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of an environment's arguments in which something of this machine is named by its path.
+    """Return the names of environment arguments that contain paths of this machine.
 
-    What is played depends on arguments, so they are posted unchanged, but for the home folder.
+    Arguments affect the rollouts, so they are posted unchanged except for the home folder.
     """
     names: set[str] = set()
     for name, value in arguments.items():
@@ -74,7 +74,10 @@ def local_arguments(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def publish_rollout(line: bytes) -> bytes:
-    """Return the line of a rollout as it is posted: of one that failed, the error names no home folder."""
+    """Return a rollout's line for publication.
+
+    In failed rollouts, the error does not contain the home folder.
+    """
     if not any(home in line for home in _in_json(_homes())):
         return line
     rollout = parse_object(line)
@@ -86,16 +89,16 @@ def publish_rollout(line: bytes) -> bytes:
 
 
 def publish_lines(content: bytes) -> bytes:
-    """Return a file of JSON lines as it is posted."""
+    """Return a JSON Lines file for publication."""
     if not any(home in content for home in _in_json(_homes())):
         return content
-    *whole, _torn = content.split(b"\n")
+    *whole, _partial_line = content.split(b"\n")
     lines = [json.dumps(_walk(parse_object(line), publish_text)).encode() for line in whole]
     return b"\n".join([*lines, b""])
 
 
 def name_model(text: str) -> str:
-    """Return what to call a model that may be named by its folder on this machine."""
+    """Return the published name of a model that may be a folder on this machine."""
     return _folder_name(text) if _is_full(text) else publish_text(text)
 
 
@@ -106,19 +109,19 @@ def _folder_name(path: str) -> str:
 
 
 def _name_setting(text: str) -> str:
-    """Return a setting with a name in place of a file or folder of this machine."""
+    """Return a setting with a name instead of a path of this machine."""
     exists = _is_full(text) and os.path.lexists(os.path.expanduser(text))
     return _name_weights(text) if exists else publish_text(text)
 
 
 def _name_weights(text: str) -> str:
-    """Return where anyone can get the weights that a setting names, or else the name of their folder."""
+    """Return the public source of the weights in a setting, or else the name of their folder."""
     if _is_full(text) or text.startswith("."):
         from wander.models.pulled import pulled_at
 
         pulled = pulled_at(Path(text).expanduser())
         return _folder_name(text) if pulled is None else f"{SCHEME}{pulled.record}"
-    # Settings keep models of Hugging Face without the scheme.
+    # Settings store Hugging Face models without the scheme.
     is_repository = "/" in text and ":" not in text
     return f"{HF_SCHEME}{text}" if is_repository else text
 
@@ -128,7 +131,7 @@ def _is_full(text: str) -> bool:
 
 
 def _walk(value: Any, change: Callable[[str], str], skipped: str = "") -> Any:
-    """Return JSON with its texts changed; below a key that is `skipped`, only the home folder is."""
+    """Return JSON with changed texts. Below the key `skipped`, only the home folder is replaced."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -147,7 +150,7 @@ def _homes() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _find_homes(home: str) -> tuple[str, ...]:
-    """Return the home folder as it is written and as it resolves, the longer first; `/` does not count."""
+    """Return the home folder as written and with links resolved, the longer first. Ignores `/`."""
     homes = {home.rstrip("/"), os.path.realpath(home).rstrip("/")}
     return tuple(sorted((path for path in homes if path.startswith("/")), key=len, reverse=True))
 

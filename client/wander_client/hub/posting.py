@@ -1,8 +1,8 @@
-"""Sends a run folder to the hub, part by part: what was sent once is never sent again.
+"""Post a run folder to the hub in parts. Parts that have arrived are not sent again.
 
-The run's digest names the posting, so it goes on where it stopped, whoever was killed. Rollouts go in the
-manifest's order of examples, which lets the hub store each part as it will stay; only the offset and the
-digest of every line are held here.
+The run's digest identifies the upload, so an interrupted upload continues where it stopped. Rollouts are sent
+in the manifest's order of examples, so that the hub can store each part in its final form. Only the offset
+and the digest of each line are kept in memory.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ ARTIFACTS = (
     *("metrics.jsonl", "steps.jsonl", "checkpoints.jsonl"),
     *("evaluations.jsonl", "alerts.jsonl", "samples.jsonl", "*.png", "*.svg"),
 )
-"""What is posted beside manifest and rollouts."""
+"""Files that are posted in addition to the manifest and the rollouts."""
 PATIENCE = 120.0
-"""Seconds for which a hub that does not answer is asked again."""
-_GO_ON = "what was sent is kept: post it again to go on"
-_NOWHERE = -1
-_MOST_PLACES = 10_000_000
-"""Rollouts for which there is room before any is read, whatever a manifest says."""
+"""Seconds for which requests are retried if the hub does not respond."""
+_GO_ON = "post the run again to continue; the sent parts are saved"
+_MISSING = -1
+_MOST_INDEXES = 10_000_000
+"""Maximum number of rollouts for which memory is allocated before any rollout is read."""
 _FORMATS = {".jsonl": "JSON Lines", ".png": "a PNG picture", ".svg": "an SVG picture"}
 
 Signer = Callable[[str], RunSignature]
-"""Signs the digest of a run."""
+"""Function that signs the digest of a run."""
 
 
 @dataclass
 class Parcel:
-    """A run folder, ready to be sent."""
+    """A run folder that is ready to be posted."""
 
     manifest: bytes
     rollouts: IO[bytes]
-    """The plain lines, in the order of the record."""
+    """Uncompressed lines, in the order of the record."""
     lines: Lines
     artifacts: dict[str, Path]
     files: list[RunFile]
-    """The files as they are announced."""
+    """Files in the form in which they are announced."""
     sha256: str
 
     @property
     def count(self) -> int:
-        """How many rollouts there are."""
+        """Number of rollouts."""
         return len(self.lines.offsets)
 
     def parts(self, most: int) -> Iterator[bytes]:
-        """Yield the lines in parts up to a number of bytes; a longer line is a part of its own."""
+        """Yield the lines in parts of up to `most` bytes. A longer line becomes its own part."""
         part: list[bytes] = []
         size = 0
         for offset, length in zip(self.lines.offsets, self.lines.lengths, strict=True):
@@ -104,45 +104,45 @@ class Parcel:
 
 @dataclass
 class Lines:
-    """The lines of a run's rollouts in the manifest's order."""
+    """The lines of a run's rollouts, in the manifest's order."""
 
     offsets: array[int]
-    """Where each begins."""
+    """Offset of each line."""
     lengths: array[int]
     size: int
-    """Bytes of all lines as they are sent."""
+    """Total bytes of the lines in the form in which they are sent."""
     sha256: str | None
-    """Their digest; None for a run without rollouts."""
+    """Digest of the rollouts, or None for a run without rollouts."""
 
 
 def _published(line: bytes) -> bytes:
-    """Return a line as it is sent."""
+    """Return a line in the form in which it is sent."""
     return publish_rollout(line).rstrip(b"\n") + b"\n"
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return what is posted of a run folder: manifest, rollouts and artifacts."""
+    """Return the files of a run folder that are posted: manifest, rollouts and artifacts."""
     present = [
         folder / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst") if os.path.lexists(folder / name)
     ]
     if not present:
         raise NotFound(
             f"`{folder}` has no rollouts",
-            hint=f"play them: `wander eval --resume {folder}`",
+            hint=f"play them with `wander eval --resume {folder}`",
             code="no_rollouts",
         )
     artifacts = sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern))
     for path in (present[0], *artifacts):
-        with open_record(path):  # refuses links: what they lead to would be posted
+        with open_record(path):  # rejects links, because their targets would be posted
             pass
     return [folder / "run.json", present[0], *artifacts]
 
 
 @contextmanager
 def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
-    """Give a run's parcel, its rollouts found, put in order and digested.
+    """Yield the parcel of a run, with its rollouts in order and its digests.
 
-    `files` are those of `files_of`.
+    `files` comes from `files_of`.
     """
     manifest_file, rollouts, *artifacts = files
     with open_plain(rollouts) as plain:
@@ -170,10 +170,10 @@ def post(
     trouble: Callable[[str], None] = lambda words: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[RunDetail, bool]:
-    """Send a run; return it and whether it is new to the hub.
+    """Post a run. Returns the posted run, and whether it is new on the hub.
 
-    `told` hears how many bytes are there, `trouble` when the hub has to be asked again. Raises
-    `Unavailable` when it does not answer for `PATIENCE` seconds; posting the run again then goes on.
+    `told` is called with the number of bytes that arrived, and `trouble` when a request is retried. Raises
+    `Unavailable` if the hub does not respond for `PATIENCE` seconds. Post the run again to continue.
     """
     wanted = NewRun(
         manifest=parcel.manifest.decode(),
@@ -199,9 +199,9 @@ def _artifact_parts(path: Path, most: int) -> Iterator[bytes]:
 
 
 def _read_artifact(path: Path) -> bytes:
-    """Return a file that is posted; raises `ClientError` for one that is not what its name says.
+    """Read a file that is posted. Raises `ClientError` if its content does not match its name.
 
-    A hard link cannot be told from a file, so a private key under the name of a plot is found by its content.
+    Hard links look like ordinary files, so this check also finds a private key with the name of a plot.
     """
     content = read_whole(path, MOST_LIST_BYTES)
     try:
@@ -209,7 +209,7 @@ def _read_artifact(path: Path) -> bytes:
             *whole, rest = content.split(b"\n")
             for line in whole:
                 parse_object(line)
-            if rest and not rest.startswith(b"{"):  # else a kill may have cut it short
+            if rest and not rest.startswith(b"{"):  # otherwise, the last line may be incomplete after a kill
                 raise ValueError
             return publish_lines(content)
         elif not content.lstrip().startswith(b"\x89PNG" if path.suffix == ".png" else b"<"):
@@ -218,7 +218,7 @@ def _read_artifact(path: Path) -> bytes:
             return publish_text(content.decode()).encode()
     except ValueError as error:
         raise ClientError(
-            f"`{path}` is not {_FORMATS[path.suffix]}, so it is not posted",
+            f"`{path}` is not {_FORMATS[path.suffix]}, so it cannot be posted",
             hint="remove it from the folder",
             code="bad_artifact",
         ) from error
@@ -226,15 +226,15 @@ def _read_artifact(path: Path) -> bytes:
 
 
 def _in_order(manifest: RunManifest, plain: IO[bytes], path: Path) -> Lines:
-    """Return the line of every rollout in the manifest's order."""
+    """Return the positions of the rollouts in the manifest's order."""
     order = RolloutOrder(manifest.example_ids, manifest.rollouts_per_example)
     size = plain.seek(0, os.SEEK_END)
-    if manifest.expected_rollouts > max(_MOST_PLACES, size):
+    if manifest.expected_rollouts > max(_MOST_INDEXES, size):
         raise ClientError(
-            f"`{path}` has {size:,} bytes, and its manifest plays {manifest.expected_rollouts:,} rollouts",
+            f"`{path}` has only {size:,} bytes, but its manifest has {manifest.expected_rollouts:,} rollouts",
             code="bad_rollouts",
         )
-    offsets = array("q", [_NOWHERE]) * manifest.expected_rollouts
+    offsets = array("q", [_MISSING]) * manifest.expected_rollouts
     lengths = array("q", [0]) * manifest.expected_rollouts
     sizes = array("q", [0]) * manifest.expected_rollouts
     digests = bytearray(DIGEST_BYTES * manifest.expected_rollouts)
@@ -247,34 +247,34 @@ def _in_order(manifest: RunManifest, plain: IO[bytes], path: Path) -> Lines:
             )
         key = _key(line, number, path)
         if key is not None:
-            if (place := order.find(key)) is None:
+            if (index := order.find(key)) is None:
                 raise ClientError(
-                    f"line {number} of `{path}` is no rollout that the manifest plays", code="bad_rollouts"
+                    f"line {number} of `{path}` is not a rollout of the manifest", code="bad_rollouts"
                 )
-            # Of the lines of one rollout, the last one counts.
-            offsets[place], lengths[place] = offset, len(line)
+            # If a rollout has several lines, the last line counts.
+            offsets[index], lengths[index] = offset, len(line)
             sent = _published(line)
-            sizes[place] = len(sent)
-            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(sent)
+            sizes[index] = len(sent)
+            digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = line_digest(sent)
         offset += len(line)
     whole = RolloutsDigest()
-    for place, start in enumerate(offsets):
-        if start != _NOWHERE:
-            whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
-    played = array("q", (start for start in offsets if start != _NOWHERE))
+    for index, start in enumerate(offsets):
+        if start != _MISSING:
+            whole.add(bytes(digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]))
+    played = array("q", (start for start in offsets if start != _MISSING))
     return Lines(played, array("q", filter(None, lengths)), sum(sizes), whole.hexdigest())
 
 
 def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:
-    """Return the key of the rollout of a line; None for an empty or a torn last line."""
+    """Return the key of the rollout in a line, or None for an empty or incomplete last line."""
     if not line.strip():
         return None
     try:
-        found = key_at_start(line) if line.endswith(b"}\n") else None  # the hub reads the rest
-        return found or parse_record(Rollout, line).key
+        key = key_at_start(line) if line.endswith(b"}\n") else None  # the hub reads the rest
+        return key or parse_record(Rollout, line).key
     except ValueError as error:
         if not line.endswith(b"\n"):
             return None
         raise ClientError(
-            f"line {number} of `{path}` is not a rollout", hint="take that line out", code="bad_rollouts"
+            f"line {number} of `{path}` is not a rollout", hint="remove this line", code="bad_rollouts"
         ) from error

@@ -1,4 +1,4 @@
-"""The key of this machine that signs runs: Ed25519, in the config folder with mode 0600."""
+"""The key that this machine signs runs with: Ed25519, in the config folder with mode 0600."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_NAME = "signing-key.pem"
 
 
 class SigningKey:
-    """A private key and the name of its public one."""
+    """A private key with its public key and fingerprint."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -28,18 +28,18 @@ class SigningKey:
         self.fingerprint = key_fingerprint(self.public_key)
 
     def sign(self, run_sha256: str) -> RunSignature:
-        """Return the signature of a run's digest."""
+        """Sign a run's digest."""
         signature = base64.b64encode(self._private.sign(signed_text(run_sha256))).decode()
         return RunSignature(fingerprint=self.fingerprint, signature=signature)
 
 
 def key_file(config_dir: Path) -> Path:
-    """Return where the key of this machine is."""
+    """Return the path of this machine's key."""
     return config_dir / FILE_NAME
 
 
 def read_key(config_dir: Path) -> SigningKey:
-    """Return the key of this machine; raises `NotFound` where there is none."""
+    """Read this machine's key. Raises `NotFound` if there is none."""
     with _explain_missing_library():
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -47,7 +47,7 @@ def read_key(config_dir: Path) -> SigningKey:
         text = key_file(config_dir).read_bytes()
     except FileNotFoundError:
         raise NotFound(
-            "this machine has no key to sign with", hint="make one: `wander auth key new`", code="no_key"
+            "this machine has no signing key", hint="create one with `wander auth key new`", code="no_key"
         ) from None
     private = load_pem_private_key(text, password=None)
     assert isinstance(private, Ed25519PrivateKey)
@@ -55,7 +55,7 @@ def read_key(config_dir: Path) -> SigningKey:
 
 
 def make_key(config_dir: Path) -> SigningKey:
-    """Make a key and keep it where nobody else of this machine reads it."""
+    """Create a key that only this user can read."""
     with _explain_missing_library():
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -77,7 +77,7 @@ def _explain_missing_library() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ClientError(
-            "signing needs packages that are not installed",
+            "signing requires packages that are not installed",
             hint="run `pip install 'wander-client[signing]'`",
             code="missing_extra",
         ) from error

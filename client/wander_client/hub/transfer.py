@@ -1,8 +1,8 @@
-"""Sends versions, models and runs to a hub in parts, and sends again what was lost on the way.
+"""Send versions, models and runs to a hub in parts, and resume interrupted transfers.
 
-Every request of a transfer is harmless when it is repeated, so each is made again while the hub does not
-answer, and a sender who was cut off sends only what the hub lacks. Whatever ends an attempt (Ctrl-C, a lost
-network, `kill -9`), the hub keeps what arrived for a while.
+Every request of a transfer can be repeated safely. So requests are retried while the hub does not respond,
+and an interrupted transfer sends only the missing parts. The hub keeps the received parts for a while,
+however an attempt ends (Ctrl-C, network failure, `kill -9`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
 
 ATTEMPTS = 5
-"""A request is made this often at least, however long each attempt takes."""
+"""Minimum number of attempts for a request, however long they take."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Bytes of a part, about; a single rollout may be larger."""
+"""Approximate size of a part in bytes. A single rollout may be larger."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 
 PATIENCE = 15.0
-"""Seconds for which a hub that does not answer is asked again."""
-GO_ON = "run the same command again: it goes on where this one stopped"
+"""Seconds for which requests are retried if the hub does not respond."""
+GO_ON = "run the same command again to continue"
 
 Told = Callable[[int, int], None]
-"""Is told how many bytes the hub has, and of how many."""
+"""Callback for the number of bytes on the hub, and the total."""
 Parts = Callable[[int], Iterator[bytes]]
-"""Yields the bytes of a file from its beginning, in parts up to a number of bytes."""
+"""Function that yields the content of a file in parts of up to a number of bytes."""
 Answer = TypeVar("Answer")
 Made = TypeVar("Made", bound=BaseModel)
 
 
 class Sender:
-    """The requests of one transfer, each made again for `patience` seconds while the hub does not answer."""
+    """Sender of the requests of a transfer. Retries for `patience` seconds if the hub does not respond."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class Sender:
         self._trouble, self._sleep = trouble, sleep
 
     def persist(self, request: Callable[[], Answer]) -> Answer:
-        """Make a request until the hub answers; the hint of what is raised says how to go on."""
+        """Retry a request until the hub responds. The hint of the final error tells how to continue."""
         give_up, wait, failed = time.monotonic() + self._patience, _FIRST_WAIT, 0
         while True:
             try:
                 return request()
             except Unavailable as error:
                 failed += 1
-                late = failed >= ATTEMPTS and time.monotonic() + wait > give_up
-                if late or not error.retryable:
+                is_over = failed >= ATTEMPTS and time.monotonic() + wait > give_up
+                if is_over or not error.retryable:
                     error.hint = self._go_on
                     raise
                 self._trouble(f"{error}; trying again")
@@ -78,15 +78,15 @@ class Sender:
 
 @dataclass(frozen=True)
 class Sent(Generic[Made]):
-    """What became of files that were sent."""
+    """The result of a transfer."""
 
     made: Made
     sent: frozenset[str]
-    """Names of the files that the hub did not have there before."""
+    """Names of the files that were new on the hub."""
     resumed_bytes: int
-    """What the hub had of them from an earlier attempt."""
+    """Bytes that the hub had from an earlier attempt."""
     new: bool = True
-    """False when the hub had the very same whole."""
+    """Whether the object is new; False if the hub already had it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,13 +95,13 @@ class Publication:
 
     version: VersionDetail
     sent: frozenset[str]
-    """Names of the files that the version did not have before."""
+    """Names of the files that were new in this version."""
     resumed_bytes: int
-    """What the hub had of them from an earlier attempt."""
+    """Bytes that the hub had from an earlier attempt."""
 
     def __repr__(self) -> str:
         name = f"{self.version.owner}/{self.version.name}@{self.version.version}"
-        return f"<Publication {name}: sent {', '.join(sorted(self.sent)) or 'nothing, it was there'}>"
+        return f"<Publication {name}: sent {', '.join(sorted(self.sent)) or 'nothing, already published'}>"
 
 
 def publish_files(
@@ -112,7 +112,7 @@ def publish_files(
     told: Told = lambda done, total: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Publication:
-    """Publish files, whose bytes are `bodies` by name, as one version; all become visible or none."""
+    """Publish files as a version, atomically. `bodies` contains the content of the files by name."""
     sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
     parts = {name: parts_of(body) for name, body in bodies.items()}
     done = send(sender, "versions", wanted, parts, VersionDetail, told=told)
@@ -120,7 +120,7 @@ def publish_files(
 
 
 def parts_of(body: BinaryIO) -> Parts:
-    """Return what yields a file in parts."""
+    """Return a function that yields a file in parts."""
 
     def read(most: int) -> Iterator[bytes]:
         body.seek(0)
@@ -140,16 +140,16 @@ def send(
     told: Told = lambda done, total: None,
     packed: frozenset[str] = frozenset(),
 ) -> Sent[Made]:
-    """Announce files, send what the hub lacks of them, and finish; return what they became.
+    """Announce files, send the missing parts, and finish. Returns the created object.
 
-    `packed` names the files whose parts travel compressed. Raises what the hub refuses them for;
-    `Unavailable` when it cannot be reached for a while.
+    `packed` lists the files whose parts are compressed for the transfer. Raises the hub's error if it rejects
+    the files, and `Unavailable` if the hub cannot be reached for a while.
     """
     hub, path = sender.hub, f"/api/v1/transfers/{kind}"
     info = sender.persist(lambda: hub.change("POST", path, TransferInfo, wanted))
     announced = {file.filename: file.size for file in wanted.files}
     hub.require({file.filename: file.size for file in info.files} == announced, "these files")
-    place = f"{path}/{quote(info.id, safe='')}"
+    transfer_path = f"{path}/{quote(info.id, safe='')}"
     present = {(part.filename, part.offset, part.sha256) for part in info.parts}
     missing = [file for file in info.files if not (file.there or info.finished)]
     total = sum(announced.values())
@@ -163,18 +163,19 @@ def send(
                     resumed += len(part)
                 else:
                     content = zstandard.compress(part) if file.filename in packed else part
-                    address = f"{place}/files/{quote(file.filename, safe='')}?offset={offset}&digest={sha256}"
+                    name = quote(file.filename, safe="")
+                    address = f"{transfer_path}/files/{name}?offset={offset}&digest={sha256}"
                     sender.persist(partial(hub.send_bytes, "PUT", address, content, TransferredPart, {}))
                 offset += len(part)
                 told(done + offset, total)
             done += file.size
-        made = sender.persist(lambda: hub.change("POST", f"{place}/finish", answer))
+        made = sender.persist(lambda: hub.change("POST", f"{transfer_path}/finish", answer))
     except Unavailable:
         raise
     except ClientError as error:
-        # The hub refuses these very bytes: nobody will want the rest of them.
+        # The hub rejected this content, so the rest of it is useless.
         if error.code != "concurrent_change":
             with contextlib.suppress(ClientError):
-                hub.change("DELETE", place, None)
+                hub.change("DELETE", transfer_path, None)
         raise
     return Sent(made, frozenset(file.filename for file in missing), resumed, not info.finished)

@@ -1,4 +1,4 @@
-"""Have a hub play a posted run again, and watch it do so."""
+"""Have the hub replay a posted run, and watch its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wander_client.hub.api import HubApi
 
 
 def watch_verification(hub: HubApi, verification: VerificationInfo) -> Iterator[VerificationInfo]:
-    """Yield how far a verification is, now and then, until it has ended."""
+    """Yield the state of a verification from time to time, until it has ended."""
     pause = 0.25
     while verification.state in ("queued", "running"):
         time.sleep(pause)
@@ -24,7 +24,10 @@ def watch_verification(hub: HubApi, verification: VerificationInfo) -> Iterator[
 
 @contextlib.contextmanager
 def require_posted(run_id: str, given: str) -> Iterator[None]:
-    """Say of a run that the hub does not know that it has to be posted; `given` is how it was named."""
+    """Explain that a run must be posted if the hub does not know it.
+
+    `given` is the user's name for the run.
+    """
     try:
         yield
     except NotFound as error:
@@ -32,17 +35,17 @@ def require_posted(run_id: str, given: str) -> Iterator[None]:
             raise
         raise NotFound(
             f"the hub has no run `{run_id}`: it was not posted",
-            hint=f"`wander post {given}` puts it there",
+            hint=f"run `wander post {given}` to post it",
             code="run_not_found",
             request_id=error.request_id,
         ) from error
 
 
 def require_played(verification: VerificationInfo) -> None:
-    """Raise `ClientError` for a verification that ended without a report."""
+    """Raise `ClientError` if a verification ended without a report."""
     if verification.state in ("failed", "cancelled"):
         raise ClientError(
-            f"the hub could not replay `{verification.run_id}`: {verification.error or 'it was cancelled'}",
-            hint=f"`wander runs replay {verification.run_id}` does so on this machine",
+            f"the hub could not replay `{verification.run_id}`: {verification.error or 'it was canceled'}",
+            hint=f"run `wander runs replay {verification.run_id}` to replay it on this machine",
             code="verification_failed",
         )

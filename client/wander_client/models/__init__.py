@@ -1,1 +1,1 @@
-"""What a model's name means, and the servers and processes that answer for it."""
+"""Models by their names, and the servers and processes that run them."""

@@ -1,4 +1,4 @@
-"""The models of one or several evaluations: clients that share an endpoint's bound, one server at a time."""
+"""Models of evaluations: clients with shared limits per endpoint, and one server at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CACHE_FILE = "responses.sqlite"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model as an evaluation asks for it."""
+    """The model of an evaluation, with its options."""
 
     model: str
     base_url: str | None
@@ -45,18 +45,18 @@ class ModelChoice:
     device: str | None
     cache: bool
     serve: ServeChoice | None
-    """What it is served with meanwhile; None asks an endpoint, or loads it in this process."""
+    """Server to start for the model; without one, an endpoint is called or the model is loaded here."""
     players: tuple[tuple[str, str], ...] = ()
-    """Who plays beside it, by player."""
+    """Models of the other players, by player."""
     send_reasoning: bool | None = None
-    """Whether an endpoint gets the model's earlier reasoning back; None: if it sent it."""
+    """Whether an endpoint gets the model's earlier reasoning; None means only if the endpoint sent it."""
     merge_system: bool = True
-    """Whether the system prompt becomes part of the first user message if the model has no system role."""
+    """Whether the system prompt is merged into the first user message if the model has no system role."""
     template_date: date | None = None
-    """The date that the chat template of a local model shows; None means today's."""
+    """Date that the chat template of a local model shows; None means today."""
 
     def open(self, context: Invocation, spec: str, location: Location | None) -> Client:
-        """Return the client that a model's name means."""
+        """Return the client for a model's name."""
         return open_model(
             context,
             spec,
@@ -71,7 +71,7 @@ class ModelChoice:
         )
 
     def require(self) -> None:
-        """Raise what is wrong with it, as far as that can be known without loading or asking it."""
+        """Raise the errors of the choice that can be found without loading or calling the model."""
         for _, spec in self.players:
             require_model(spec, self._url_of(spec), self.key_variable)
         if self.serve is None:
@@ -83,8 +83,9 @@ class ModelChoice:
     async def join(
         self, context: Invocation, client: Client, location: Location | None
     ) -> AsyncIterator[Client]:
-        """Yield the model's client with those of who plays beside it: models in this process, others at the
-        model's endpoint, and functions of the environment's package, which play where it runs.
+        """Yield the model's client together with those of the other players. Players are models in this
+        process, models at the same endpoint, or functions in the environment's package, which run where the
+        environment runs.
         """
         if not self.players:
             yield client
@@ -92,26 +93,25 @@ class ModelChoice:
         from wander.clients.players import PlayersClient
 
         async with contextlib.AsyncExitStack() as stack:
-            others: dict[str, Client | str] = {}
+            player_clients: dict[str, Client | str] = {}
             for player, spec in self.players:
-                other = self.open(context, spec, location)
-                stack.push_async_callback(other.close)
-                others[player] = other
+                player_client = self.open(context, spec, location)
+                stack.push_async_callback(player_client.close)
+                player_clients[player] = player_client
                 if is_scripted(spec):
-                    await other.check()
-                    others[player] = spec
-            yield PlayersClient(client, others)
+                    await player_client.check()
+                    player_clients[player] = spec
+            yield PlayersClient(client, player_clients)
 
     def _url_of(self, spec: str) -> str | None:
         return self.base_url if asks_endpoint(spec) else None
 
 
 class ModelPool:
-    """Opens the clients of evaluations that may play at the same time.
+    """A pool of clients for evaluations that may play at the same time.
 
-    Clients of one endpoint share the bound on its calls where `concurrency` is given. A model in this
-    process, or one that is served, fills the machine: such evaluations play one after the other, those of
-    the model that is loaded before the others.
+    If `concurrency` is given, clients of the same endpoint share this limit. A local or served model uses the
+    whole machine, so its evaluations play one after the other. Evaluations of the loaded model come first.
     """
 
     def __init__(self, context: Invocation, concurrency: int | None = None) -> None:
@@ -119,21 +119,20 @@ class ModelPool:
         self._concurrency = concurrency
         self._limiters: dict[str, CallLimiter] = {}
         self._machine = _Machine()
-        self._held: tuple[Any, Any] | None = None
-        """What fills the machine: what it is, and the client or the server."""
+        self._loaded: tuple[Any, Any] | None = None
+        """The key of the loaded model, with its client or server."""
         self._stack = contextlib.AsyncExitStack()
 
     def require(self, choice: ModelChoice) -> None:
-        """Raise what is wrong with a choice before anything is loaded."""
+        """Raise the errors of a choice before anything is loaded."""
         choice.require()
 
     @contextlib.asynccontextmanager
     async def client(
         self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
-        """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others.
-
-        Only models and players of an environment's package need its location.
+        """Yield the client of an evaluation. `name` distinguishes its rollouts from those of other
+        evaluations. `location` is needed only for models and players in the environment's package.
         """
         async with contextlib.AsyncExitStack() as stack:
             if choice.serve is not None:
@@ -157,20 +156,20 @@ class ModelPool:
                 )
                 client = CachingClient(client, cache)
             elif choice.cache:
-                self._context.output.warn(f"`cache` keeps answers of endpoints; `{choice.model}` has none")
+                self._context.output.warn(f"`cache` has no effect: `{choice.model}` does not use an endpoint")
             yield await stack.enter_async_context(choice.join(self._context, client, location))
 
     def why_ended(self) -> ClientError | None:
-        """Tell why the server that is held does not answer any more; None while it runs, or without one."""
-        server = None if self._held is None else self._held[1]
+        """Return why the running server stopped, or None if it is running or there is no server."""
+        server = None if self._loaded is None else self._loaded[1]
         return server[0].why_ended() if isinstance(server, tuple) else None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End what is left: the model in this process, or the server."""
-        self._held = None
+        """Close the loaded model or stop the server."""
+        self._loaded = None
         await self._stack.aclose()
 
     def _share(self, client: Client, name: str) -> None:
@@ -179,16 +178,16 @@ class ModelPool:
         from wander.clients.rate_limit import CallLimiter, SharedLimiter
 
         address = str(client.describe().get("base_url"))
-        whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
-        client.limiter = SharedLimiter(whole, name)
+        limiter = self._limiters.setdefault(address, CallLimiter(self._concurrency))
+        client.limiter = SharedLimiter(limiter, name)
 
     async def _load(self, key: tuple[Any, ...], choice: ModelChoice) -> Client:
-        if self._held is None or self._held[0] != key:
-            await self._let_go()
+        if self._loaded is None or self._loaded[0] != key:
+            await self._unload()
             client = choice.open(self._context, choice.model, None)
             self._stack.push_async_callback(client.close)
-            self._held = (key, client)
-        loaded: Client = self._held[1]
+            self._loaded = (key, client)
+        loaded: Client = self._loaded[1]
         return loaded
 
     async def _serve(self, key: tuple[Any, ...], choice: ModelChoice, log_path: Path) -> Client:
@@ -196,20 +195,20 @@ class ModelPool:
         from wander.models.loading import weights_digest
 
         assert choice.serve is not None
-        if self._held is None or self._held[0] != key:
-            await self._let_go()
+        if self._loaded is None or self._loaded[0] != key:
+            await self._unload()
             model = await asyncio.to_thread(servable, choice.model)
             template = await asyncio.to_thread(ServedTemplate.of, model, choice)
             server = await self._stack.enter_async_context(
                 serve(self._context, model, choice.serve, log_path=log_path, template=template.pinned)
             )
-            # A model that the server fetches itself has no weights here.
+            # There is no digest if the server downloads the model itself.
             digest = await asyncio.to_thread(
                 lambda: weights_digest(Path(model)) if Path(model).is_dir() else None
             )
-            self._held = (key, (server, digest, template))
-        server, digest, template = self._held[1]
-        # Who has the server read calls wants them as it reads them.
+            self._loaded = (key, (server, digest, template))
+        server, digest, template = self._loaded[1]
+        # If the server parses tool calls, its own format applies.
         own = None if "--enable-auto-tool-choice" in choice.serve.arguments else template.form
         return ServedClient(
             *(server.model, server.base_url, server.described | template.described),
@@ -218,25 +217,25 @@ class ModelPool:
             merge_system=choice.merge_system,
         )
 
-    async def _let_go(self) -> None:
+    async def _unload(self) -> None:
         await self.__aexit__()
         self._stack = contextlib.AsyncExitStack()
 
 
 @dataclass(frozen=True)
 class ServedTemplate:
-    """The chat template of a model that is served."""
+    """The chat template of a served model."""
 
     form: Callable[[], ChatFormat]
-    """Reads the model's turns."""
+    """Loads the format that parses the model's turns."""
     pinned: str | None
-    """The template that the server is given, as its own would ask the clock; None leaves it its own."""
+    """Template for the server, because the original reads the clock; None keeps the server's own template."""
     described: dict[str, Any]
-    """What the manifest says about it."""
+    """Fields for the manifest."""
 
     @classmethod
     def of(cls, model: str, choice: ModelChoice) -> ServedTemplate:
-        """Return the template of a checkpoint's folder, or of a repository that the server fetches."""
+        """Return the template of a checkpoint folder, or of a repository that the server downloads."""
         from wander.errors import WanderError
         from wander.models.chat import ChatOptions
         from wander.models.loading import load_chat_format
@@ -249,7 +248,7 @@ class ServedTemplate:
             return cls(load, None, {})
         try:
             form = load()
-        except WanderError:  # a folder without a tokenizer; the server says what it thinks of that
+        except WanderError:  # such as a folder without a tokenizer, which the server reports
             return cls(load, None, {})
         if not form.shows_date:
             return cls(load, None, {})
@@ -258,7 +257,7 @@ class ServedTemplate:
 
 
 class GivenModel(ModelPool):
-    """A client that a program has made, in place of one that a name means; `close` says who closes it."""
+    """A pool with a client that the caller created. `close` chooses whether the pool closes it."""
 
     def __init__(self, context: Invocation, client: Client, *, close: bool) -> None:
         super().__init__(context)
@@ -267,28 +266,28 @@ class GivenModel(ModelPool):
             self._stack.push_async_callback(client.close)
 
     def require(self, choice: ModelChoice) -> None:
-        """Take any name for the model: its client is there."""
+        """Accept any model name, because the client already exists."""
 
     @contextlib.asynccontextmanager
     async def client(
         self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
-        """Yield the client, with those of who plays beside it."""
+        """Yield the client together with those of the other players."""
         async with choice.join(self._context, self._given, location) as client:
             yield client
 
 
 class _Machine:
-    """Lets one evaluation at a time have the machine: of those that wait, one of the model that is loaded."""
+    """A queue for the machine. Evaluations of the loaded model come before the others."""
 
     def __init__(self) -> None:
-        self._taken = False
+        self._in_use = False
         self._waiting: list[tuple[Any, asyncio.Future[None]]] = []
 
     @contextlib.asynccontextmanager
     async def fill_with(self, key: Any) -> AsyncIterator[None]:
-        """Have the machine while the block runs, with the model that `key` tells."""
-        if self._taken:
+        """Hold the machine while the block runs. `key` identifies the model."""
+        if self._in_use:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((key, turn))
             try:
@@ -297,15 +296,15 @@ class _Machine:
                 if turn.done() and not turn.cancelled():
                     self._pass_on(key)
                 raise
-        self._taken = True
+        self._in_use = True
         try:
             yield
         finally:
             self._pass_on(key)
 
     def _pass_on(self, loaded: Any) -> None:
-        self._waiting = [each for each in self._waiting if not each[1].done()]
-        self._taken = bool(self._waiting)
+        self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]
+        self._in_use = bool(self._waiting)
         if self._waiting:
-            place = next((place for place, (key, _) in enumerate(self._waiting) if key == loaded), 0)
-            self._waiting.pop(place)[1].set_result(None)
+            index = next((index for index, (key, _) in enumerate(self._waiting) if key == loaded), 0)
+            self._waiting.pop(index)[1].set_result(None)

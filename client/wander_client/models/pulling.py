@@ -1,4 +1,4 @@
-"""Fetches models from a hub to where `hub:owner/name` finds them, and goes on where an attempt broke off."""
+"""Download models from a hub for `hub:owner/name`, and resume interrupted downloads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 _KIB = 1024
 _PART = ".part"
-"""How the name of a file ends of which some bytes are here."""
+"""Suffix of files that are incomplete."""
 
 
 def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
-    """Fetch a model unless it is here; return it, and how many bytes came over the network.
-
-    Every file is held against its digest, and all digests against the revision.
+    """Download a model unless it is cached. Returns the model and the number of downloaded bytes.
+    Every file is checked against its digest, and the digests against the revision.
     """
     output = context.output
     with context.hub() as hub:
@@ -49,35 +48,35 @@ def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
             if model.folder.is_dir() and model.fault() is None:
                 _note(model)
                 return model, 0
-            output.note(f"fetching {record} from {context.settings.hub}")
-            with output.progress("fetching", -(-record.size // _KIB), unit="KiB") as bar:
+            output.note(f"downloading {record} from {context.settings.hub}")
+            with output.progress("downloading", -(-record.size // _KIB), unit="KiB") as bar:
                 fetched = _fetch(hub, model, lambda done: bar.update(-(-done // _KIB)), output.warn)
             _note(model)
     return model, fetched
 
 
 def _require_honest(record: ModelRevision, name: HubModel) -> None:
-    """Raise for an answer that is not what was asked for: a revision says what its files are."""
+    """Raise `ClientError` if the answer does not match the request: a revision is the digest of its files."""
     digests = {file.filename: file.sha256 for file in record.files}
-    sound = (
+    is_valid = (
         (record.owner, record.name) == (name.owner, name.name)
         and record.revision.startswith(name.revision or "")
         and revision_of(digests) == record.revision
         and weights_of(digests) == record.weights_sha256
         and all(may_be_sent(filename) for filename in digests)
     )
-    if not sound:
-        hint = "tell whoever runs the hub: something on the way changes its answers"
-        raise ClientError(f"the hub's answer does not fit `{name}`", hint=hint, code="digest_mismatch")
+    if not is_valid:
+        hint = "tell the hub's operator: its answers are wrong, or changed in transit"
+        raise ClientError(f"the hub's answer does not match `{name}`", hint=hint, code="digest_mismatch")
 
 
 def _fetch(
     hub: HubApi, model: PulledModel, told: Callable[[int], None], trouble: Callable[[str], None]
 ) -> int:
-    """Bring the files of a revision together in a folder beside its place, then move that there."""
+    """Download the files of a revision into a temporary folder, then rename the folder."""
     sender = Sender(hub, PATIENCE, GO_ON, trouble=trouble)
     work = model.folder.with_name(f".{model.record.revision}")
-    if model.folder.is_dir():  # something in it is wrong, and the rest need not come again
+    if model.folder.is_dir():  # a file in it is damaged; the others are reused
         model.folder.rename(work)
     work.mkdir(parents=True, exist_ok=True)
     wanted = {file.filename for file in model.record.files}
@@ -95,24 +94,24 @@ def _fetch(
 
 
 def _fetch_file(sender: Sender, file: ModelFileInfo, work: Path, told: Callable[[int], None]) -> int:
-    """Bring a file here unless it is; return how many bytes came."""
+    """Download a file unless it is here. Returns the number of downloaded bytes."""
     target, part = path_below(work, file.filename), path_below(work, f"{file.filename}{_PART}")
     if target.is_file() and target.stat().st_size == file.size and file_digest(target) == file.sha256:
         return 0
     if part.is_file() and part.stat().st_size >= file.size:
         part.unlink()
-    there = part.stat().st_size if part.is_file() else 0
+    present = part.stat().st_size if part.is_file() else 0
     fetch = partial(sender.hub.download, file.url, target, file.sha256, size=file.size)
     sender.persist(partial(fetch, partial=part, told=told))
-    return file.size - there
+    return file.size - present
 
 
 def _note(model: PulledModel) -> None:
-    """Keep what the files are, and that this revision was pulled last."""
-    for place, text in (
+    """Save the record of the revision, and that it was pulled last."""
+    for path, text in (
         (model.folder.with_suffix(".json"), model.record.model_dump_json(indent=1) + "\n"),
         (model.folder.with_name(LATEST), f"{model.record.revision}\n"),
     ):
-        fresh = place.with_name(f".{place.name}.{model.record.revision[:12]}")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(place)
+        temporary = path.with_name(f".{path.name}.{model.record.revision[:12]}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

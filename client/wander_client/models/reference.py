@@ -1,11 +1,11 @@
-"""What a model's name on the command line means.
+"""Parse the names of models:
 
-scripted:MODULE:FUNCTION   a function of the environment's package, in a process of its own
+scripted:MODULE:FUNCTION   a function in the environment's package, in its own process
 hf:NAME, hf:FOLDER         a Hugging Face model in this process
-./FOLDER                   the same, a checkpoint folder
-hub:OWNER/NAME[@REVISION]  the same, a model that `wander model pull OWNER/NAME` fetched from a hub
-smollm2                    SmolLM2-135M-Instruct, fetched on first use
-NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
+./FOLDER                   a checkpoint folder, in this process
+hub:OWNER/NAME[@REVISION]  a model that `wander model pull OWNER/NAME` fetched from a hub, in this process
+smollm2                    SmolLM2-135M-Instruct, downloaded on first use
+NAME -b URL                any OpenAI-compatible endpoint; without -b, OPENAI_BASE_URL or api.openai.com
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 HUB_SCHEME = "hub:"
-"""Goes before the name of a model that was pulled from a hub."""
+"""Prefix of models that were pulled from a hub."""
 HF_SCHEME = "hf:"
-"""Goes before the name of a repository of Hugging Face."""
+"""Prefix of Hugging Face repositories."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 START_SECONDS = 900.0
-"""How long a server may take to start, unless said."""
+"""Default time limit for starting a server, in seconds."""
 OPENAI_URL = "https://api.openai.com/v1"
 NAMED = ("smollm2", "smollm2-135m-instruct")
-"""Names of models that are fetched on first use."""
+"""Names of models that are downloaded on first use."""
 KINDS = """\
 NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
 smollm2, hf:NAME, ./DIR    a model in this process
-hub:OWNER/NAME             a model that `wander model pull` fetched from the hub
-scripted:MODULE:FUNCTION   a function of the environment's package"""
+hub:OWNER/NAME             a model that you fetched with `wander model pull`
+scripted:MODULE:FUNCTION   a function in the environment's package"""
 CALL_SECONDS = 600.0
-"""How long one call of an endpoint may take, unless said."""
+"""Default time limit of a call to an endpoint, in seconds."""
 _OPENAI_SCHEME = "ft"
-"""What OpenAI's own names of fine-tuned models begin with."""
+"""Prefix of OpenAI's names for fine-tuned models."""
 
 
 def open_model(
@@ -59,15 +59,15 @@ def open_model(
     merge_system: bool = True,
     template_date: date | None = None,
 ) -> Client:
-    """Return the client that a model's name means; `location` is needed for `scripted:` alone.
+    """Return the client for a model's name. `location` is needed only for `scripted:`.
 
-    `timeout` is how many seconds one call of an endpoint may take, `template_date` the date that a local
+    `timeout` is the time limit of a call to an endpoint in seconds. `template_date` is the date that a local
     model's chat template shows. `send_reasoning` and `merge_system` are as in `OpenAIClient`.
     """
     require_model(spec, base_url, key_variable)
     if is_scripted(spec):
         if location is None:
-            raise UsageError("a scripted model needs its environment", hint="name the environment first")
+            raise UsageError("a scripted model requires its environment", hint="pass the environment")
         from wander_client.models.scripted import ScriptedProcessClient
 
         return ScriptedProcessClient(spec, location)
@@ -91,7 +91,7 @@ def open_model(
 
 
 def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
-    """Raise what is wrong with a model's name, as far as that can be known without loading or asking it."""
+    """Raise the errors of a model's name that can be found without loading or calling the model."""
     if not spec.strip():
         raise UsageError("the model's name is empty", hint="pass " + name_option("model", "NAME", word="-m"))
     if is_scripted(spec):
@@ -103,25 +103,28 @@ def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIA
 
 
 def is_local_model(spec: str) -> bool:
-    """Return whether the name means a model that runs in this process."""
+    """Return whether a model runs in this process."""
     named = spec.lower() in NAMED or spec.startswith((HF_SCHEME, HUB_SCHEME))
     return named or looks_like_path(spec) or _is_checkpoint(Path(spec))
 
 
 def asks_endpoint(spec: str) -> bool:
-    """Return whether somebody else answers for the model: one that is neither code nor on this machine."""
+    """Return whether a model is called at an endpoint: it is neither code nor on this machine."""
     return not is_scripted(spec) and not is_local_model(spec)
 
 
 def local_path(spec: str) -> str:
-    """Return the folder, or the repository, of a model that runs in this process; raises for a wrong name."""
+    """Return the folder or repository of a model that runs in this process.
+
+    Raises errors for invalid names.
+    """
     if spec.startswith(HUB_SCHEME):
         from wander.models.pulled import find_pulled
 
         return str(find_pulled(spec).folder)
     name = spec.removeprefix(HF_SCHEME)
     if not name.strip():
-        raise UsageError("`hf:` names no model", hint="write `hf:ORGANISATION/NAME`")
+        raise UsageError("`hf:` has no model name", hint="for example: `hf:ORGANIZATION/NAME`")
     if name.lower() in NAMED:
         return NAMED[0]
     if looks_like_path(name) or spec == name:
@@ -129,13 +132,13 @@ def local_path(spec: str) -> str:
         if not folder.is_dir():
             raise NotFound(
                 f"the model folder `{name}` does not exist",
-                hint="`wander model --help` says how to make or fetch one",
+                hint="see `wander model --help` for how to create or download a model",
                 code="model_not_found",
             )
         if not _is_checkpoint(folder):
             raise NotFound(
-                f"`{name}` is no checkpoint: it has no `config.json`",
-                hint="pass the folder that holds `config.json` and the weights",
+                f"`{name}` is not a checkpoint: it has no `config.json`",
+                hint="pass the folder with `config.json` and the weights",
                 code="model_not_found",
             )
         return str(folder.resolve())
@@ -147,48 +150,53 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def endpoint_of(base_url: str | None) -> str:
-    """Return the endpoint that is asked: the given one, else the variable's, else OpenAI's."""
+    """Return the endpoint: the given URL, else that of the variable, else OpenAI's."""
     return base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
 
 
 def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
-    """Return the endpoint's URL; raises `UsageError` if it is none, `LoginRequired` if its key is missing."""
+    """Return the endpoint's URL.
+
+    Raises `UsageError` if it is not a URL, `LoginRequired` if its key is missing.
+    """
     url = endpoint_of(base_url)
     if url == OPENAI_URL:
-        _require_name_of_openai(name, key_variable)
+        _require_openai_name(name, key_variable)
     if not url.startswith(("http://", "https://")):
         raise UsageError(
-            f"`{url}` is no endpoint URL",
-            hint="pass one like " + name_option("base_url", "http://127.0.0.1:8000/v1", word="-b"),
+            f"`{url}` is not an endpoint URL",
+            hint="for example: " + name_option("base_url", "http://127.0.0.1:8000/v1", word="-b"),
         )
     return url
 
 
-def _require_name_of_openai(name: str, key_variable: str) -> None:
-    """Raise for a name that was meant for something else than OpenAI's endpoint, or that has no key there."""
+def _require_openai_name(name: str, key_variable: str) -> None:
+    """Raise an error if a name is probably not meant for OpenAI's endpoint, or if the key is missing."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme != _OPENAI_SCHEME:
         kinds = {kind: f"{kind}:{rest}" for kind in ("hf", "hub", "scripted")}
         raise UsageError(
-            f"`{scheme}:` is no kind of model",
+            f"unknown kind of model `{scheme}:`",
             hint=did_you_mean(scheme, kinds, cutoff=0.5, shown=kinds)
-            or "pass " + name_option("base_url", "URL", word="-b") + " for a model of another endpoint",
+            or "pass " + name_option("base_url", "URL", word="-b") + " for a model at another endpoint",
             code="unknown_kind_of_model",
             detail=KINDS,
         )
     if os.environ.get(key_variable):
         return
-    require_no_slip(name)
+    require_no_typo(name)
     if Path(name).is_dir():
         raise NotFound(
-            f"there is no model `{name}` on this machine",
+            f"no model `{name}` on this machine",
             hint=f"`{name}` is a folder, but has no `config.json`",
             code="model_not_found",
             detail=KINDS,
         )
-    player = f"; a player of the environment is `scripted:MODULE:{name}`" if name.isidentifier() else ""
+    player = (
+        f"; for a player of the environment, pass `scripted:MODULE:{name}`" if name.isidentifier() else ""
+    )
     raise LoginRequired(
-        f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
+        f"no model `{name}` on this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
         hint="pass "
         + name_option("base_url", "URL", word="-b")
         + f" for another endpoint, or `hf:NAME` or a folder for a local model{player}",
@@ -197,23 +205,23 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
     )
 
 
-def require_no_slip(name: str) -> None:
-    """Raise `NotFound` for a name that nearly is the name of a model that is fetched on first use."""
+def require_no_typo(name: str) -> None:
+    """Raise `NotFound` for a probably mistyped name of a model that is downloaded on first use."""
     meant = did_you_mean(name, NAMED, cutoff=0.75)
     if meant and name.lower() not in NAMED:
-        raise NotFound(f"there is no model `{name}` on this machine", hint=meant, code="model_not_found")
+        raise NotFound(f"no model `{name}` on this machine", hint=meant, code="model_not_found")
 
 
 def require_servable(spec: str) -> None:
-    """Raise what is wrong with the name of a model that is to be served, as far as that can be known."""
+    """Raise the errors of a served model's name that can be found without starting a server."""
     if is_scripted(spec):
-        raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
+        raise UsageError(f"`{spec}` is code, not a model that can be served", hint="remove `--serve`")
     if is_local_model(spec):
         local_path(spec)
 
 
 def servable(spec: str) -> str:
-    """Return what a server is given for a model's name: a folder, fetched or the user's, or a repository."""
+    """Return the folder or repository that a server is started with."""
     require_servable(spec)
     if not is_local_model(spec):
         return spec

@@ -1,5 +1,5 @@
-"""A scripted model in a process of its own: the function lives in the environment's package, and so runs with
-the environment's interpreter, away from this process and its keys. One JSON line a request, one an answer.
+"""A scripted model in its own process. The function is in the environment's package, so it runs with the
+environment's interpreter, without access to this process and its keys. Requests and responses are JSON lines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from wander_client.errors import NotFound, UsageError
 from wander_client.models import scripted_host
 
 _LINE_LIMIT = 64 * 1024 * 1024
-"""Bytes of one message; conversations are resent whole every turn."""
+"""Maximum bytes of a message. Every turn sends the whole conversation again."""
 
 
 class ScriptedProcessClient(Client):
-    """Asks the function that a spec names (see `wander.clients.scripted`) for every completion."""
+    """Client that calls a function for every completion (see `wander.clients.scripted`)."""
 
     def __init__(self, spec: str, location: Location) -> None:
         self.model = spec
@@ -37,7 +37,7 @@ class ScriptedProcessClient(Client):
         self._numbers = itertools.count()
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the function's answer."""
+        """Return the function's response."""
         await self.check()
         process = self._process
         if process is None or process.stdin is None:
@@ -47,7 +47,7 @@ class ScriptedProcessClient(Client):
         self._waiting[number] = answer
         try:
             line = json.dumps({"id": number, "request": request.model_dump(mode="json")})
-            with contextlib.suppress(ConnectionError):  # the reader tells why the process ended
+            with contextlib.suppress(ConnectionError):  # the reader reports why the process ended
                 process.stdin.write(line.encode() + b"\n")
                 await process.stdin.drain()
             reply = await answer
@@ -58,20 +58,20 @@ class ScriptedProcessClient(Client):
         try:
             return ModelResponse.model_validate(reply["response"])
         except (KeyError, ValidationError) as error:
-            raise ModelError(f"the scripted model `{self.model}` answered what is no completion") from error
+            raise ModelError(f"the scripted model `{self.model}` did not return a completion") from error
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records: the same as for a scripted client in this process."""
+        """Return the manifest's fields: the same as for a scripted client in this process."""
         return {"kind": "ScriptedClient", "model": self.model}
 
     async def check(self) -> None:
-        """Start the process and import the function; raises `NotFound` when it cannot be imported."""
+        """Start the process and import the function. Raises `NotFound` if it cannot be imported."""
         async with self._starting:
             if self._process is None:
                 await self._start()
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         process, self._process = self._process, None
         if process is not None:
             if process.stdin is not None:
@@ -91,7 +91,7 @@ class ScriptedProcessClient(Client):
             str(self._location.python),
             str(Path(scripted_host.__file__)),
             self.model,
-            *(str(place) for place in modules if place.is_dir()),
+            *(str(path) for path in modules if path.is_dir()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=child_environ(*LOCALE, PYTHONUNBUFFERED="1"),
@@ -101,9 +101,9 @@ class ScriptedProcessClient(Client):
         if "ready" not in first:
             await self.close()
             kind = UsageError if first.get("type") == "ConfigError" else NotFound
-            hint = "name a function of the environment's package: `scripted:module:function`"
+            hint = "pass a function in the environment's package: `scripted:module:function`"
             raise kind(
-                f"`{self.model}` cannot be used: {first.get('error', 'its process ended at once')}",
+                f"`{self.model}` cannot be used: {first.get('error', 'its process exited immediately')}",
                 hint=first.get("hint") or hint,
                 code="model_not_found",
             )
@@ -116,10 +116,10 @@ class ScriptedProcessClient(Client):
                 waiting.set_result(message)
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_result({"error": f"the process of `{self.model}` ended"})
+                waiting.set_result({"error": f"the process of `{self.model}` exited"})
 
     async def _line(self) -> dict[str, Any] | None:
-        """Return the next message; None at the end of the stream."""
+        """Return the next message, or None at the end of the stream."""
         if self._process is None or self._process.stdout is None:
             return None
         while line := await self._process.stdout.readline():

@@ -1,6 +1,6 @@
-"""Runs inside an environment's virtual environment, as a script: answers model requests with a function.
+"""Script that runs in an environment's virtual environment and answers model requests with a function.
 
-Imports nothing of wander_client, which is not installed there. What the function prints goes to stderr.
+It must not import wander_client, which is not installed there. The function's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 
 def main() -> int:
-    """Import what the spec names and answer requests from stdin until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the host's to handle
+    """Import the function, and answer requests from stdin until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in the terminal
     spec, *folders = sys.argv[1:]
     sys.path[:1] = folders  # replaces the folder of this script
     answers, sys.stdout = sys.stdout, sys.stderr

@@ -1,11 +1,11 @@
-"""`--serve vllm`: a server for a model that lives as long as the evaluation.
+"""`--serve vllm`: a server for a model that runs as long as the evaluation.
 
     async with serve(context, "./checkpoint", ServeChoice(), log_path=path) as server:
         server.base_url, server.model
 
-It listens on a free port of loopback, in a session of its own behind a guard
-(`wander_client.models.server_guard`), which ends it with everything that it started: at the end, on Ctrl-C,
-and when this process is killed.
+It listens on a free port of the loopback interface, in its own session behind a guard
+(`wander_client.models.server_guard`). The guard stops the server and all its processes: at the end, on
+Ctrl-C, and when this process is killed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _LIBRARIES = (
         "SAFETENSORS_",
     ),
 )
-"""How the variables begin that drivers and libraries of a model's server read."""
+"""Prefixes of environment variables that drivers and libraries of a model's server read."""
 _SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSWORD|CREDENTIAL")
 _FETCHING = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""What Hugging Face wants to hear for a gated model."""
+"""Variables with the token for gated Hugging Face models."""
 _ASK_VERSION = """
 import importlib.metadata, importlib.util, json
 found = importlib.util.find_spec("vllm") is not None
@@ -66,30 +66,30 @@ print(json.dumps([found, {name: importlib.metadata.version(name) for name in sor
 
 @dataclass(frozen=True)
 class ServeChoice:
-    """With what a model is served."""
+    """The server of a model, with its options."""
 
     engine: Literal["vllm"] = "vllm"
     arguments: tuple[str, ...] = ()
-    """Further ones of its command line."""
+    """Additional command-line arguments."""
     python: str | None = None
-    """The Python that has vLLM; None means `serve_python` of the settings, else this one."""
+    """Path of the Python with vLLM; None means `serve_python` of the settings, else this Python."""
     timeout: float = START_SECONDS
-    """Seconds that it may take to start."""
+    """Time limit for starting, in seconds."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables added to its environment."""
+    """Variables to add to its environment."""
 
 
 @dataclass(frozen=True)
 class ModelServer:
-    """A server that answers."""
+    """A running server."""
 
     base_url: str
     model: str
-    """The name that it serves the model under."""
+    """Name of the model on the server."""
     described: dict[str, Any]
     """Engine, version and arguments, for the manifest."""
     why_ended: Callable[[], ClientError | None]
-    """Tells why it does not answer any more, with the end of its log; None while it runs."""
+    """Returns why the server stopped, with the end of its log; None while it runs."""
 
 
 @contextlib.asynccontextmanager
@@ -98,8 +98,8 @@ async def serve(
 ) -> AsyncIterator[ModelServer]:
     """Serve a checkpoint folder or a model's name while the block runs, with `template` as its chat template.
 
-    Raises `ClientError` when vLLM is missing or the server ends before it answers, with the end of its log,
-    and `Unavailable` when it takes too long.
+    Raises `ClientError` with the end of the log if vLLM is missing or the server exits before it responds,
+    and `Unavailable` if it takes too long.
     """
     from wander.models.loading import require_no_code
 
@@ -112,7 +112,7 @@ async def serve(
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = [python, "-m", _ENGINE, "--model", model]
-    # Ours come last, where they win.
+    # These arguments must come last, because the last value of an option wins.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
     if template is not None:
@@ -123,7 +123,7 @@ async def serve(
     described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
 
     def why_ended() -> ClientError | None:
-        reason = f"the server of `{name}` ended with status {process.ended}"
+        reason = f"the server of `{name}` exited with status {process.ended}"
         return None if process.ended is None else _explain_failure(reason, log_path)
 
     server = ModelServer(f"http://127.0.0.1:{port}/v1", name, described, why_ended)
@@ -131,7 +131,7 @@ async def serve(
         await _wait_until_healthy(context.output, server, port, choice, log_path)
         yield server
         if process.ended:
-            context.output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
+            context.output.warn(f"the server of `{name}` exited early; log: `{log_path}`")
     finally:
         await process.stop()
         if template is not None:
@@ -139,37 +139,37 @@ async def serve(
 
 
 def _variables(model: str, choice: ServeChoice) -> dict[str, str]:
-    """Return what the choice adds, and the token with which vLLM fetches a model that is not here."""
+    """Return the additional variables, with the token that vLLM needs to download a model."""
     names = () if os.path.exists(model) else _FETCHING
     return {**{name: os.environ[name] for name in names if name in os.environ}, **dict(choice.environment)}
 
 
 def server_environ(**more: str) -> dict[str, str]:
-    """Return the environment of a model's server: what drivers and libraries read, and no key."""
+    """Return the environment of a model's server: variables of drivers and libraries, without keys."""
     names = [name for name in os.environ if name.startswith(_LIBRARIES) and not _SECRET.search(name.upper())]
     folders = ("LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "USER")
     return child_environ(*LOCALE, *NETWORK, *names, *folders, **more)
 
 
 def _require_no_remote_code(arguments: Sequence[str]) -> None:
-    """Refuse arguments with which vLLM would run code that comes with a model.
+    """Raise `UsageError` for arguments that let vLLM run code of a model.
 
-    vLLM takes any beginning of an option for the whole, and `--config` reads further options from a file.
+    vLLM accepts abbreviated options, and `--config` reads more options from a file.
     """
     for word in arguments:
         option = word.partition("=")[0].lstrip("-").replace("_", "-").lower()
         begins = word.startswith("-") and len(option) > 1 and "trust-remote-code".startswith(option)
         if begins or option.startswith(("trust-remote-code", "config")):
             raise UsageError(
-                f"`{word}` would run code that comes with the model, or read further options from a file",
-                hint="leave it out; a server that you start yourself is named with `-b URL`",
+                f"`{word}` could run code of the model, or read more options from a file",
+                hint="remove it, or start the server yourself and pass `-b URL`",
             )
 
 
 async def _find_vllm(python: str) -> dict[str, str]:
-    """Return the distributions that bring vLLM to a Python, with their versions."""
+    """Return the distributions that provide vLLM in a Python, with their versions."""
     try:
-        asked = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             python,
             "-c",
             _ASK_VERSION,
@@ -181,29 +181,29 @@ async def _find_vllm(python: str) -> dict[str, str]:
     except OSError as error:
         raise ClientError(
             f"cannot run `{python}`: {error.strerror}",
-            hint="name the Python that has vLLM: `--set serve_python=/path/to/venv/bin/python`",
+            hint="pass the Python with vLLM: `--set serve_python=/path/to/venv/bin/python`",
             code="no_server",
         ) from error
-    out, err = await asked.communicate()
+    out, err = await process.communicate()
     try:
         has_vllm, versions = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         raise ClientError(
-            f"`{python}` is no Python that works", detail=err.decode("utf-8", "replace")[-1000:]
+            f"`{python}` is not a working Python", detail=err.decode("utf-8", "replace")[-1000:]
         ) from None
     if has_vllm:
         return {str(name): str(version) for name, version in versions.items()}
     own = python == sys.executable
     install = "pip install 'wander-sdk[vllm]'" if own else f"{python} -m pip install vllm"
     raise ClientError(
-        f"`--serve vllm` needs vLLM, which `{python}` does not have",
-        hint=f"run `{install}`, or name another Python by `--set serve_python=PATH`",
+        f"`--serve vllm` requires vLLM, which is not installed in `{python}`",
+        hint=f"run `{install}`, or pass another Python: `--set serve_python=PATH`",
         code="missing_extra",
     )
 
 
 class _Guarded:
-    """The guard's process, and the end of the pipe that keeps it alive."""
+    """The guard's process, with the end of the pipe that keeps it alive."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
         self._process = process
@@ -212,7 +212,7 @@ class _Guarded:
     @classmethod
     async def start(cls, command: list[str], log_path: Path, environment: Mapping[str, str]) -> _Guarded:
         mark = f"server-{secrets.token_hex(8)}"
-        theirs, ours = os.pipe()
+        guard_end, own_end = os.pipe()
         try:
             with log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -220,60 +220,60 @@ class _Guarded:
                     "-P",  # the working folder must not shadow modules
                     "-m",
                     "wander_client.models.server_guard",
-                    str(theirs),
+                    str(guard_end),
                     mark,
                     *command,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=server_environ(PYTHONUNBUFFERED="1", **environment),
-                    pass_fds=(theirs,),
+                    pass_fds=(guard_end,),
                     start_new_session=True,
                 )
         except BaseException:
-            os.close(ours)
+            os.close(own_end)
             raise
         finally:
-            os.close(theirs)
-        return cls(process, ours)
+            os.close(guard_end)
+        return cls(process, own_end)
 
     @property
     def ended(self) -> int | None:
-        """The server's exit status; None while it runs."""
+        """The server's exit status, or None while it runs."""
         return self._process.returncode
 
     async def stop(self) -> None:
-        """End the server and wait until it is gone."""
+        """Stop the server and wait until it has exited."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        # The guard kills what does not end in order, so this ends; also where Ctrl-C comes again meanwhile.
+        # The guard kills a server that does not stop, so this wait ends, even after another Ctrl-C.
         await asyncio.shield(self._process.wait())
 
 
 async def _wait_until_healthy(
     output: Output, server: ModelServer, port: int, choice: ServeChoice, log_path: Path
 ) -> None:
-    """Wait until the server answers, and show what it last said meanwhile."""
+    """Wait until the server responds. Meanwhile, show the last line of its log."""
     import httpx
 
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    started = loop.time()
     title = f"starting {choice.engine} for {server.model}"
-    output.note(f"{title}; its log: {log_path}")
+    output.note(f"{title}; log: {log_path}")
     with output.progress(title, None, unit="s") as bar:
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as http:
             while not await _healthy(http, port):
-                seconds = loop.time() - began
+                seconds = loop.time() - started
                 if (failure := server.why_ended()) is not None:
                     raise failure
                 if seconds > choice.timeout:
-                    reason = f"the server of `{server.model}` did not answer within {choice.timeout:.0f} s"
+                    reason = f"the server of `{server.model}` did not respond within {choice.timeout:.0f} s"
                     raise _explain_failure(reason, log_path, Unavailable)
                 *_, last = ["", *log_tail(log_path).splitlines()]
                 bar.update(int(seconds), last[:100])
                 await asyncio.sleep(_LOOK_SECONDS)
-    output.note(f"{choice.engine} answers after {loop.time() - began:.0f} s")
+    output.note(f"{choice.engine} is ready after {loop.time() - started:.0f} s")
 
 
 async def _healthy(http: httpx.AsyncClient, port: int) -> bool:
@@ -289,8 +289,8 @@ def _explain_failure(reason: str, log_path: Path, kind: type[ClientError] = Clie
     tail = log_tail(log_path)
     return kind(
         reason,
-        detail=f"its log ends:\n{tail}" if tail else "its log is empty",
-        hint=f"see `{log_path}`; `--set serve_args=--dtype=half` passes arguments to the server",
+        detail=f"end of its log:\n{tail}" if tail else "its log is empty",
+        hint=f"see `{log_path}`; pass arguments to the server with `--set serve_args=--dtype=half`",
         code="server_failed",
     )
 

@@ -1,11 +1,11 @@
-"""Stands between the command and a model's server, so that the server ends however the command ends.
+"""Guard of a model's server, which stops the server however the command ends.
 
     python -m wander_client.models.server_guard LIFELINE MARK COMMAND...
 
-LIFELINE is the read end of a pipe whose other end the command alone holds: it closes when the command lets go
-of it, and when the command is killed. Then the server's process group is asked to end, and killed after a
-while, with all that it started. The guard is a child of the process that is started so, and outlives it:
-Ray kills an actor together with its children, and the server may be slow to end, or never do so by itself.
+LIFELINE is the read end of a pipe. Only the command holds the other end, so the pipe closes when the command
+closes it or is killed. Then the server's process group is asked to stop, and after a while it is killed, with
+all its processes. The guard is a child of the process that the command starts, and outlives this process: Ray
+kills an actor together with its children, while the server may be slow to stop, or may not stop at all.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from wander.system.marked_processes import MARK, end_marked_processes
 
 _PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
-"""How long a server may take to end in order."""
+"""Seconds that a server gets to stop before it is killed."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it ends or the lifeline closes; return its exit status."""
+    """Run the command until it exits or the lifeline closes. Returns its exit status."""
     lifeline, mark, *command = arguments
-    # The terminal's Ctrl-C is the command's to handle; a server in its own session never sees it.
+    # The command handles Ctrl-C in the terminal. The server is in its own session and does not receive it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if guard := os.fork():
         signal.signal(signal.SIGTERM, lambda *_: os.kill(guard, signal.SIGTERM))
@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> int:
 
 def _guard(lifeline: int, mark: str, command: list[str]) -> int:
     try:
-        server = subprocess.Popen(  # noqa: S603 - what the command was told to serve with
+        server = subprocess.Popen(  # noqa: S603 - the server that the user chose
             command,
             stdin=subprocess.DEVNULL,
-            # The server's alone: whatever bears the mark is killed in the end.
+            # Only the server has this mark. All processes with the mark are killed at the end.
             env={**os.environ, MARK: mark},
             start_new_session=True,
             preexec_fn=_end_with_guard,
@@ -68,7 +68,7 @@ def _guard(lifeline: int, mark: str, command: list[str]) -> int:
 
 
 def _end_with_guard() -> None:
-    """Have the kernel end the server in order where the guard itself is killed."""
+    """Let the kernel stop the server if the guard itself is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -43,7 +43,7 @@ from wander_client.models.reference import (
     NAMED,
     is_local_model,
     local_path,
-    require_no_slip,
+    require_no_typo,
 )
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import resumable_folder
@@ -243,7 +243,7 @@ def model_path(name: str) -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
-    require_no_slip(name)
+    require_no_typo(name)
     if "/" not in name and not name.startswith(HF_SCHEME) and name.lower() not in NAMED:
         raise NotFound(
             f"there is no folder `{name}`, and no model of that name on this machine",

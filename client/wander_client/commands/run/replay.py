@@ -34,9 +34,7 @@ def replay(
     level: Level = "replayed",
     sample: Sample = None,
     seed: Annotated[int, Option(help="seed of the sample")] = 0,
-    env: Annotated[
-        Path | None, Option("--env", help="use this folder instead of the pinned environment")
-    ] = None,
+    env: Annotated[Path | None, Option("--env", help="use this folder, not the pinned environment")] = None,
     no_lock: Annotated[
         bool, Option("--no-lock", help="use the newest packages instead of the run's lock")
     ] = False,
@@ -46,9 +44,7 @@ def replay(
         float | None, Option(help="limit in seconds for loading and replaying  [default: no limit]")
     ] = None,
     arguments: Arguments = None,
-    stream: Annotated[
-        bool, Option("--stream", help="with --json: print a line of progress every second")
-    ] = False,
+    stream: Annotated[bool, Option("--stream", help="with --json: also print lines of progress")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:

@@ -44,21 +44,15 @@ def train(
     setting: Overrides = None,
     argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
-    log: Annotated[
-        list[str] | None,
-        Option(help="also log to tensorboard, trackio or wandb; repeatable"),
-    ] = None,
+    log: Annotated[list[str] | None, Option(help="tensorboard, trackio or wandb; repeatable")] = None,
     started_from: Annotated[
         str | None,
         Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
     ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="show the plan and its limits without training")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="show the plan without training")] = False,
     resume: Annotated[Path | None, Option(help="resume this run; needs no other option")] = None,
     checkpoint: Annotated[
-        int | None,
-        Option(min=0, help="with --resume: continue from the checkpoint of this step; 0 starts over"),
+        int | None, Option(min=0, help="with --resume: continue from this step's checkpoint; 0 starts over")
     ] = None,
     allow_changes: Annotated[
         bool, Option("--allow-changes", help="with --resume: accept changed inputs and record the changes")
@@ -114,11 +108,9 @@ def train(
     if dry_run:
         return _dry_run(command.environment, _phases_of(command), command.sandbox)
     if started is not None:  # started by somebody else, so every setting comes from this command line
-        return (
-            _verify(command, started, steps)
-            if verify
-            else _resume(command, started, checkpoint, allow_changes)
-        )
+        if verify:
+            return _verify(command, started, steps)
+        return _resume(command, started, checkpoint, allow_changes)
     return _begin(command, out, steps)
 
 

@@ -27,9 +27,7 @@ def lock(
     owner: Annotated[str | None, Option(help="with a folder: future owner of the environment")] = None,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="write the lock to this file instead of stdout")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="write the lock to this file")] = None,
     attach: Annotated[bool, Option("--attach", help="attach the lock to the version on the hub")] = False,
     build: BuildFlag = False,
 ) -> None:
