@@ -432,8 +432,8 @@ class Environment(Player):
                 blame(error, RubricError, place)
                 raise
         except RubricError as error:
-            scores = [Score(reward=None, error=error) for _ in states]
-        return scores
+            return [Score(reward=None, error=error) for _ in states]
+        return [score.require_finite() for score in scores]
 
     async def teardown(self) -> None:
         """Run the hooks marked with `@teardown`, then close the rubric.

@@ -261,6 +261,8 @@ async def begin(
         if environment.handle.info.calls_tools:
             client.check_tools()
         client.check_sampling(settings.sampling)
+        for warning in client.warnings():
+            evaluation.context.output.warn(warning)
         if evaluation.resume:
             await _require_same_environment(evaluation, environment)
         on_start(environment)

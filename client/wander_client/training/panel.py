@@ -309,7 +309,7 @@ def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Ro
         _Row("tokens", state.series("tokens"), ".1f"),
         _Row("no variance", state.series("groups_without_variance"), ".0%", "no_variance" in fired),
         _Row("truncated", state.series("truncated"), ".0%", "truncated" in fired),
-        _Row("failed", failed, ".0%", "environment_errors" in fired),
+        _Row("failed", failed, ".0%", "failures" in fired),
     ]
     first = [_Row("reward", state.series("reward"), ".3f", "reward_not_finite" in fired)]
     return first, functions, [row for row in rest if any(value is not None for value in row.values)]

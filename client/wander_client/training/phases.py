@@ -54,6 +54,7 @@ from wander_client.training.run import (
     with_path,
     with_workers,
 )
+from wander_client.training.text import repeat_alerts
 
 if TYPE_CHECKING:
     from wander.train.preference import PreferenceResult
@@ -408,6 +409,7 @@ class PhasedRun:
         if result.interrupted:
             raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         draw_curves(folder, command, self._context.output)
+        repeat_alerts(folder, self._context.output)
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome

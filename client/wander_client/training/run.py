@@ -50,6 +50,7 @@ from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.own_records import restore_if_refused, write_command
 from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
+from wander_client.training.text import repeat_alerts
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -431,6 +432,7 @@ def train_and_tell(
         go_on = name_option("resume", str(folder), command="wander train")
         raise Interrupted(f"interrupted {reached}", hint="continue with " + go_on)
     plots = draw_curves(folder, command, output)
+    repeat_alerts(folder, output)
     require_not_collapsed(result.stopped, folder)
     return Trained(result, folder, plots)
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wander.train.records.files import Outcome
+    from wander.train.records.files import Alert, Outcome
     from wander.wire import RunManifest
+
+    from wander_client.terminal.output import Output
 
 _LABEL = 10
 """Width of what stands before a line, as in the report of an evaluation."""
@@ -60,6 +62,26 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     for alert in facts["alerts"]:
         yield _line("alert", f"step {alert['step']}: {alert['message']}")
     yield _line("run", manifest.run_id)
+
+
+def repeat_alerts(folder: Path, output: Output) -> None:
+    """Print the alerts of a run again, each kind once."""
+    from wander.train.records.files import read_alerts
+
+    kinds: dict[str, list[Alert]] = {}
+    for alert in read_alerts(folder):
+        kinds.setdefault(alert.rule, []).append(alert)
+    for rule, alerts in kinds.items():
+        first = alerts[0]
+        times = f"{len(alerts)} times, " if len(alerts) > 1 else ""
+        output.warn(f"alert `{rule}` ({times}first at step {first.step}): {first.message}")
+
+
+def has_collapsed(folder: Path) -> bool:
+    """Return whether a run raised the alert `collapse`."""
+    from wander.train.records.files import read_alerts
+
+    return any(alert.rule == "collapse" for alert in read_alerts(folder))
 
 
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:

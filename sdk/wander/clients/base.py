@@ -158,6 +158,10 @@ class Client(ABC):
         Raises the `ModelError` that every call would meet.
         """
 
+    def warnings(self) -> list[str]:
+        """Return what a person should know before the run starts."""
+        return []
+
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records about the endpoint; never a secret."""
         return {"kind": type(self).__name__, "model": self.model}
@@ -273,6 +277,10 @@ class WrappedClient(Client):
     def check_sampling(self, sampling: SamplingArgs) -> None:
         """Find out whether the client can sample so."""
         self._client.check_sampling(sampling)
+
+    def warnings(self) -> list[str]:
+        """Return what a person should know about the client."""
+        return self._client.warnings()
 
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint."""

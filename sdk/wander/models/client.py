@@ -19,7 +19,7 @@ from wander.models.compaction import go_on
 from wander.models.engines.base import Job
 from wander.models.kv import ConversationCache
 from wander.models.loading import LoadedModel, load_model, weights_digest
-from wander.models.sampling import Sample, Sampler, SampleRequest
+from wander.models.sampling import Sample, Sampler, SampleRequest, ending_problem
 from wander.types import SamplingArgs, TurnTokens, Usage
 
 DEFAULT_MAX_TOKENS = 512
@@ -95,6 +95,11 @@ class TransformersClient(Client):
     def check_sampling(self, sampling: SamplingArgs) -> None:
         """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
         require_sampling(sampling, self.sampler.context_length)
+
+    def warnings(self) -> list[str]:
+        """Return what a person should know about how the model writes turns."""
+        problem = ending_problem(self.format)
+        return [] if problem is None else [problem]
 
     def _sample(self, jobs: Sequence[tuple[str, Job]]) -> list[Sample]:
         names, requests = [name for name, _ in jobs], [job.request for _, job in jobs]

@@ -48,7 +48,12 @@ class LoadedModel:
 
 
 def load_model(
-    name: str | Path, *, device: str | None = None, dtype: str = "float32", revision: str | None = None
+    name: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str = "float32",
+    revision: str | None = None,
+    attention: str = "sdpa",
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -60,6 +65,11 @@ def load_model(
     """
     with require_extra("transformers", needed_for="running a model in this process"):
         import transformers
+    if "/" in attention:
+        raise ConfigError(
+            f"`{attention}` is a kernel of a repository, whose code is not run",
+            hint="use `sdpa`, `eager` or `flash_attention_2`",
+        )
     source, shown = resolve_model(name)
     local = Path(source) if Path(source).is_dir() else None
     base = find_adapted_model(local)
@@ -73,7 +83,7 @@ def load_model(
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                base or source, dtype=dtype, attn_implementation="sdpa", **given
+                base or source, dtype=dtype, attn_implementation=attention, **given
             )
             if local is not None and base is not None:
                 model = _with_adapters(model, local)
@@ -228,7 +238,7 @@ def merge_adapters(model: Any) -> Any:
     from peft.tuners import lora
 
     layers = [layer for layer in model.modules() if isinstance(layer, lora.LoraLayer)]
-    if any(type(layer) is not lora.Linear or layer.fan_in_fan_out for layer in layers):
+    if any(type(layer) is not lora.Linear or layer.fan_in_fan_out or layer.lora_variant for layer in layers):
         return model.merge_and_unload()
     with torch.no_grad():
         for layer in layers:

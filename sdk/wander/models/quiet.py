@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Any
 LIBRARIES = ("transformers", "trl", "accelerate", "datasets", "peft")
 
 EXPECTED = (
-    r".*rollout_func.*experimental.*",
     # TRL 1.16 still asks transformers by the older names.
     r".*gradient_checkpointing.* is deprecated.*",
     # accelerate 1.15 still asks PyTorch by the older name.
@@ -32,9 +30,6 @@ def quiet_libraries() -> Iterator[None]:
 
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
-    name = "TRL_EXPERIMENTAL_SILENCE"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     for logger in loggers:
@@ -49,10 +44,6 @@ def quiet_libraries() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             transformers.utils.logging.enable_progress_bar()
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 @contextlib.contextmanager

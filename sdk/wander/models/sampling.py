@@ -12,11 +12,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from wander.errors import InvalidResponse
 from wander.models.kv import ConversationCache
+
+if TYPE_CHECKING:
+    from wander.models.chat import ChatFormat
 
 TELLINGS = 8
 """Maximum number of parts in which a batch is answered: each part costs messages to other processes."""
@@ -301,6 +305,37 @@ def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     declared = getattr(model.generation_config, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
     return frozenset(token for token in ids if token is not None)
+
+
+def find_unknown_end(form: ChatFormat) -> str | None:
+    """Return the special token that closes a turn if it is not among the ids that end a completion.
+
+    A turn then goes on after the model has sampled this token. None if turns can end.
+    """
+    mark = "content"
+    try:
+        text = form.render(
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}], prompt=False
+        )
+    except InvalidResponse:
+        return None
+    ids = form.encode(text.rpartition(mark)[2])
+    added = form.tokenizer.added_tokens_decoder
+    if form.end_ids.intersection(ids):
+        return None
+    return next((added[token].content for token in ids if token in added and added[token].special), None)
+
+
+def ending_problem(form: ChatFormat) -> str | None:
+    """Return why the turns of a model cannot end, with the remedy; None if they can."""
+    token = find_unknown_end(form)
+    if token is None:
+        return None
+    return (
+        f"the model's turns cannot end: its chat template closes them with `{token}`, which neither the "
+        "tokenizer nor generation_config.json names as an end, so each takes all the tokens that it may. Add "
+        f"{form.tokenizer.convert_tokens_to_ids(token)} to `eos_token_id` in its generation_config.json"
+    )
 
 
 def context_length_of(model: Any) -> int:

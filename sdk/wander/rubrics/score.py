@@ -31,6 +31,17 @@ class Score:
         except RubricError as error:
             return cls(None, error=error)
 
+    def require_finite(self) -> Score:
+        """Return the score, or a failed one if its finite values add up to a reward that is not finite."""
+        if self.reward is None or isfinite(self.reward):
+            return self
+        largest = max(self.metrics, key=lambda name: abs(self.metrics[name]), default="reward")
+        message = (
+            f"the reward is {self.reward}, which is not finite: reward function `{largest}` returned "
+            f"{self.metrics.get(largest)}"
+        )
+        return Score(None, self.metrics, RubricError(message))
+
 
 def check_reward(value: Any, name: str) -> float:
     """Return the value as a float; raises `RubricError` unless it is a finite number.

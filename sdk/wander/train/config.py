@@ -5,7 +5,6 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import date
 from typing import Any, Literal
@@ -16,11 +15,13 @@ from wander.train.sections import (
     EARLIER,
     SCRIPTED,
     SELF,
+    AlertsSection,
     AlgorithmSection,
     EnvironmentSection,
     MixedEnvironmentSection,
     Player,
     Section,
+    StoppingSection,
     TeacherSection,
     require_effect,
 )
@@ -37,14 +38,20 @@ class ModelSection(Section):
     device: str | None = None
     """None means a GPU if there is one."""
     dtype: Precision = "float32"
+    """bfloat16 needs adapters (`lora_rank`), whose own weights stay in float32. Without adapters, `autocast`
+    computes in bfloat16."""
     lora_rank: int = Field(default=0, ge=0)
     """0 trains all weights; otherwise adapters, merged at the end."""
     lora_alpha: float | None = Field(default=None, gt=0)
     """Adapters are multiplied by alpha / rank; None means 4 times the rank."""
+    peft: dict[str, Any] = Field(default_factory=dict)
+    """More arguments of PEFT's `LoraConfig` for the adapters, such as `use_dora` or `lora_dropout`."""
     lora_targets: Literal["auto"] | list[str] = "auto"
     """Names of the layers that get adapters; `auto` finds every linear layer but the output's."""
     autocast: bool = False
     """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
+    attention: str = "sdpa"
+    """The implementation of attention in transformers: `sdpa`, `eager`, `flash_attention_2`."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass: less memory, about a third more time."""
     template_date: date | None = None
@@ -138,11 +145,41 @@ class SamplingSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=128, gt=0)
     """Tokens of one turn."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample only from the most probable tokens whose probabilities add up to this."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample only from so many most probable tokens; 0 means all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample only from tokens with at least this share of the probability of the most probable one."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a turn."""
     max_rollout_tokens: int | None = Field(default=None, gt=0)
     """Tokens of a rollout, with the prompt and the environment's. A longer one ends there, truncated."""
     compact_at: int | None = Field(default=None, gt=0)
     """Tokens that a conversation may have before its oldest turns are left out. Then another sequence of the
     rollout begins, which is learnt too. None leaves nothing out."""
+
+    overlong_tokens: int = Field(default=0, ge=0)
+    """Tokens below the limit from which a rollout loses reward, 1 at the limit (DAPO's soft penalty). The
+    limit is `max_rollout_tokens`, otherwise `max_tokens` of the longest turn."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """True if tokens are not drawn from the whole distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `SamplingArgs` that are not their default, and the first two."""
+        given = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "stop": self.stop}
+        usual = {
+            name: SamplingSection.model_fields[name].get_default(call_default_factory=True) for name in given
+        }
+        return {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "compact_at": self.compact_at,
+            **{name: value for name, value in given.items() if value != usual[name]},
+        }
 
     @model_validator(mode="after")
     def _one_end(self) -> SamplingSection:
@@ -238,66 +275,20 @@ class EvaluationSection(Section):
         return self
 
 
-class StoppingSection(Section):
-    """When a run ends before its last step: it collapsed, or it reached its target."""
-
-    entropy_share: float = Field(default=0.0, ge=0, lt=1)
-    """Stop when the entropy stays below this share of the mean of its first `first_steps` steps."""
-    first_steps: int = Field(default=20, gt=0)
-    drop: dict[str, float] = Field(default_factory=dict)
-    """Stop when a metric of the steps (`reward`, `rewards/format`) stays this far below its best."""
-    patience: int = Field(default=20, gt=0)
-    """Consecutive steps for which the condition must hold. The best is a mean of this number of steps."""
-    collapse: bool = False
-    """Stop when the alert `collapse` is raised."""
-    target: dict[str, float | str] = Field(default_factory=dict)
-    """Stop when one evaluation meets all of these: `CELL/METRIC` with its smallest value, or with a bound as
-    text (`"<=0"`)."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> StoppingSection:
-        for name, bound in self.target.items():
-            if isinstance(bound, str) and not re.fullmatch(r"(>=|<=|==|>|<)\s*-?\d+(\.\d+)?", bound):
-                raise ValueError(f"the target of `{name}` is no bound: write a number, or text such as `<=0`")
-        return self
-
-
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 class LoggingSection(Section):
     """Where metrics go in addition to `metrics.jsonl`."""
 
+    profile_steps: int = Field(default=0, ge=0)
+    """Steps that PyTorch's profiler watches, from the second on. `profile.json` has them for chrome://tracing."""
+
     trackers: list[Tracker] = Field(default_factory=list)
     """Each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder, trackio into its own
     database."""
     project: str = Field(default="wander", min_length=1)
     """Project under which trackio and W&B list the run, by the name of its folder."""
-
-
-class AlertsSection(Section):
-    """When an alert is raised. Alerts do not stop a run; `stopping` does."""
-
-    reward_drop: float = Field(default=0.3, gt=0)
-    """A collapse: the mean reward of five steps is this share below its best value so far, and further below
-    than chance explains."""
-    entropy_burst: float = Field(default=2.0, gt=1)
-    """A collapse: the reward is not higher than in the first five steps, and the entropy is this many times
-    its value then, or below `entropy_share` of it."""
-    entropy_share: float = Field(default=0.2, ge=0, lt=1)
-    """Entropy below this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
-    entropy_first_steps: int = Field(default=10, gt=0)
-    without_variance: float = Field(default=0.8, ge=0, le=1)
-    """More than this share of groups without variance, for `steps` steps."""
-    truncated: float = Field(default=0.3, ge=0, le=1)
-    """More than this share of rollouts cut short."""
-    logprobs_differ: float = Field(default=0.05, ge=0, le=1)
-    """More than this share of tokens whose log-probability in training differs by over 0.05 nats from the one
-    when they were sampled, without a correction."""
-    environment_errors: float = Field(default=0.05, ge=0, le=1)
-    """More than this share of rollouts that failed in the environment."""
-    steps: int = Field(default=10, gt=0)
-    """Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
 
 
 class InferenceSection(Section):
@@ -346,6 +337,28 @@ class PolicySettings(Section):
     """Settings of every kind of training."""
 
     model: ModelSection
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """More arguments of TRL's configuration (`GRPOConfig`, `SFTConfig`...): `weight_decay`, `optim`..."""
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> PolicySettings:
+        """Refuse settings of adapters that there are not."""
+        if self.model.peft and self.model.lora_rank == 0:
+            raise ValueError("`model.peft` is for adapters: set `model.lora_rank`")
+        if self.trl.get("sync_ref_model") and self.model.lora_rank:
+            raise ValueError("`trl.sync_ref_model` needs all weights: leave `model.lora_rank` out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> PolicySettings:
+        """Refuse to train weights whose precision rounds most updates away."""
+        if self.model.dtype == "bfloat16" and self.model.lora_rank == 0:
+            raise ValueError(
+                '`model.dtype = "bfloat16"` rounds most updates of the weights away: set '
+                "`model.autocast = true`, which computes in bfloat16 and keeps float32 weights, or train "
+                "adapters with `model.lora_rank`"
+            )
+        return self
 
 
 class GRPOSettings(PolicySettings):

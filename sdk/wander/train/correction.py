@@ -1,4 +1,4 @@
-"""How far the probabilities of sampled tokens are from those that the policy is trained with.
+"""Distance of the log-probabilities of tokens in training from the ones when they were sampled.
 
 Both come from the same weights, unless steps are played ahead. A difference therefore comes from arithmetic
 (bfloat16, another engine), from a truncated distribution (`top_p`), or from a fault (dropout, old weights).
@@ -28,6 +28,7 @@ def is_corrected(settings: GRPOSettings) -> bool:
     if section.correction == "none" or settings.algorithm.loss in ("rloo", "distill"):
         return False
     own_weights = section.engine == "transformers" and settings.batch.max_staleness == 0
+    own_weights = own_weights and not settings.sampling.is_truncated
     return not (own_weights and model.dtype == "float32" and not model.autocast)
 
 

@@ -17,10 +17,11 @@ from wander.models.engines.transformers import TransformersEngine
 from wander.models.engines.vllm_colocated import VLLMColocatedEngine
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine, WeightSync
 from wander.models.engines.weights import FolderSync, NCCLSync, whole_weights, write_checkpoint
-from wander.models.loading import LoadedModel, load_model
+from wander.models.loading import LoadedModel
 from wander.models.sampling import context_length_of, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection
 from wander.train.distributed import World, shards_policy
+from wander.train.weights import load_learner
 
 ServerOpener = Callable[[Path, InferenceSection], AbstractContextManager[str]]
 """Starts a vLLM server for the checkpoint of a folder and yields its address; it ends with the block."""
@@ -90,7 +91,7 @@ def open_engine(
 def load_beside(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
     """Load a model that computes as the policy does: what the policy begins with, or what is at `path`."""
     section = settings.model
-    loaded = load_model(path or section.path, device=section.device, dtype=section.dtype)
+    loaded = load_learner(section, path)
     if section.autocast:  # as accelerate does for the policy itself
         model = loaded.model
         model.forward = torch.autocast(model.device.type, dtype=torch.bfloat16)(model.forward)

@@ -25,7 +25,7 @@ forward pass. `L`: their tokens, unpadded.
 Four things TRL leaves open are settled here:
 - a rollout is a row, however many sequences it was sampled in: they lie in it one after another, and each is
   computed by itself (rollouts/rows.py, buckets.py). So a rollout counts once in any loss;
-- only prompts reach `rollout_func`, so each carries its slot in the step as an extra key;
+- only prompts reach `_generate`, so each carries its slot in the step as an extra key;
 - padding: rows are computed without their padding, in buckets of alike length, and what several begin with
   is computed once (rollouts/buckets.py);
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
@@ -57,9 +57,10 @@ from wander.evals.store.folder import RunFolder
 from wander.models.chat import ChatFormat, ChatOptions
 from wander.models.engines.base import Engine
 from wander.models.engines.weights import whole_weights
-from wander.models.loading import LoadedModel, load_model, weights_digest
+from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
+from wander.models.sampling import ending_problem
 from wander.train.config import GRPOSettings, LoggingSection
 from wander.train.distributed import (
     current_world,
@@ -72,6 +73,7 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
+from wander.train.libraries import hand_on
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
@@ -90,7 +92,7 @@ from wander.train.trainer import tell_full_disk, train_until_interrupted
 from wander.train.watch.evaluation import Evaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch
-from wander.train.weights import save_copy, save_policy, turn_off_dropout, wrap_lora
+from wander.train.weights import load_learner, save_copy, save_policy, turn_off_dropout, wrap_lora
 from wander.types import SamplingArgs
 
 CISPO_CLIP_HIGH = 5.0
@@ -100,23 +102,21 @@ CISPO_CLIP_HIGH = 5.0
 def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
     """Translate the settings into TRL's, for each of so many processes."""
     algorithm = settings.algorithm
-    given = {
+    own = {
         **common_arguments(settings, folder, processes),
         **group_arguments(settings, processes),
+        "top_entropy_quantile": algorithm.top_entropy_quantile,
+        "off_policy_mask_threshold": algorithm.off_policy_mask_threshold,
+        "loss_type": "grpo" if algorithm.loss == "gspo" else algorithm.loss,
+        "importance_sampling_level": "sequence" if algorithm.loss == "gspo" else "token",
+        "scale_rewards": algorithm.scale_rewards,
+        "entropy_coef": algorithm.entropy_bonus,
+        # The KL term times the ratio has the gradient of the divergence; without the ratio it is biased.
+        "use_bias_correction_kl": True,
     }
     if algorithm.loss == "cispo":
-        given["epsilon_high"] = algorithm.clip_high or CISPO_CLIP_HIGH
-    return GRPOConfig(
-        **given,
-        top_entropy_quantile=algorithm.top_entropy_quantile,
-        off_policy_mask_threshold=algorithm.off_policy_mask_threshold,
-        loss_type="grpo" if algorithm.loss == "gspo" else algorithm.loss,
-        importance_sampling_level="sequence" if algorithm.loss == "gspo" else "token",
-        scale_rewards=algorithm.scale_rewards,
-        entropy_coef=algorithm.entropy_bonus,
-        # The KL term times the ratio has the gradient of the divergence; without the ratio it is biased.
-        use_bias_correction_kl=True,
-    )
+        own["epsilon_high"] = algorithm.clip_high or CISPO_CLIP_HIGH
+    return hand_on(GRPOConfig, own, settings.trl, "trl")
 
 
 def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
@@ -126,7 +126,8 @@ def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
     nothing else acts on them or counts them.
     """
     algorithm = settings.algorithm
-    others = algorithm.kl or algorithm.entropy_bonus or algorithm.top_entropy_quantile < 1
+    adapts = settings.trl.get("use_adaptive_entropy")
+    others = algorithm.kl or algorithm.entropy_bonus or algorithm.top_entropy_quantile < 1 or adapts
     return algorithm.loss in ("dapo", "cispo") and not others
 
 
@@ -137,14 +138,19 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **given: Any) -> None:
         """Take what `StepTrainer` takes."""
-        super().__init__(
-            *args,
-            **given,
-            reward_funcs=[reward],
-            rollout_func=lambda prompts, trainer: trainer.play_step(prompts),
-        )
+        super().__init__(*args, **given, reward_funcs=[reward])
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(self.settings) and not shards_policy(self.settings)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Play a step in place of TRL's own sampling."""
+        played = self.play_step(prompts)
+        rewards = {"environment_reward": played["environment_reward"]}
+        texts = [""] * len(prompts)  # TRL would only print them
+        return (
+            *(played["prompt_ids"], played["completion_ids"], played["env_mask"], texts, played["logprobs"]),
+            *(rewards, None, []),
+        )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
         """Return the loss of one slice of the step, without the rows whose advantage is zero."""
@@ -302,7 +308,7 @@ def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
     Raises `ConfigError` for a mixture of experts, whose balancing loss is not computed.
     """
     section = settings.model
-    loaded = load_model(section.path, device=section.device, dtype=section.dtype)
+    loaded = load_learner(section)
     if hasattr(loaded.model.config.get_text_config(), "output_router_logits"):
         raise ConfigError(
             f"`{loaded.name}` is a mixture of experts: its balancing loss is not computed here",
@@ -329,9 +335,15 @@ def with_date(settings: GRPOSettings, loaded: LoadedModel, begun: Path | None) -
 
 
 def policy_client(model: Any, loaded: LoadedModel, settings: GRPOSettings, engine: Engine) -> PolicyClient:
-    """Return the client that plays a policy as the settings say."""
+    """Return the client that plays a policy as the settings say.
+
+    Raises `ConfigError` for a policy whose turns cannot end.
+    """
     chat = ChatOptions(settings.model.template_date, settings.model.merge_system)
-    return PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine, chat=chat)
+    client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine, chat=chat)
+    if problem := ending_problem(client.format):
+        raise ConfigError(problem, hint="`wander model sft` does so in the model that it makes")
+    return client
 
 
 @contextlib.contextmanager
@@ -364,11 +376,7 @@ def open_source(
     return RolloutSource(
         open_environment,
         client,
-        sampling=SamplingArgs(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            compact_at=sampling.compact_at,
-        ),
+        sampling=SamplingArgs(**sampling.arguments()),
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,

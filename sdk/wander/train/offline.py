@@ -23,6 +23,7 @@ from wander.errors import ConfigError, ModelError, RunError
 from wander.models.chat import ChatFormat, ChatOptions, Conversation, content_text
 from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
+from wander.models.sampling import end_of_turn_ids, find_unknown_end
 from wander.train.config import OfflineSettings
 from wander.train.records.checkpoints import (
     SEALED,
@@ -116,6 +117,18 @@ def learn(
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
     return Learnt(saved, trainer.state.global_step, interrupted, record.entries)
+
+
+def name_ends(loaded: LoadedModel) -> None:
+    """Have the model end its turns with the token with which its chat template closes them.
+
+    The token is learnt with each turn. Base models often lack it among their ends.
+    """
+    ends = end_of_turn_ids(loaded.model, loaded.tokenizer)
+    token = find_unknown_end(ChatFormat(loaded.tokenizer, ends))
+    if token is not None:
+        named = loaded.tokenizer.convert_tokens_to_ids(token)
+        loaded.model.generation_config.eos_token_id = sorted({*ends, named})
 
 
 def chat_options(settings: OfflineSettings, loaded: LoadedModel, folder: Path, resume: bool) -> ChatOptions:

@@ -32,15 +32,16 @@ with require_extra("train", needed_for="learning from preferences"):
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from wander.models.chat import ChatFormat, ChatOptions
-from wander.models.loading import LoadedModel, load_model
+from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceSettings
-from wander.train.offline import chat_options, learn, row_error, tokens_of
+from wander.train.libraries import hand_on
+from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
 from wander.train.watch.reporting import require_trackers
-from wander.train.weights import turn_off_dropout
+from wander.train.weights import load_learner, turn_off_dropout
 
 ENOUGH = 2
 """Rollouts of one example that can be compared."""
@@ -104,8 +105,9 @@ def train_preference(
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    loaded = load_learner(settings.model)
     turn_off_dropout(loaded.model)
+    name_ends(loaded)
     options = chat_options(settings, loaded, folder, resume)
     candidates = collect_candidates(rows, loaded, settings.batch.max_length, options)
     groups = list(candidates.groups.values())
@@ -127,10 +129,11 @@ def train_preference(
             "remove_unused_columns": False,
             "train_sampling_strategy": "sequential",
         }
+        more = settings.trl
         if isinstance(section, DPOSection):
-            trainer: Any = _pair_trainer(section, table, arguments, pad, given)
+            trainer: Any = _pair_trainer(section, table, arguments, more, pad, given)
         else:
-            trainer = _verdict_trainer(section, table, arguments, pad, given)
+            trainer = _verdict_trainer(section, table, arguments, more, pad, given)
         if "ref" in getattr(trainer.model, "peft_config", {}):
             # TRL's copy of the first adapters has given its log-probabilities; a checkpoint would keep it.
             trainer.model.delete_adapter("ref")
@@ -298,6 +301,7 @@ def _pair_trainer(
     section: DPOSection,
     table: list[dict[str, Any]],
     arguments: dict[str, Any],
+    more: dict[str, Any],
     pad: int,
     given: dict[str, Any],
 ) -> PairTrainer:
@@ -307,7 +311,7 @@ def _pair_trainer(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=PairCollator(pad_token_id=pad),
-        args=DPOConfig(**arguments),
+        args=hand_on(DPOConfig, arguments, more, "trl"),
     )
 
 
@@ -315,6 +319,7 @@ def _verdict_trainer(
     section: KTOSection,
     table: list[dict[str, Any]],
     arguments: dict[str, Any],
+    more: dict[str, Any],
     pad: int,
     given: dict[str, Any],
 ) -> VerdictTrainer:
@@ -326,12 +331,11 @@ def _verdict_trainer(
         ]
     good = sum(row["label"] for row in table)
     bad = len(table) - good
+    # Both sides weigh the same, however many rollouts there are of each.
+    weights = {"desirable_weight": min(1.0, bad / good), "undesirable_weight": min(1.0, good / bad)}
     return VerdictTrainer(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=VerdictCollator(pad_token_id=pad),
-        # Both sides weigh the same, however many rollouts there are of each.
-        args=KTOConfig(
-            **arguments, desirable_weight=min(1.0, bad / good), undesirable_weight=min(1.0, good / bad)
-        ),
+        args=hand_on(KTOConfig, {**weights, **arguments}, more, "trl"),
     )

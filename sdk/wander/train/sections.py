@@ -1,11 +1,12 @@
-"""The sections of settings for environments, players, the algorithm and a teacher."""
+"""The sections of settings for environments, players, the algorithm, a teacher, stopping and alerts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -135,6 +136,56 @@ class TeacherSection(Section):
     """1 minimizes the reverse divergence, 0 the forward one, and values in between a mixture of both."""
     weights_sha256: str | None = None
     """Digest of the teacher's weights, which a run writes into its record."""
+
+
+class StoppingSection(Section):
+    """When a run ends before its last step: it collapsed, or it reached its target."""
+
+    entropy_share: float = Field(default=0.0, ge=0, lt=1)
+    """Stop when the entropy stays below this share of the mean of its first `first_steps` steps."""
+    first_steps: int = Field(default=20, gt=0)
+    drop: dict[str, float] = Field(default_factory=dict)
+    """Stop when a metric of the steps (`reward`, `rewards/format`) stays this far below its best."""
+    patience: int = Field(default=20, gt=0)
+    """Consecutive steps for which the condition must hold. The best is a mean of this number of steps."""
+    collapse: bool = True
+    """Stop when the alert `collapse` is raised."""
+    target: dict[str, float | str] = Field(default_factory=dict)
+    """Stop when one evaluation meets all of these: `CELL/METRIC` with its smallest value, or with a bound as
+    text (`"<=0"`)."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> StoppingSection:
+        for name, bound in self.target.items():
+            if isinstance(bound, str) and not re.fullmatch(r"(>=|<=|==|>|<)\s*-?\d+(\.\d+)?", bound):
+                raise ValueError(f"the target of `{name}` is no bound: write a number, or text such as `<=0`")
+        return self
+
+
+class AlertsSection(Section):
+    """When an alert is raised. Of the alerts, only `collapse` ends a run (`stopping.collapse`)."""
+
+    reward_drop: float = Field(default=0.3, gt=0)
+    """A collapse: the mean reward of five steps is this share below its best value so far, and further below
+    than chance explains."""
+    entropy_burst: float = Field(default=2.0, gt=1)
+    """A collapse: the reward is not higher than in the first five steps, and the entropy is this many times
+    its value then, or below `entropy_share` of it."""
+    entropy_share: float = Field(default=0.2, ge=0, lt=1)
+    """Entropy below this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
+    entropy_first_steps: int = Field(default=10, gt=0)
+    without_variance: float = Field(default=0.8, ge=0, le=1)
+    """More than this share of groups without variance, for `steps` steps."""
+    truncated: float = Field(default=0.3, ge=0, le=1)
+    """More than this share of rollouts cut short."""
+    logprobs_differ: float = Field(default=0.05, ge=0, le=1)
+    """More than this share of tokens whose log-probability in training differs by over 0.05 nats from the one
+    when they were sampled, without a correction."""
+    failures: float = Field(default=0.05, ge=0, le=1)
+    """More than this share of rollouts that failed, at any boundary (model, environment, tool, rubric,
+    sandbox)."""
+    steps: int = Field(default=10, gt=0)
+    """Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
 
 
 _GRPO_ALONE = tuple(

@@ -33,13 +33,15 @@ with require_extra("train", needed_for="fine-tuning"):
     from trl import SFTConfig, SFTTrainer
 
 from wander.models.chat import ChatFormat, ChatOptions
-from wander.models.loading import LoadedModel, load_model
+from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-from wander.train.offline import chat_options, learn, row_error, tokens_of
+from wander.train.libraries import hand_on
+from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress, TrainingRecord
 from wander.train.watch.reporting import require_trackers
+from wander.train.weights import load_learner
 
 IGNORED = -100
 """Label of a token that is not learnt."""
@@ -92,7 +94,8 @@ def train_sft(
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    loaded = load_learner(settings.model)
+    name_ends(loaded)
     options = chat_options(settings, loaded, folder, resume)
     dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length, options)
     schedule = settings.schedule
@@ -111,7 +114,12 @@ def train_sft(
             processing_class=loaded.tokenizer,
             train_dataset=learnt,
             callbacks=callbacks,
-            args=SFTConfig(**arguments, dataset_kwargs={"skip_prepare_dataset": True}),
+            args=hand_on(
+                SFTConfig,
+                {**arguments, "dataset_kwargs": {"skip_prepare_dataset": True}},
+                settings.trl,
+                "trl",
+            ),
         )
 
     run = learn(loaded, settings, folder, build, progress=progress, resume=resume, watch=watch)

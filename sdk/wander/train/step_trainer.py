@@ -240,6 +240,15 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             self.step_metrics |= {f"baseline/{role}": mean for role, mean in self.baselines.means.items()}
             first = sum(len(share.rows) for share in shares[: self.world.rank])
             self.advantages_G = self.baselines.compare(step)[first : first + len(own.rows)]
+        self.record.first_failure = next(
+            (
+                f"{rollout.failure.type}: {rollout.failure.message}"
+                for call in step.calls
+                for rollout in call.rollouts
+                if rollout.failure is not None
+            ),
+            None,
+        )
         self.record.keep(number + 1, step, version)
         rows = [
             row if self._learns_from(row, rollout) else row.without_tokens()
@@ -331,7 +340,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             if compute_entropy:
                 entropy = output.entropy[scored].float()
                 # Without a bonus it is only a metric: no gradient passes through it.
-                bonus = self.settings.algorithm.entropy_bonus
+                bonus = self.settings.algorithm.entropy_bonus or "use_adaptive_entropy" in self.settings.trl
                 entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
         logprobs_GT, entropies_GT = (
             values[:rows, -logits_to_keep:] for values in (logprobs_GS, entropies_GS)

@@ -23,7 +23,6 @@ from wander.train.config import (
     GRPOSettings,
     LoggingSection,
     OutputSection,
-    StoppingSection,
 )
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import (
@@ -41,6 +40,7 @@ from wander.train.records.record import Progress
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource
+from wander.train.sections import StoppingSection
 from wander.types import Record
 from wander.wire import RunManifest
 
@@ -227,7 +227,7 @@ def _without_watching(settings: GRPOSettings) -> GRPOSettings:
     return settings.model_copy(
         update={
             "evaluation": EvaluationSection(),
-            "stopping": StoppingSection(),
+            "stopping": StoppingSection(collapse=False),
             "output": OutputSection(rollouts_every=0),
             "logging": LoggingSection(),
         }

@@ -22,6 +22,14 @@ from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
+from wander.train.libraries import hand_on
+
+
+def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
+    """Load the model of a training, or another one that computes as it does."""
+    return load_model(
+        path or section.path, device=section.device, dtype=section.dtype, attention=section.attention
+    )
 
 
 def wrap_lora(model: Any, section: ModelSection) -> Any:
@@ -34,12 +42,13 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
         return model
     from peft import LoraConfig, get_peft_model
 
-    adapters = LoraConfig(
-        r=section.lora_rank,
-        lora_alpha=section.lora_alpha or 4 * section.lora_rank,
-        target_modules="all-linear" if section.lora_targets == "auto" else list(section.lora_targets),
-        task_type="CAUSAL_LM",
-    )
+    own = {
+        "r": section.lora_rank,
+        "lora_alpha": section.lora_alpha or 4 * section.lora_rank,
+        "target_modules": "all-linear" if section.lora_targets == "auto" else list(section.lora_targets),
+        "task_type": "CAUSAL_LM",
+    }
+    adapters = hand_on(LoraConfig, own, section.peft, "model.peft")
     try:
         with quiet_libraries():
             return get_peft_model(model, adapters)

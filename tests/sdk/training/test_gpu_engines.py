@@ -22,7 +22,7 @@ needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 def settings_for(**inference: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(
         {
-            "model": {"path": "smollm2", "device": "cuda", "dtype": "bfloat16"},
+            "model": {"path": "smollm2", "device": "cuda", "autocast": True},
             "batch": {"rollouts": 64, "group_size": 8, "rows_at_once": 16},
             "sampling": {"max_tokens": 24},
             "schedule": {"steps": 3, "learning_rate": 1e-5},

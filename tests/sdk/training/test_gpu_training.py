@@ -102,7 +102,7 @@ def test_a_larger_batch_trains_and_checkpointed_gradients_spare_memory(ground: A
 
 
 @ON_GPU
-def test_bf16_weights_take_half_of_the_memory_and_train(ground: Any) -> None:
+def test_bf16_weights_take_half_of_the_memory_and_train_with_adapters(ground: Any) -> None:
     from wander.models.loading import load_model
     from wander.train.grpo import train_grpo
     from wander.train.records.files import read_metrics
@@ -114,7 +114,7 @@ def test_bf16_weights_take_half_of_the_memory_and_train(ground: Any) -> None:
         sizes.append(torch.cuda.memory_allocated() - before)
         del model
     assert sizes[1] < 0.6 * sizes[0]
-    settings = smoke.settings_for(ground, model={"dtype": "bfloat16"})
+    settings = smoke.settings_for(ground, model={"dtype": "bfloat16", "lora_rank": 8})
     train_grpo(smoke.open_tictactoe, settings, ground.folder / "bf16")
     entries = read_metrics(ground.folder / "bf16")
     assert all(entry["failed"] == 0 and entry["grad_norm"] > 0 for entry in entries)

@@ -111,14 +111,19 @@ MEANS: dict[str, Callable[[Parts, torch.Tensor], torch.Tensor]] = {
 """How each loss adds up the KL term of its tokens."""
 
 
+def weight_of(parts: Parts, loss: str) -> Any:
+    """The ratio, which has a gradient: so that of the divergence is unbiased."""
+    if loss != "gspo":
+        return parts.ratio
+    log_ratio = (torch.log(parts.ratio) * parts.mask).sum(1, keepdim=True)
+    return torch.exp(log_ratio / parts.mask.sum(1, keepdim=True))
+
+
 def divergence(parts: Parts, inputs: dict[str, Any], loss: str) -> torch.Tensor:
-    """Schulman's estimate for each token, times the ratio, which has a gradient: so it is unbiased."""
+    """Schulman's estimate for each token, times its weight."""
     away = inputs["ref_per_token_logps"] - parts.logps
-    weight = parts.ratio
-    if loss == "gspo":
-        log_ratio = (torch.log(parts.ratio) * parts.mask).sum(1, keepdim=True)
-        weight = torch.exp(log_ratio / parts.mask.sum(1, keepdim=True))
-    return (away.exp() - away - 1) * weight
+    values: torch.Tensor = (away.exp() - away - 1) * weight_of(parts, loss)
+    return values
 
 
 def scored_by_hand(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,6 +238,34 @@ def test_both_bounds_of_the_ratio_can_be_set(
     monkeypatch.setitem(FORMULAS, "dapo", formula)
     algorithm = {"clip_low": 0.5, "clip_high": 0.05}
     train_grpo(opener_of(bandit), settings_for(puller, algorithm=algorithm), tmp_path / "run")
+    require_equal(compared)
+
+
+def test_the_ratio_is_bounded_on_both_sides(
+    puller: Path,
+    tmp_path: Path,
+    compared: list[tuple[float, float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bounded(parts: Parts) -> torch.Tensor:
+        free = parts.ratio.clamp(max=1.5) * parts.A
+        return parts.token_sum(-torch.min(free, parts.ratio.clamp(0.8, 1.2) * parts.A))
+
+    monkeypatch.setitem(FORMULAS, "dapo", bounded)
+    settings = settings_for(puller, trl={"delta": 1.5})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    require_equal(compared)
+
+
+def test_the_divergence_may_do_without_the_ratio(
+    puller: Path,
+    tmp_path: Path,
+    compared: list[tuple[float, float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.weight_of", lambda parts, loss: 1.0)
+    settings = settings_for(puller, algorithm={"kl": 0.7}, trl={"use_bias_correction_kl": False})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
     require_equal(compared)
 
 

@@ -66,12 +66,24 @@ def test_a_reward_below_zero_may_be_watched_too() -> None:
     assert first_stop(section, [{"step": 1, "reward": -1.0}, {"step": 2, "reward": -1.6}]).step == 2
 
 
-def test_a_collapse_stops_only_where_that_is_asked() -> None:
+def test_a_collapse_stops_unless_that_is_turned_off() -> None:
     gone = steps(reward=[0.8] * 8 + [0.0] * 4)
-    assert first_stop(StoppingSection(), gone) is None
-    found = first_stop(StoppingSection(collapse=True), gone)
+    assert first_stop(StoppingSection(collapse=False), gone) is None
+    found = first_stop(StoppingSection(), gone)
     assert (found.kind, found.step, found.collapsed) == ("collapse", 10, True)
     assert found.reason == "the policy has collapsed: the reward fell to 0.48, and was 0.8 at its best"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "suspect"),
+    [
+        ({"grad_norm": [1.0] * 6 + [9.0] * 6, "learning_rate": [0.1] * 12}, "the gradient norm rose to 9"),
+        ({"grad_norm": [1.0] * 12, "learning_rate": [0.1] * 12}, "`schedule.learning_rate` is 0.1"),
+    ],
+)
+def test_a_collapse_names_its_first_suspect(metrics: dict[str, Any], suspect: str) -> None:
+    found = first_stop(StoppingSection(), steps(reward=[0.8] * 8 + [0.0] * 4, **metrics))
+    assert suspect in found.reason
 
 
 def test_steps_without_a_value_are_passed_over() -> None:

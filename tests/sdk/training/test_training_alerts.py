@@ -71,9 +71,11 @@ def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
     assert told(cut, {}, {}, {}, cut) == [(1, "truncated"), (5, "truncated")]
 
 
-def test_errors_of_the_environment_are_a_share_of_the_rollouts() -> None:
-    assert told({"failed/environment": 1}, {"failed/environment": 2}) == [(2, "environment_errors")]
-    assert told({"failed": 20}) == [], "failures of the model are not the environment's"
+def test_failures_at_any_boundary_are_a_share_of_the_rollouts() -> None:
+    one, two = ({"failed": number, "failed/rubric": number} for number in (1, 2))
+    assert told(one, two) == [(2, "failures")]
+    (alert,) = alerts_of(steps({"failed": 3, "failed/model": 1, "failed/rubric": 2}))
+    assert "model 1, rubric 2" in alert.message
 
 
 def test_an_evaluation_that_stays_while_the_reward_moves_is_told() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
+from wander import Rubric
+from wander.errors import ConfigError
+from wander.models.client import TransformersClient
 from wander.models.loading import load_model
-from wander.train.config import DPOSettings, GRPOSettings, KTOSettings
+from wander.rubrics import Score
+from wander.train.config import DPOSettings, GRPOSettings, KTOSettings, SFTSettings
 from wander.train.correction import GAP, RATIO, SHARE
 from wander.train.grpo import train_grpo
 from wander.train.preference import train_preference
 from wander.train.records.files import read_alerts, read_metrics
+from wander.train.sft import train_sft
 
-from .conftest import bandit, opener_of
+from .conftest import PULL, BanditEnv, bandit, opener_of, payoff
 
 
 def settings_for(start: Path, **sections: Any) -> GRPOSettings:
@@ -118,3 +124,70 @@ def test_samples_in_bfloat16_are_corrected_unless_that_is_turned_off(
     entries = read_metrics(tmp_path / "run")
     assert max(entry[f"{GAP}/max"] for entry in entries) > 1e-3
     assert {f"{RATIO}/mean" in entry for entry in entries} == {correction != "none"}
+
+
+@pytest.mark.parametrize("kind", [GRPOSettings, SFTSettings, DPOSettings, KTOSettings])
+def test_weights_in_bfloat16_are_refused_where_all_of_them_learn(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"model\.autocast"):
+        kind(model={"path": "tiny", "dtype": "bfloat16"})
+    kind(model={"path": "tiny", "dtype": "bfloat16", "lora_rank": 8})
+    kind(model={"path": "tiny", "autocast": True})
+
+
+class FailingRubric(Rubric):
+    """Gives no number to a third of the rollouts."""
+
+    async def score(self, state: Any, parser: Any = None) -> Score:
+        score = await super().score(state, parser)
+        bad = state["index"] % 3 == 0
+        return Score(math.inf if bad else score.reward, score.metrics)
+
+
+def test_rewards_that_are_not_finite_raise_an_alert_that_names_the_function(
+    puller: Path, tmp_path: Path
+) -> None:
+    def failing() -> BanditEnv:
+        rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>.", "answer": ""} for i in range(64)]
+        return BanditEnv(rows, max_turns=2, parser=PULL, rubric=FailingRubric([payoff]))
+
+    train_grpo(opener_of(failing), settings_for(puller), tmp_path / "run")
+    (alert,) = [line for line in read_alerts(tmp_path / "run") if line.rule == "failures"]
+    assert "rubric" in alert.message
+    assert "`payoff`" in alert.message
+    assert read_metrics(tmp_path / "run")[0]["failed/rubric"] == 6
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|done|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def endless(puller: Path, tmp_path: Path) -> Path:
+    """A model whose template closes turns with a token that is not among its ends."""
+    loaded = load_model(puller, device="cpu")
+    loaded.tokenizer.add_special_tokens({"additional_special_tokens": ["<|done|>"]})
+    loaded.tokenizer.chat_template = CHATML
+    loaded.model.resize_token_embeddings(len(loaded.tokenizer))
+    folder = tmp_path / "endless"
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_turns_that_cannot_end_are_named_and_mended_by_fine_tuning(
+    endless: Path, puller: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"<\|done\|>"):
+        train_grpo(opener_of(bandit), settings_for(endless), tmp_path / "run")
+    (warning,) = TransformersClient(endless, device="cpu").warnings()
+    assert "<|done|>" in warning
+    assert TransformersClient(puller, device="cpu").warnings() == []
+    row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<pull>1</pull>"}]}
+    settings = SFTSettings(
+        model={"path": str(endless), "device": "cpu"}, batch={"rows": 1}, schedule={"steps": 1}
+    )
+    tuned = train_sft([row], settings, tmp_path / "sft").model
+    assert TransformersClient(tuned, device="cpu").warnings() == []
+    train_grpo(opener_of(bandit), settings_for(tuned, schedule={"steps": 1}), tmp_path / "tuned")

@@ -212,6 +212,7 @@ def _resume(
 
 def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:
     from wander_client.training.phases import PhasedRun, summary_rows
+    from wander_client.training.text import has_collapsed
 
     run = PhasedRun(current(), command, folder)
     if resuming:
@@ -223,7 +224,7 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
     columns = ["phase", "kind", "steps", "ended", "best"]
     data = {"run_dir": str(folder), "model": str(run.model) if run.model else None, "phases": results}
     output.answer(data, lambda: output.table(columns, summary_rows(results)))
-    if run.model is not None:
+    if run.model is not None and not has_collapsed(run.last_folder):
         output.next(f"wander eval {command.environment} -m {run.model}", f"wander post {run.last_folder}")
     return OK
 
@@ -278,6 +279,8 @@ def _run(
 
 
 def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: str) -> None:
+    from wander_client.training.text import has_collapsed
+
     output = current().output
     data: dict[str, Any] = {
         "run_dir": str(folder),
@@ -306,4 +309,5 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
         f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
         f"{counted(result.steps, 'step')}, {counted(result.rollouts, 'rollout')}, {result.seconds:.0f} s",
     )
-    output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")
+    if not has_collapsed(folder):
+        output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +33,11 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
         weight = whole_weight(parameter.detach())
         layer = adapters.get(name.rpartition(".")[0].removesuffix(".base_layer"))
-        if layer is not None and name.endswith("weight"):
+        if layer is not None and layer.lora_variant and name.endswith("weight"):  # DoRA scales the sum
+            twin = copy.deepcopy(layer)
+            twin.merge()
+            weight = twin.get_base_layer().weight.detach()
+        elif layer is not None and name.endswith("weight"):
             for adapter in layer.active_adapters:
                 weight = weight + layer.get_delta_weight(adapter).detach().to(weight.dtype)
         yield plain, weight

@@ -16,6 +16,7 @@ from wander.errors import ConfigError
 from wander.models.loading import LoadedModel, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.engine import load_beside
+from wander.train.libraries import hand_on
 from wander.train.rollouts.rows import Row
 from wander.train.step_trainer import StepTrainer, common_arguments
 from wander.types import Rollout
@@ -23,9 +24,8 @@ from wander.types import Rollout
 
 def distill_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> DistillationConfig:
     """Translate the settings into TRL's, for each of so many processes."""
-    return DistillationConfig(
-        **common_arguments(settings, folder, processes), beta=settings.teacher.divergence
-    )
+    own = {**common_arguments(settings, folder, processes), "beta": settings.teacher.divergence}
+    return hand_on(DistillationConfig, own, settings.trl, "trl")
 
 
 class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]

@@ -13,17 +13,19 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import RLOOConfig, RLOOTrainer
 
 from wander.train.config import GRPOSettings
+from wander.train.libraries import hand_on
 from wander.train.rollouts.own_trainer import reward
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 
 
 def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLOOConfig:
     """Translate the settings into TRL's, for each of so many processes."""
-    return RLOOConfig(
+    own = {
         **common_arguments(settings, folder, processes),
         **group_arguments(settings, processes),
-        normalize_advantages=settings.algorithm.scale_rewards == "batch",
-    )
+        "normalize_advantages": settings.algorithm.scale_rewards == "batch",
+    }
+    return hand_on(RLOOConfig, own, settings.trl, "trl")
 
 
 class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]

@@ -175,7 +175,7 @@ AlertKind = Literal[
     "entropy_low",
     "no_variance",
     "truncated",
-    "environment_errors",
+    "failures",
     "evaluation_flat",
     "best_at_start",
 ]

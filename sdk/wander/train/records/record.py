@@ -33,6 +33,8 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self.entries: list[dict[str, Any]] = []
         self.extra: Callable[[], dict[str, Any]] = dict
         """Returns the metrics of a step that the trainer itself does not know."""
+        self.first_failure: str | None = None
+        """Message of the first rollout of the step that failed."""
         self.stop_requested = False
         self.is_updating = False
         """Whether weights may be those of no step, half of them changed."""

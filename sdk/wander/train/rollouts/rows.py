@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from wander.seeding import derived_rng
@@ -33,6 +34,16 @@ class Trajectory:
     logprobs: list[float]
     """Log-probability with which each policy token was sampled; 0.0 for the environment's tokens."""
 
+    @property
+    def length(self) -> int:
+        """Number of tokens, with the prompt."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def longest_turn(self) -> int:
+        """Number of tokens that the policy sampled at once."""
+        return max((sum(turn) for _, turn in groupby(self.mask)), default=0)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -50,6 +61,16 @@ class Row:
         reward = rollout.reward if learner is None else rollout.rewards.get(learner)
         scored = sequences and reward is not None and math.isfinite(reward)
         return cls(sequences, float(reward) if scored and reward is not None else None)
+
+    def penalized(self, tokens: int, limit: int, *, by_turn: bool) -> Row:
+        """Return the row with DAPO's soft penalty: up to 1 for the last `tokens` before a limit.
+
+        The limit is of the longest turn, or of the longest sequence.
+        """
+        if self.reward is None or tokens == 0:
+            return self
+        longest = max(sequence.longest_turn if by_turn else sequence.length for sequence in self.sequences)
+        return replace(self, reward=self.reward - min(1.0, max(0.0, (longest - limit + tokens) / tokens)))
 
     def without_tokens(self) -> Row:
         """Return the row without tokens to learn from; its reward still counts in the group's mean."""

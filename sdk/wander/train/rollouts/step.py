@@ -188,10 +188,17 @@ class StepPlayer:
             players = learners_of(self.source, self.settings, pick.environment)
             drawn = [draw_learner(players, rollouts[0].seed)]
             groups += [
-                Group(pick, rollouts, [Row.of(rollout, learner) for rollout in rollouts], learner)
+                Group(pick, rollouts, [self._row(rollout, learner) for rollout in rollouts], learner)
                 for learner in (players if self.roles > 1 else drawn)
             ]
         return groups
+
+    def _row(self, rollout: Rollout, learner: str | None) -> Row:
+        sampling = self.settings.sampling
+        limit = sampling.max_rollout_tokens
+        return Row.of(rollout, learner).penalized(
+            sampling.overlong_tokens, limit or sampling.max_tokens, by_turn=limit is None
+        )
 
     def _require_one(self, step: PlayedStep) -> None:
         rollouts = [rollout for group in step.played for rollout in group.rollouts]

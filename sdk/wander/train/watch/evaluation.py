@@ -119,6 +119,7 @@ class Evaluation:
             temperature=settings.evaluation.temperature,
             max_tokens=settings.evaluation.max_tokens or settings.sampling.max_tokens,
             compact_at=settings.sampling.compact_at,
+            stop=settings.sampling.stop or None,
         )
         self._opponents = source.opponents
         self._open = open_environment

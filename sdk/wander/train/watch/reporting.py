@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
@@ -16,6 +18,8 @@ from wander.errors import MissingExtra
 from wander.train.config import LoggingSection
 
 TENSORBOARD_FOLDER = "tensorboard"
+PROFILE = "profile.json"
+"""Trace of the profiler, for chrome://tracing or Perfetto."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -33,6 +37,8 @@ def open_reporters(section: LoggingSection, folder: Path, step: int) -> Iterator
     stderr, since stdout is for answers.
     """
     reporters: list[TrainerCallback] = []
+    if section.profile_steps:
+        reporters.append(Profiler(section.profile_steps, folder))
     with contextlib.ExitStack() as stack:
         if section.trackers:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -51,6 +57,28 @@ def open_reporters(section: LoggingSection, folder: Path, step: int) -> Iterator
                 stack.callback(_close_wandb)
                 reporters.append(WandbCallback())
         yield reporters
+
+
+class Profiler(TrainerCallback):  # type: ignore[misc]
+    """Writes what PyTorch's profiler records of some steps, from the second on: the first one warms up."""
+
+    def __init__(self, steps: int, folder: Path) -> None:
+        self._steps = steps
+        self._folder = folder
+        self._running: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Start before the second step."""
+        if state.global_step == 1 and self._running is None:
+            self._running = torch.profiler.profile()
+            self._running.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Write the trace after the last of the steps."""
+        if self._running is not None and state.global_step in (1 + self._steps, state.max_steps):
+            self._running.stop()
+            self._running.export_chrome_trace(str(self._folder / PROFILE))
+            self._running = None
 
 
 def _open_wandb(section: LoggingSection, folder: Path) -> None:

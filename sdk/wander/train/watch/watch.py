@@ -31,6 +31,7 @@ from wander.train.records.files import (
     Stopped,
     number,
     pick_value,
+    read_alerts,
     read_first_values,
     write_alerts,
 )
@@ -43,6 +44,9 @@ FLAT_SHARE = 0.05
 """Share of the sampled reward's change by which flat evaluations may change."""
 MOVED_SHARE = 0.1
 """Share of its larger mean by which the sampled reward has to change in the same time."""
+
+FAILED = "failed/"
+"""Prefix of the metrics that count failed rollouts by boundary."""
 
 Entry = Mapping[str, Any]
 """A line of `metrics.jsonl`."""
@@ -138,7 +142,7 @@ def make_rules(
             _above("truncated", alerts.truncated, "{:.0%} of the rollouts were cut short by a limit"),
             alert="truncated",
         ),
-        Rule(_environment_errors(alerts.environment_errors), alert="environment_errors"),
+        Rule(_failures(alerts.failures), alert="failures"),
         Rule(
             _above(
                 SHARE,
@@ -178,13 +182,17 @@ def _above(name: str, limit: float, text: str) -> Callable[[Entry], str | None]:
     return read
 
 
-def _environment_errors(limit: float) -> Callable[[Entry], str | None]:
+def _failures(limit: float) -> Callable[[Entry], str | None]:
     def read(entry: Entry) -> str | None:
-        failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
+        failed, rollouts = number(entry, "failed"), number(entry, "rollouts")
         if failed is None or not rollouts:
             return None
+        boundaries = {
+            name.partition("/")[2]: number(entry, name) for name in entry if name.startswith(FAILED)
+        }
+        where = ", ".join(f"{boundary} {count:.0f}" for boundary, count in boundaries.items() if count)
         share = failed / rollouts
-        return f"{share:.0%} of the rollouts failed in the environment" if share > limit else ""
+        return f"{share:.0%} of the rollouts failed ({where})" if share > limit else ""
 
     return read
 
@@ -354,6 +362,8 @@ SPREADS = 0.5
 """Standard deviations of a step's rollouts by which the reward must fall."""
 DEVIATIONS = 4.0
 """Standard deviations by which two means must differ, so that it is not chance."""
+GROWN = 3.0
+"""Times its first values that the norm of the gradient must reach to be suspected of a collapse."""
 MEDIAN_JUMP = 0.954
 """Median of the distance of two steps, in standard deviations, if only chance moves them."""
 
@@ -378,6 +388,10 @@ class _Collapse:
         """Distance of each reward from the reward before."""
         self._spread = 0.0
         """The largest standard deviation of a step's rollouts so far."""
+        self._gradients: list[float] = []
+        """Norm of the gradient of each step."""
+        self._rate: float | None = None
+        """Largest learning rate so far."""
 
     def read(self, entry: Entry) -> str:
         """Return how the policy has collapsed, in words; an empty text if it has not."""
@@ -389,10 +403,25 @@ class _Collapse:
             self._rewards.add(reward)
         if entropy is not None:
             self._entropies.add(entropy)
+        if (norm := number(entry, "grad_norm")) is not None:
+            self._gradients.append(norm)
+        if (rate := number(entry, "learning_rate")) is not None:
+            self._rate = max(rate, self._rate or 0.0)
         if reward is None or len(self._rewards.last) < FEWEST:
             return ""
         reason = self._judge_reward() or self._judge_entropy()
-        return f"the policy has collapsed: {reason}" if reason else ""
+        return f"the policy has collapsed: {reason}{self._suspect()}" if reason else ""
+
+    def _suspect(self) -> str:
+        """Return the likeliest cause: a gradient that grew, otherwise the learning rate."""
+        usual = statistics.median(self._gradients[:WINDOW] or [math.inf])
+        worst = max(self._gradients[WINDOW:], default=0.0)
+        if worst > GROWN * usual:
+            return (
+                f". First suspect: the gradient norm rose to {worst:.3g} and was {usual:.3g} at first; lower "
+                "`schedule.learning_rate` or `schedule.max_grad_norm`"
+            )
+        return f". First suspect: `schedule.learning_rate` is {self._rate:.2g}" if self._rate else ""
 
     def _judge_reward(self) -> str:
         now = self._rewards.now
@@ -460,13 +489,21 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.alerts: list[Alert] = []
         self._writes = writes
         self._rules = Rules(settings, lambda: read_first_values(record.path))
+        known = {(alert.step, alert.rule): alert for alert in read_alerts(record.path)}
         for entry in record.entries:
-            self.alerts += self._rules.read(entry)[0]
+            raised = self._rules.read(entry)[0]
+            self.alerts += [known.get((alert.step, alert.rule), alert) for alert in raised]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Write the alerts that a resumed run begins with, without those of steps that are repeated."""
         if self._writes:
             write_alerts(self.record.path, self.alerts)
+
+    def _with_example(self, alert: Alert) -> Alert:
+        """Add to an alert of failures how the first of them failed: the metrics only count them."""
+        if alert.rule != "failures" or self.record.first_failure is None:
+            return alert
+        return alert.model_copy(update={"message": f"{alert.message}, first: {self.record.first_failure}"})
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **unused: Any
@@ -486,6 +523,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs:
             return control
         raised, self.stopped = self._rules.read(self.record.entries[-1])
+        raised = [self._with_example(alert) for alert in raised]
         self.alerts += raised
         if raised and self._writes:
             write_alerts(self.record.path, self.alerts)
