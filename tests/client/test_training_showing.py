@@ -147,3 +147,18 @@ def test_a_best_that_is_the_model_that_training_began_with_is_told(
     finally:
         set_current(None)
     assert ("no evaluation was better than the one before training" in capsys.readouterr().err) is warned
+
+
+def test_alerts_are_repeated_once_each_at_the_end(tmp_path: Path) -> None:
+    from wander_client.terminal.output import Output
+    from wander_client.training.text import has_collapsed, repeat_alerts
+
+    cut = [{"step": step, "rule": "truncated", "message": f"cut at {step}"} for step in (2, 9)]
+    (tmp_path / "alerts.jsonl").write_text(_lines(*cut))
+    output = Output("json")
+    repeat_alerts(tmp_path, output)
+    (warning,) = output.warnings
+    assert "`truncated` (2 times, first at step 2): cut at 2" in warning
+    assert not has_collapsed(tmp_path)
+    (tmp_path / "alerts.jsonl").write_text(_lines({"step": 3, "rule": "collapse", "message": "gone"}))
+    assert has_collapsed(tmp_path)

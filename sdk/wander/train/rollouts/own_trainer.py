@@ -115,6 +115,7 @@ class EnvironmentRollouts:
 
     def _open(self, trainer: Any) -> RolloutSource:
         from wander.models.policy import PolicyClient
+        from wander.train.weights import turn_off_dropout
 
         if trainer.accelerator.num_processes > 1:
             raise ConfigError(
@@ -122,6 +123,7 @@ class EnvironmentRollouts:
                 hint="`wander train` shares its steps among several",
             )
         model = trainer.accelerator.unwrap_model(trainer.model)
+        turn_off_dropout(model)  # it would train with other probabilities than it samples with
         client = PolicyClient(model, trainer.processing_class)
         client.limit_context(self._max_rollout_tokens)
         most = self._max_tokens or trainer.args.max_completion_length
