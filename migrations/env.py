@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `wander_hub.database` hands over."""
+"""Runs migrations on the connection that `wander_hub.database` provides."""
 
 from alembic import context
 from sqlalchemy import Connection, DateTime
@@ -7,21 +7,21 @@ from wander_hub.operation import tables  # noqa: F401 - registers every table
 
 
 def render_item(kind: str, item: object, autogen_context: object) -> str | bool:
-    """Migrations must not depend on the hub's own types, which may change after them."""
+    """Render the hub's own types as SQLAlchemy types: migrations must not depend on types that may change."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     return False
 
 
 def compare_type(context, column, inspected, database_type, model_type):  # type: ignore[no-untyped-def]
-    """A UTC time stamp is stored as the database's time stamp."""
+    """Treat a UTC timestamp as the same type as the database's timestamp."""
     if isinstance(model_type, UtcDateTime):
         return not isinstance(database_type, DateTime)
     return None
 
 
 def include_name(name: str | None, kind: str, parents: object) -> bool:
-    """The text index has tables of the database's own kind, which no model describes."""
+    """Skip the tables of the text index, which are specific to the database and have no model."""
     return kind != "table" or not str(name).startswith("environment_search")
 
 

@@ -1,7 +1,7 @@
 """The schema of 0.1.0
 
-A table comes after the tables that it refers to. Columns that are added later need a default, so that a hub of the
-release before still works with the new schema while several servers are upgraded one after the other.
+A table follows the tables that it refers to. Columns added later need a default, so that a hub of the
+previous release still works with the new schema while several servers are upgraded one after another.
 """
 
 import secrets

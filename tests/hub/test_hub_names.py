@@ -88,7 +88,7 @@ async def test_metadata_names_name_and_version_in_ascii(hub: Any, make_wheel: An
         odd = make_wheel(metadata=text.replace(value, f"{value}\u3000").encode())
         answer = await hub.upload(odd.build(), odd.wheel_name)
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_metadata"), answer.text
-        assert f"`{field}` in METADATA holds a character beyond ASCII" in answer.json()["detail"]
+        assert f"`{field}` in METADATA contains a non-ASCII character" in answer.json()["detail"]
 
 
 ODD_MODELS = {

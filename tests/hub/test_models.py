@@ -106,7 +106,7 @@ async def test_what_is_no_checkpoint_is_refused(hub):
     for files, told in (
         (checkpoint(model_safetensors=weights()[:-1]), "was cut off"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
-        (checkpoint(modeling_py=b"import os"), "no file of a model"),
+        (checkpoint(modeling_py=b"import os"), "cannot contain files such as"),
     ):
         upload = await StagedUpload.begin_model(hub.client, hub.auth(), files)
         answer = await upload.complete()

@@ -1,1 +1,1 @@
-"""The standard package index of every owner, rendered on write."""
+"""The standard package index of every owner; pages are rendered whenever something changes."""

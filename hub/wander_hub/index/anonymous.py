@@ -1,9 +1,9 @@
-"""Reads what the index shows to anybody, each answer by one query that includes its permission.
+"""Reads the parts of the index that are public, each with one query that includes the permission check.
 
-Installers ask a hub for this more than for all else, mostly without a token. The statements are compiled
-once. On SQLite they run on a connection of their own in the event loop: a page is read in some microseconds,
-less than a trip to a thread costs. SQLite also tells whether anything changed, in whatever process, so that
-answers may be kept until then. Other databases are asked from a thread, each time.
+Installers send a hub more of these requests than of any other kind, mostly without a token. The statements
+are compiled once. On SQLite they run on a connection of their own in the event loop: reading a page takes a
+few microseconds, less than handing it to a thread. SQLite also reports whether any process has changed the
+database, so answers can be cached until then. Other databases are queried from a thread every time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from wander_hub.index.schemas import IndexedProject, RenderedPage
 Statement: TypeAlias = Select[*tuple[Any, ...]]
 Row: TypeAlias = tuple[Any, ...]
 _BUSY_MILLISECONDS = 50
-"""The loop waits no longer for a locked database (readers of WAL hardly ever do); then the routes wait."""
+"""How long the event loop waits for a locked database (readers in WAL mode hardly ever wait); after that the
+routes take over."""
 
 
 class PublicFile(NamedTuple):
-    """Where a distribution file lies."""
+    """The location of a distribution file and the digests needed to serve it."""
 
     sha256: str
     size: int
@@ -39,7 +40,7 @@ class PublicFile(NamedTuple):
 
 
 class AnonymousReader:
-    """Looks up pages and files that need no identity."""
+    """Looks up public pages and files, for requests without credentials."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,14 +51,14 @@ class AnonymousReader:
         self._statements: dict[Any, str | Statement] = {}
 
     async def page(self, place: IndexedProject, media_type: str, encoding: str | None) -> RenderedPage | None:
-        """Return a page; None when not everybody may see it."""
+        """Return a page, or None if it is not public."""
         key = ("page" if place.project else "list", place.shape, media_type == JSON_V1, encoding)
         values = place.values() if place.project else {**place.values(), "nothing": rendering.root_json([])}
-        found = await self._one(key, lambda: repository.page_query(place, media_type, encoding), values)
-        return RenderedPage.of(found, media_type, encoding) if found is not None else None
+        row = await self._first_row(key, lambda: repository.page_query(place, media_type, encoding), values)
+        return RenderedPage.of(row, media_type, encoding) if row is not None else None
 
     async def combined_root(self, media_type: str) -> RenderedPage:
-        """Return the list of the combined index as the public sees it, made from rows."""
+        """Return the public project list of the combined index, rendered on request."""
 
         def make() -> RenderedPage:
             with self._database.read() as session:
@@ -66,7 +67,8 @@ class AnonymousReader:
         return await run_in_threadpool(make)
 
     def last_change(self) -> int | None:
-        """Return what is another number after any change of the database; None where nobody knows."""
+        """Return a number that differs after every change to the database, or None if the database has no
+        such number."""
         if self._path is None:
             return None
         try:
@@ -78,16 +80,16 @@ class AnonymousReader:
         return version
 
     async def revision(self) -> str | None:
-        """Return the revision of what anonymous pages show; None if the database cannot be asked now."""
+        """Return the revision of the public pages, or None if the database cannot be read right now."""
         query = select(ContentRevision.epoch, ContentRevision.number)
-        found = await self._one("revision", lambda: query, {})
-        return f"{found[0]} {found[1]}" if found is not None else None
+        row = await self._first_row("revision", lambda: query, {})
+        return f"{row[0]} {row[1]}" if row is not None else None
 
     async def file(self, place: IndexedProject, filename: str) -> PublicFile | None:
-        """Return a distribution file that anybody may download."""
+        """Return a distribution file, or None if it is not public."""
         values = place.values() | {"filename": filename}
-        found = await self._one(("file", place.shape), lambda: repository.file_query(place), values)
-        return PublicFile(*found) if found else None
+        row = await self._first_row(("file", place.shape), lambda: repository.file_query(place), values)
+        return PublicFile(*row) if row else None
 
     def close(self) -> None:
         """Close the connection."""
@@ -95,7 +97,7 @@ class AnonymousReader:
             self._connection.close()
             self._connection = self._changes = None
 
-    async def _one(
+    async def _first_row(
         self,
         key: object,
         build: Callable[[], Statement],
@@ -111,12 +113,12 @@ class AnonymousReader:
             try:
                 row: Row | None = self._open_database().execute(statement, values).fetchone()
             except sqlite3.Error:
-                return None  # locked or broken: the usual way waits, and reports
+                return None  # locked or broken: the routes wait for the database and report errors
             return row
         try:
             return await run_in_threadpool(self._from_pool, statement, values)
         except SQLAlchemyError:
-            return None  # likewise
+            return None  # as above
 
     def _open_database(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -1,10 +1,10 @@
-"""The short way for what anybody may read: index pages, metadata and files, ahead of all routing.
+"""A shortcut for public index pages, metadata and files that bypasses all routing.
 
-It answers only the plain case: GET or HEAD without a token, without a query, a name in its normal spelling,
-something that is there and open to all. Everything else, errors included, goes on to the routes, which say
-the same things the long way; a test holds the two against each other.
+It answers only the plain case: GET or HEAD without a token and without a query string, for a public page or
+file under the normalized name. Everything else, errors included, goes on to the routes, which give the same
+answers more slowly; a test compares the two.
 
-A small answer is kept, that of a file included, for as long as nothing at all changes in the database.
+Small answers, files included, are cached until anything in the database changes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from wander_hub.storage import Storage
 _PROJECT = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _PAGE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/simple/({_PROJECT})/|/([a-z0-9-]{{1,39}})/simple/")
 _SOLE = re.compile(rf"/([a-z0-9-]{{1,39}})/index/({_PROJECT})/")
-"""What an owner offers is the same page in its sole index, at an address of the same depth."""
+"""An owner's only index has the same pages as its own index, at addresses of the same depth."""
 _FILE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/files/({_PROJECT})/([A-Za-z0-9._+!-]+?)(\.metadata)?")
 _LONGEST_PATH = 600
 _SAFE = frozenset({"GET", "HEAD"})
 _SMALL = 64 * 1024
 _KEPT_BYTES, _KEPT_OVERHEAD = 32 * 1024 * 1024, 2048
-"""The most that kept answers take, and what one takes beside its body."""
+"""Memory that cached answers may take, and the overhead of each answer beside its body."""
 _ASKED = frozenset({b"accept", b"accept-encoding", b"if-none-match", b"range", b"if-range", b"x-request-id"})
 _CREDENTIALS = frozenset({b"authorization", b"cookie"})
-"""Who says who they are is answered by the routes."""
+"""Requests with credentials are left to the routes."""
 
 Asked: TypeAlias = dict[bytes, str]
-"""The headers of a request that matter here."""
+"""The request headers that affect the answer."""
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
@@ -67,7 +67,7 @@ _PAGE_HEADERS = _encode(
         "Content-Security-Policy": "sandbox; default-src 'none'",
     }
 )
-"""pip and uv obey `Cache-Control` on pages: any age would hide what was just published."""
+"""pip and uv obey `Cache-Control` on pages: any max-age would hide a version that was just published."""
 _FILE_HEADERS = _encode(BROWSER_HEADERS)
 _BYTES = (b"content-type", b"application/octet-stream")
 _NOTHING: Message = {"type": "http.response.body", "body": b""}
@@ -75,23 +75,23 @@ _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
 class StoredAnswer(NamedTuple):
-    """An answer that is the same for everybody who asks for it in one format and encoding."""
+    """An answer that is the same for everyone who requests it in the same format and encoding."""
 
     etag: str
-    """With quotes."""
+    """Entity tag, with quotes."""
     unchanged: Headers
-    """The headers of a 304."""
+    """Headers of a 304."""
     headers: Headers
-    """The headers of a 200, without the length of a file."""
+    """Headers of a 200, without the content length if a file is sent."""
     body: bytes
     version_id: int | None = None
-    """Of the version whose file it is, which counts as a download; None for what is no file."""
+    """Version whose file this is, for counting downloads; None if the answer is not a file."""
     file: PublicFile | None = None
-    """The file that the hub itself sends, whole or in part; a small one is the body too."""
+    """The file, if the hub itself sends it, whole or in part; a small file is also in `body`."""
 
 
 class DirectIndex:
-    """Answers what it can at once; the application asks it first."""
+    """Answers the requests that need no routing; the application tries it first."""
 
     def __init__(
         self, reader: AnonymousReader, storage: Storage, settings: Settings, downloads: DownloadCounter
@@ -104,7 +104,7 @@ class DirectIndex:
         self._kept_bytes, self._kept_at = 0, -1
 
     async def answer(self, scope: Scope, send: Send) -> bool:
-        """Answer, or leave the request untouched and return False."""
+        """Answer the request, or leave it untouched and return False."""
         if scope["type"] != "http" or scope["method"] not in _SAFE or scope["query_string"]:
             return False
         path = scope["path"]
@@ -126,7 +126,7 @@ class DirectIndex:
         return await self._send(scope, send, answer, asked)
 
     def _keep(self, key: tuple[str, ...], answer: StoredAnswer, change: int | None) -> None:
-        # It was read after the change that it is kept under, so what is kept may be newer, never older.
+        # The answer was read after the change under which it is cached, so it can be newer but never older.
         if change is None or change != self._kept_at:
             return
         size = len(answer.body) + _KEPT_OVERHEAD
@@ -142,19 +142,19 @@ class DirectIndex:
     async def _find(self, path: str, media_type: str | None, encoding: str | None) -> StoredAnswer | None:
         if path == "/simple/" and media_type:
             return page_answer(await self._reader.combined_root(media_type))
-        if found := _PAGE.fullmatch(path):
-            owner, project, listed = found.groups()
+        if match := _PAGE.fullmatch(path):
+            owner, project, listed = match.groups()
             if media_type is None:
                 return None
             page = await self._reader.page(
                 IndexedProject(listed or owner, project or ""), media_type, encoding
             )
             return page_answer(page) if page is not None else None
-        if (found := _SOLE.fullmatch(path)) and media_type:
-            page = await self._reader.page(IndexedProject(*found.groups()), media_type, encoding)
+        if (match := _SOLE.fullmatch(path)) and media_type:
+            page = await self._reader.page(IndexedProject(*match.groups()), media_type, encoding)
             return page_answer(page) if page is not None else None
-        if found := _FILE.fullmatch(path):
-            owner, project, filename, metadata = found.groups()
+        if match := _FILE.fullmatch(path):
+            owner, project, filename, metadata = match.groups()
             return await self._file(IndexedProject(owner, project), filename, metadata)
         return None
 
@@ -166,18 +166,19 @@ class DirectIndex:
         if metadata:
             return metadata_answer(file, caching)
         if self._storage.local_path(file.sha256) is None:
-            return None  # an object store may have to be asked for an address first
+            return None  # an object store may have to supply an address first
         etag, unchanged = _unchanged(file.sha256, caching)
         unchanged.append((b"accept-ranges", b"bytes"))
         headers = [*unchanged, _BYTES]
         if (elsewhere := redirect_object(self._settings, self._storage, file.sha256, "GET")) is None:
             return StoredAnswer(etag, unchanged, headers, await self._small(file), file.version_id, file)
-        _status, name, value = elsewhere  # nginx, since the store is a folder
+        _status, name, value = elsewhere  # for nginx, because the store is a folder
         headers += [(name.lower().encode(), value.encode()), _length(0)]
         return StoredAnswer(etag, unchanged, headers, b"", file.version_id)
 
     async def _small(self, file: PublicFile) -> bytes:
-        """Return the bytes of a small file; none where they are missing or cut off, which is said later."""
+        """Return the bytes of a small file, or none if they are missing or truncated; sending reports
+        that."""
         if file.size > _SMALL:
             return b""
         try:
@@ -199,7 +200,7 @@ class DirectIndex:
             if not answer.body or b"range" in asked:
                 return await self._object(scope, send, answer, headers, asked)
             headers.append(_length(answer.file.size))
-        if from_beginning(asked.get(b"range")):  # nginx sends the part
+        if from_beginning(asked.get(b"range")):  # nginx sends the range itself
             self._count(scope, answer)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         body = answer.body
@@ -226,7 +227,7 @@ class DirectIndex:
         try:
             await send_object(send, head, self._storage, sha256, start, end if method == "GET" else start)
         except FileNotFoundError:
-            return False  # the routes say and log it
+            return False  # the routes report and log the missing file
         if start == 0:
             self._count(scope, answer)
         return True
@@ -237,22 +238,22 @@ class DirectIndex:
 
 
 def _read_headers(scope: Scope) -> Asked | None:
-    """Return the headers that matter; None for a caller who sends credentials."""
-    found: Asked = {}
+    """Return the headers that affect the answer, or None if the request has credentials."""
+    asked: Asked = {}
     for name, value in scope["headers"]:
         if name in _ASKED:
             text = value.decode("latin-1")
-            found[name] = f"{found[name]}, {text}" if name in found else text
+            asked[name] = f"{asked[name]}, {text}" if name in asked else text
         elif name in _CREDENTIALS:
             return None
-    return found
+    return asked
 
 
 def file_caching(owner: str | None, project: str, *, private: bool = False) -> str:
-    """Return the caching of a file, owner None for the combined index.
+    """Return the `Cache-Control` value for a file; `owner` is None for the combined index.
 
-    Files never change, but for the hub's own packages, which are rebuilt under one version while they are
-    developed.
+    Files never change, except those of the hub's own packages, which are rebuilt under the same version
+    during development.
     """
     if covers(BUNDLED_OWNER, project) if owner is None else owner == BUNDLED_OWNER:
         return REVALIDATE
@@ -260,7 +261,7 @@ def file_caching(owner: str | None, project: str, *, private: bool = False) -> s
 
 
 def page_answer(page: RenderedPage) -> StoredAnswer:
-    """Return how a page is answered."""
+    """Return the answer that sends a page."""
     kind = f"{page.media_type}; charset=utf-8" if page.media_type == PLAIN_HTML else page.media_type
     etag = f'"{page.etag}"'
     unchanged = [*_PAGE_HEADERS, (b"etag", etag.encode())]
@@ -271,7 +272,7 @@ def page_answer(page: RenderedPage) -> StoredAnswer:
 
 
 def metadata_answer(file: PublicFile | File, caching: str) -> StoredAnswer | None:
-    """Return how the METADATA of a wheel is answered; None for a file that is served without."""
+    """Return the answer that sends a wheel's METADATA, or None for a file without separate metadata."""
     if file.core_metadata is None:
         return None
     body = file.core_metadata.encode()

@@ -1,8 +1,9 @@
-"""Counts files that were sent: in memory, then some seconds together in one statement.
+"""Counts downloads in memory and writes them to the database every few seconds.
 
-Requests only add to a number here. What a process counted since it last wrote is lost when it is killed
-(`kill -9`), and with nothing else: a hub that ends writes first. HEAD, parts of a file beyond its beginning,
-answers that nothing changed and what the hub itself fetches to replay runs are no downloads.
+A request only increments a number here. If a process is killed (`kill -9`), the downloads it counted since
+its last write are lost; a hub that shuts down normally writes them first. HEAD requests, ranges that do not
+start at the beginning, 304 answers and files that the hub itself fetches to replay runs do not count as
+downloads.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from wander_hub.database import QUIET, Database, now
 from wander_hub.environments.models import Downloads, Environment, Version
 
 FLUSH_SECONDS = 10.0
-"""How long a count may wait, so what a kill may lose."""
+"""Longest time that a count waits to be written, and so the most that a kill can lose."""
 _AT_ONCE = 5000
 
 
 class DownloadCounter:
-    """What one process sent since it last wrote that down."""
+    """Downloads that one process has counted and not yet written."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,14 +33,15 @@ class DownloadCounter:
         self._counts: Counter[tuple[int, date]] = Counter()
 
     def note(self, version_id: int) -> None:
-        """Count a file of a version that was sent."""
+        """Count one download of a version."""
         key = version_id, now().date()
         with self._lock:
             self._counts[key] += 1
 
     def flush(self) -> int:
-        """Write down what was counted; return how many that were. What cannot be written is kept."""
-        with self._writing:  # who asks last waits until all is written
+        """Write the counts and return how many downloads they held; counts that cannot be written are
+        kept."""
+        with self._writing:  # a second caller waits until everything is written
             with self._lock:
                 counts, self._counts = self._counts, Counter()
             try:
@@ -53,7 +55,7 @@ class DownloadCounter:
 
 
 def add_downloads(session: Session, counts: Counter[tuple[int, date]]) -> None:
-    """Add counts by version and day to those of the database, and to the totals of environments."""
+    """Add counts by version and day to the database, and to the totals of the environments."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     insert = dialect.insert(Downloads)
     insert = insert.on_conflict_do_update(
@@ -61,18 +63,20 @@ def add_downloads(session: Session, counts: Counter[tuple[int, date]]) -> None:
     )
     ordered = sorted(counts.items())
     for start in range(0, len(ordered), _AT_ONCE):
-        some = ordered[start : start + _AT_ONCE]
-        counted = insert.values([{"version_id": one, "day": day, "count": n} for (one, day), n in some])
+        batch = ordered[start : start + _AT_ONCE]
+        counted = insert.values(
+            [{"version_id": version, "day": day, "count": count} for (version, day), count in batch]
+        )
         session.execute(counted, execution_options=QUIET)
         owned = select(Version.id, Version.environment_id).where(
-            Version.id.in_({one for (one, _), _ in some})
+            Version.id.in_({version for (version, _), _ in batch})
         )
         environment_of = {version: environment for version, environment in session.execute(owned)}
         totals: Counter[int] = Counter()
-        for (version, _), count in some:
+        for (version, _), count in batch:
             totals[environment_of[version]] += count
-        # In one order, so that two processes cannot wait for each other.
+        # Always in the same order, so that two processes cannot deadlock.
         raised = update(Environment).where(Environment.id == bindparam("environment"))
         raised = raised.values(download_count=Environment.download_count + bindparam("more"))
-        rows = [{"environment": one, "more": more} for one, more in sorted(totals.items())]
+        rows = [{"environment": environment, "more": more} for environment, more in sorted(totals.items())]
         session.connection().execute(raised, rows, execution_options=QUIET)

@@ -1,4 +1,4 @@
-"""Tables of rendered index pages, and of names that were private."""
+"""Tables of rendered index pages, and of names that are or were private."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from wander_hub.database import Base
 
 
 class IndexPage(Base):
-    """The bytes of one index page in both formats, written with the change that they show.
+    """The bytes of one index page in both formats, written in the same transaction as the change they show.
 
-    The compressed ones are None for a page that is too small to gain by it.
+    The compressed bodies are None for a page too small to benefit.
     """
 
     __tablename__ = "index_pages"
@@ -26,11 +26,11 @@ class IndexPage(Base):
 
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
     project: Mapped[str] = mapped_column(String(200), primary_key=True)
-    """Normalised name; empty for the owner's list of projects."""
+    """Normalized name; empty for the owner's project list."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
-    """The environment on the page, which decides who may read it; None for the owner's list."""
+    """Environment whose page this is, which decides who may read it; None for the owner's project list."""
     in_namespace: Mapped[bool]
-    """Whether the name lies in its owner's namespace."""
+    """Whether the name is in its owner's namespace."""
     html: Mapped[bytes] = mapped_column(LargeBinary)
     html_etag: Mapped[str] = mapped_column(String(64))
     html_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)
@@ -42,7 +42,7 @@ class IndexPage(Base):
 
 
 class PrivateName(Base):
-    """A name of an owner's index that is or once was private: for who may not read it, it never is a 404."""
+    """A name in an owner's index that is or was private: anyone who may not read it never gets a 404."""
 
     __tablename__ = "private_names"
 

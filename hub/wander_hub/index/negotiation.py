@@ -15,44 +15,45 @@ _OFFERS = {
     "application/vnd.pypi.simple.latest+html": HTML_V1,
     PLAIN_HTML: PLAIN_HTML,
 }
-"""The media types that may be asked for, each with the one of the answer. On a tie the plainest wins."""
+"""Media types that a client may request, each with the media type of the answer. The plainest wins a tie."""
 
 _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
 ENCODINGS = ("zstd", "gzip")
-"""The encodings in which pages are stored beside their plain bytes, the smaller first."""
+"""Encodings in which pages are stored beside their plain bytes, smallest first."""
 _REMEMBERED = 256
-"""Installers send few different headers; what strangers make up may not fill the memory."""
+"""Installers send only a few different headers; headers that strangers make up must not fill the memory."""
 
 
 @lru_cache(_REMEMBERED)
 def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
-    """Return the media type to answer with, None for 406; `?format=` outranks the header."""
+    """Return the media type of the answer, or None for a 406; `?format=` takes precedence over the header."""
     if wanted is not None:
         return _OFFERS.get(wanted.replace(" ", "+").strip().lower())
     ranges = _ranges(accept or "*/*")
-    wishes = {one: 0.0 for one in _PREFERENCE}
+    wishes = {offer: 0.0 for offer in _PREFERENCE}
     for name, offer in _OFFERS.items():
         wishes[offer] = max(wishes[offer], _quality(name, ranges))
-    best = max(wishes, key=wishes.__getitem__)  # the first of those that are wished alike
+    best = max(wishes, key=wishes.__getitem__)  # the first of equals
     return best if wishes[best] > 0 else None
 
 
 @lru_cache(_REMEMBERED)
 def choose_encoding(accept_encoding: str | None) -> str | None:
-    """Return the stored encoding that a client likes best, None for the plain bytes.
+    """Return the stored encoding that a client prefers, or None for the plain bytes.
 
-    Without the header it is the plain bytes, though RFC 9110 would allow anything: old clients send none.
+    Without the header the answer is plain, though RFC 9110 would allow any encoding: old clients send no
+    header.
     """
     codings = _ranges(accept_encoding or "")
-    wishes = {one: codings.get(one, codings.get("*", 0.0)) for one in ENCODINGS}
+    wishes = {encoding: codings.get(encoding, codings.get("*", 0.0)) for encoding in ENCODINGS}
     best = max(wishes, key=wishes.__getitem__)
     return best if wishes[best] > 0 and wishes[best] >= codings.get("identity", 0.0) else None
 
 
 def accepts(accept: str | None, *offers: str) -> bool:
-    """Tell whether a client takes one of these media types."""
+    """Return whether a client accepts one of these media types."""
     ranges = _ranges(accept or "*/*")
-    return any(_quality(one, ranges) > 0 for one in offers)
+    return any(_quality(offer, ranges) > 0 for offer in offers)
 
 
 def _ranges(accept: str) -> dict[str, float]:
@@ -76,7 +77,7 @@ def _q(parameters: list[str]) -> float:
 
 
 def _quality(name: str, ranges: dict[str, float]) -> float:
-    """The most specific range that covers a type decides, so `q=0` really forbids."""
+    """The most specific range that covers a type decides, so that `q=0` really forbids it."""
     for pattern in (name, f"{name.split('/')[0]}/*", "*/*"):
         if pattern in ranges:
             return ranges[pattern]

@@ -1,12 +1,13 @@
-"""Links to the files that anybody may download, so that nginx sends them without asking the hub.
+"""Symbolic links to the public files, so that nginx can send them without involving the hub.
 
-`DATA/public` holds a symbolic link for each, at the path of its address: `alice/files/echo/echo-1.0.tar.gz`,
-and for what the combined index has at `files/alice-echo/alice_echo-1.0.tar.gz` too. Whose a name is there
-never changes, since it is that of the oldest owner whose namespace covers it.
+`DATA/public` holds one link per file at the path of its address, such as `alice/files/echo/echo-1.0.tar.gz`,
+and a second link for a file of the combined index, such as `files/alice-echo/alice_echo-1.0.tar.gz`. The
+owner of a name in the combined index never changes: it is the oldest owner whose namespace covers the name.
 
-A link goes before the change that hides its file is committed. It comes after the change that shows the file,
-in a transaction of its own that holds the environment and looks at it again. So whenever a process dies, or
-two changes meet, what must not be sent has no link; what has none is sent by the hub.
+A link is removed before the change that hides its file is committed. It is created after the change that
+shows the file, in a transaction of its own that locks the environment and checks it again. So even if a
+process dies or two changes coincide, a file that must not be sent never has a link; a public file without a
+link is sent by the hub.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FOLDER = "public"
 
 
 class PublicFiles:
-    """The folder of links of one hub."""
+    """The folder of links of a hub."""
 
     def __init__(self, database: Database, storage: Storage, folder: Path) -> None:
         self._database = database
@@ -47,7 +48,7 @@ class PublicFiles:
         self._folder = folder
 
     def attach(self) -> None:
-        """Have every session keep the links as it changes things."""
+        """Make every session update the links as it changes data."""
         self._database.session_info[PUBLIC_FILES] = self
 
     def changed(
@@ -57,9 +58,11 @@ class PublicFiles:
         offered: Mapping[str, Mapping[str, str]],
         gone: Iterable[tuple[str, str]],
     ) -> None:
-        """Remove the links that are wrong once this session is committed; the others are made after that.
+        """Remove the links that will be wrong once this session is committed; new links are created after
+        that.
 
-        `offered` has the files and digests of each page of the environment, `gone` what were its pages.
+        `offered` has the files and digests of each page of the environment, `gone` the pages it no longer
+        has.
         """
         for owner, project in gone:
             for place in _places(session, owner, project):
@@ -71,25 +74,25 @@ class PublicFiles:
             event.listen(session, "after_commit", lambda _: self._show_if_it_can(environment.id), once=True)
 
     def show(self, environment_id: int) -> None:
-        """Make the links of an environment that are missing, should everybody still see it."""
+        """Create the missing links of an environment, if it is still public."""
         with self._database.write(HUB) as session:
             lock = select(Environment.id).where(Environment.id == environment_id)
-            session.execute(lock.with_for_update(key_share=True))  # nobody hides it until all are made
+            session.execute(lock.with_for_update(key_share=True))  # nobody can hide it until all links exist
             for path, sha256, _ in self._list_wanted(session, environment_id):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+                with contextlib.suppress(FileExistsError):  # another process has created it meanwhile
                     os.symlink(self._target(path, sha256), path)
 
     def compare(self) -> tuple[list[Path], dict[Path, int]]:
-        """Return the links that should not be there, and those that are missing with their environment."""
+        """Return the links that should not exist, and the missing links with their environments."""
         with self._database.read(HUB) as session:
             missing = {
                 path: (sha256, environment_id) for path, sha256, environment_id in self._list_wanted(session)
             }
         wrong = []
         for folder, folders, filenames in os.walk(self._folder):
-            links = [one for one in folders if Path(folder, one).is_symlink()]
-            for path in (Path(folder, one) for one in [*links, *filenames]):
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            for path in (Path(folder, name) for name in [*links, *filenames]):
                 sha256, _ = missing.get(path, (None, 0))
                 if sha256 is not None and _target_of(path) == self._target(path, sha256):
                     del missing[path]
@@ -98,7 +101,7 @@ class PublicFiles:
         return wrong, {path: environment_id for path, (_, environment_id) in missing.items()}
 
     def repair(self) -> None:
-        """Bring the folder to what rows say."""
+        """Make the folder agree with the database."""
         wrong, missing = self.compare()
         for path in wrong:
             path.unlink(missing_ok=True)
@@ -106,19 +109,21 @@ class PublicFiles:
             self.show(environment_id)
 
     def _show_if_it_can(self, environment_id: int) -> None:
-        """The change is committed, and nothing depends on the links: the hub sends what has none."""
+        """The change is committed and does not depend on the links: the hub sends files without a link."""
         try:
             self.show(environment_id)
         except (OSError, SQLAlchemyError) as error:
-            logger.warning("some files have no link for nginx (`wander-hub fsck --repair`): %s", error)
+            logger.warning(
+                "cannot create links to files for nginx (run `wander-hub fsck --repair`): %s", error
+            )
 
     def _list_wanted(
         self, session: Session, environment_id: int | None = None
     ) -> Iterator[tuple[Path, str, int]]:
-        """Yield path, digest and environment of every link that should be there."""
+        """Yield the path, digest and environment of every link that should exist."""
         query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
         query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-        # The hub's own packages are replaced, so they have no links.
+        # Files of the hub's own packages can be replaced, so they have no links.
         query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
         if environment_id is not None:
             query = query.where(Environment.id == environment_id)
@@ -131,7 +136,7 @@ class PublicFiles:
                 yield self._path(place, filename), sha256, environment
 
     def _remove_but(self, place: IndexedProject, files: Mapping[str, str]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # nothing was ever offered there
+        with contextlib.suppress(FileNotFoundError):  # nothing was ever offered here
             for path in self._path(place).iterdir():
                 sha256 = files.get(path.name)
                 if sha256 is None or _target_of(path) != self._target(path, sha256):
@@ -140,26 +145,26 @@ class PublicFiles:
     def _target(self, path: Path, sha256: str) -> str:
         content = self._storage.local_path(sha256)
         assert content is not None
-        return os.path.relpath(content, path.parent)  # so the data folder may be moved
+        return os.path.relpath(content, path.parent)  # so that the data folder can be moved
 
     def _path(self, place: IndexedProject, filename: str = "") -> Path:
         return self._folder / (place.owner or "") / "files" / place.project / filename
 
 
 def keep_links(database: Database, storage: Storage, folder: Path, *, wanted: bool) -> None:
-    """Bring the links to what rows say and keep them so; where they are not wanted, leave none."""
+    """Make the links agree with the database and keep them so; if they are not wanted, remove them all."""
     if wanted:
         links = PublicFiles(database, storage, folder)
         links.repair()
         links.attach()
     elif folder.exists():
-        shutil.rmtree(folder)  # nobody would remove a link from it when a file is hidden
+        shutil.rmtree(folder)  # later changes would not remove links to files that they hide
 
 
 def _places(session: Session, owner: str, project: str) -> list[IndexedProject]:
-    """Return where the files of an owner's project are: in its index, and in the combined one if it has it.
+    """Return where an owner's project is served: in its index, and in the combined index if it has the name.
 
-    The namespace of the hub's own packages is left to the hub, which says how long these may be kept.
+    The namespace of the hub's own packages is left to the hub, which sets how long clients may cache them.
     """
     own = IndexedProject(owner, project)
     if not covers(owner, project) or covers(BUNDLED_OWNER, project):
@@ -174,6 +179,6 @@ def _is_open(environment: Environment) -> bool:
 
 
 def _target_of(path: Path) -> str | None:
-    with contextlib.suppress(OSError):  # no link, or gone meanwhile
+    with contextlib.suppress(OSError):  # not a link, or removed meanwhile
         return os.readlink(path)
     return None

@@ -1,6 +1,6 @@
-"""Turns rows into the pages of the simple API: HTML 1.4 (frozen by PEP 833) and JSON 1.5.
+"""Renders rows as pages of the simple API: HTML 1.4 (frozen by PEP 833) and JSON 1.5.
 
-Addresses are relative, so the stored bytes are right under whatever name the hub is reached.
+Links are relative, so the stored bytes are right whatever host name the hub has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def root_json(projects: Sequence[str]) -> bytes:
 
 
 def list_html(title: str, links: Sequence[str]) -> bytes:
-    """Return a page of links; the title is escaped already."""
+    """Return a page of links; the title must already be escaped."""
     return (_HEAD.format(title=title, status="") + "".join(links) + _TAIL).encode()
 
 
@@ -51,13 +51,13 @@ class Project:
     """The content of one index page."""
 
     name: str
-    """As the files have it, normalised."""
+    """Normalized name, as in the file names."""
     status: ProjectStatus
     reason: str | None
     files: Sequence[OfferedFile]
-    """What may be had, in order of upload."""
+    """Files on offer, in upload order."""
     namespace: str | None = None
-    """The owner's namespace where the name lies in it (PEP 752), so where the combined index has it."""
+    """The owner's namespace if the combined index has the name in it (PEP 752)."""
 
 
 def project_html(project: Project) -> bytes:
@@ -88,20 +88,20 @@ def project_json(project: Project) -> bytes:
 
 
 def link_to(entry: Mapping[str, Any]) -> str:
-    """Return the link to a file from its entry in the JSON form (PEP 503, 592, 658, 714, 740)."""
+    """Return the link for a file entry of the JSON format (PEP 503, 592, 658, 714, 740)."""
     sha256 = entry["hashes"].get("sha256")
-    words = {"href": entry["url"] + (f"#sha256={sha256}" if sha256 else "")}
+    attributes = {"href": entry["url"] + (f"#sha256={sha256}" if sha256 else "")}
     if "requires-python" in entry:
-        words["data-requires-python"] = entry["requires-python"]
+        attributes["data-requires-python"] = entry["requires-python"]
     if yanked := entry.get("yanked"):
-        words["data-yanked"] = "" if yanked is True else yanked
+        attributes["data-yanked"] = "" if yanked is True else yanked
     if core := entry.get("core-metadata") or entry.get("dist-info-metadata"):
         digest = core.get("sha256") if isinstance(core, dict) else None
-        told = f"sha256={digest}" if digest else "true"
-        words["data-core-metadata"] = words["data-dist-info-metadata"] = told
+        core_digest = f"sha256={digest}" if digest else "true"
+        attributes["data-core-metadata"] = attributes["data-dist-info-metadata"] = core_digest
     if "provenance" in entry:
-        words["data-provenance"] = entry["provenance"]
-    shown = " ".join(f'{key}="{escape(str(value))}"' for key, value in words.items())
+        attributes["data-provenance"] = entry["provenance"]
+    shown = " ".join(f'{key}="{escape(str(value))}"' for key, value in attributes.items())
     return f"<a {shown}>{escape(entry['filename'])}</a><br>\n"
 
 
@@ -119,11 +119,11 @@ def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
     core = {"sha256": file.core_metadata_sha256} if file.core_metadata_sha256 else False
     entry["core-metadata"] = entry["dist-info-metadata"] = core
     if file.attested:
-        # Relative as all addresses here: the hub may have several names.
+        # Relative like all links here: the hub may have several host names.
         entry["provenance"] = f"../../integrity/{project}/{file.version}/{file.filename}/provenance"
     return entry
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """Return a page of the JSON form."""
+    """Return a page in the JSON format."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

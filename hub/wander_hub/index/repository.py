@@ -1,4 +1,4 @@
-"""Queries on pages and the files that they list; who may see what stands here, for every way to ask."""
+"""Queries for pages and the files on them, and the read permissions behind every address of the index."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from wander_hub.index.schemas import IndexedProject
 
 _AT_ONCE = 500
 _SMALL = 1024
-"""Below this a page fits into one packet anyhow."""
+"""Smaller pages fit into one network packet without compression."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 2, 1
-"""A page is mostly digests: higher levels take twice the time, with every upload, to save a tenth."""
+"""A page is mostly digests: higher levels double the time of every upload to save a tenth of the size."""
 
 
 def page_query(
     place: IndexedProject, media_type: str, encoding: str | None, reader: Identity | None = None
 ) -> Select[*tuple[Any, ...]]:
-    """Return the query for body, plain tag, and whether it is encoded, of a page that somebody may read.
+    """Return the query for a readable page: its body, plain entity tag, and whether it is compressed.
 
-    An owner's list is the public's; it must not be `nothing`, since then the answer depends on who asks.
+    An owner's project list is the public list; an empty one does not match, because the answer then depends
+    on the caller.
     """
     name = "json" if media_type == JSON_V1 else "html"
     plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")
@@ -47,7 +48,7 @@ def page_query(
 
 
 def file_query(place: IndexedProject) -> Select[*tuple[Any, ...]]:
-    """Return the query for digest, size, metadata and its digest of a file that anybody may have."""
+    """Return the query for a public file: digest, size, metadata, metadata digest and version."""
     described = (File.sha256, File.size, File.core_metadata, File.core_metadata_sha256, File.version_id)
     query = select(*described).join(File.version)
     query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
@@ -56,7 +57,7 @@ def file_query(place: IndexedProject) -> Select[*tuple[Any, ...]]:
 
 
 def downloadable() -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on environment and version under which anybody may have their files."""
+    """Return the conditions on environment and version under which a file is public."""
     present = (Version.deleted_at.is_(None), Environment.deleted_at.is_(None))
     return readable_by(None), *present, Environment.quarantine_reason.is_(None)
 
@@ -69,7 +70,7 @@ def _has_owner(place: IndexedProject) -> ColumnElement[bool]:
 
 
 def projects_of(session: Session, owner: str) -> Sequence[str]:
-    """Return the projects of an owner that the caller may read and that were not deleted, by name."""
+    """Return the projects of an owner that the caller may read and that are not deleted, by name."""
     query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     query = query.join(Owner, IndexPage.owner_id == Owner.id)
     query = query.where(Owner.name == owner, Environment.deleted_at.is_(None), readable(session))
@@ -77,35 +78,36 @@ def projects_of(session: Session, owner: str) -> Sequence[str]:
 
 
 def public_projects_of(session: Session, owner_id: int) -> Sequence[str]:
-    """Return what everybody may read of an owner's list, whoever asks."""
+    """Return the public projects of an owner, whoever asks."""
     query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     query = query.where(IndexPage.owner_id == owner_id, Environment.deleted_at.is_(None), readable_by(None))
     return session.scalars(query.order_by(IndexPage.project)).all()
 
 
 def owner_of_namespaces(session: Session, spaces: Sequence[str]) -> str | None:
-    """Return the name of the oldest owner of one of these names."""
-    found = namespace_owner(spaces).scalar_subquery()
-    return session.scalar(select(Owner.name).where(Owner.id == found))
+    """Return the name of the oldest owner with one of these names."""
+    owner_id = namespace_owner(spaces).scalar_subquery()
+    return session.scalar(select(Owner.name).where(Owner.id == owner_id))
 
 
 def owner_ages(session: Session, named: Iterable[str]) -> dict[str, int]:
-    """Return the owners of these names, each with its number, which orders owners by age."""
-    found, wanted = dict[str, int](), sorted(named)
+    """Return the owners with these names and their numbers, which order owners by age."""
+    ages, wanted = dict[str, int](), sorted(named)
     for start in range(0, len(wanted), _AT_ONCE):
         query = select(Owner.name, Owner.id).where(Owner.name.in_(wanted[start : start + _AT_ONCE]))
-        found |= {name: number for name, number in session.execute(query)}
-    return found
+        ages |= {name: number for name, number in session.execute(query)}
+    return ages
 
 
 def projects_in_namespaces(session: Session, around: str | None = None) -> Sequence[tuple[str, str]]:
-    """Return name and owner of what the caller may see and what begins with its owner's name.
+    """Return the name and owner of each project that the caller may see and that starts with its owner's
+    name.
 
-    Given one namespace, of the owners `around` it alone: those of the namespaces above and below it.
+    `around` limits the owners to one namespace and the namespaces above and below it.
     """
     query = select(IndexPage.project, Owner.name).join(Owner, IndexPage.owner_id == Owner.id)
     query = query.join(Environment, IndexPage.environment_id == Environment.id)
-    query = query.where(IndexPage.in_namespace)  # an index holds these, which are few
+    query = query.where(IndexPage.in_namespace)  # a partial database index covers these few rows
     if around is not None:
         query = query.where(Owner.name.in_(namespaces_of(around)) | Owner.name.startswith(f"{around}-"))
     query = query.where(Environment.deleted_at.is_(None), readable(session)).order_by(IndexPage.project)
@@ -113,7 +115,7 @@ def projects_in_namespaces(session: Session, around: str | None = None) -> Seque
 
 
 def holds(session: Session, owner: str, project: str) -> bool:
-    """Tell whether an owner has, or ever had, a name, whoever may see it."""
+    """Return whether an owner has or ever had a name, whoever may see it."""
     here = select(IndexPage.project).join(Owner, IndexPage.owner_id == Owner.id)
     page = here.where(Owner.name == owner, IndexPage.project == project)
     if session.scalar(page.limit(1)) is not None:
@@ -124,23 +126,24 @@ def holds(session: Session, owner: str, project: str) -> bool:
 
 
 def note_private(session: Session, owner_id: int, projects: Iterable[str]) -> None:
-    """Remember that these names of an owner were private once."""
+    """Record that these names of an owner have been private."""
     for project in projects:
         if session.get(PrivateName, (owner_id, project)) is None:
             session.add(PrivateName(owner_id=owner_id, project=project))
 
 
 def was_private(session: Session, owner: str, project: str) -> bool:
-    """Tell whether a name of an owner is or ever was private."""
+    """Return whether a name of an owner is or ever was private."""
     query = select(PrivateName.project).join(Owner, PrivateName.owner_id == Owner.id)
     query = query.where(Owner.name == owner, PrivateName.project == project)
     return session.scalar(query.limit(1)) is not None
 
 
 def is_closed_to(session: Session, owner: str, reader: Identity | None) -> bool:
-    """Return whether an owner has or had names that the reader may not see, and the reader is no member.
+    """Return whether an owner has or had names that the reader may not see, unless the reader is a member.
 
-    A role on one environment makes no member, nor does a token that is good for less than the whole owner.
+    A role on a single environment does not make its holder a member, nor does a token limited to part of the
+    owner.
     """
     shown = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     shown = shown.where(IndexPage.owner_id == PrivateName.owner_id, IndexPage.project == PrivateName.project)
@@ -156,14 +159,14 @@ def is_closed_to(session: Session, owner: str, reader: Identity | None) -> bool:
 
 
 def has_pages(session: Session, owner_id: int) -> bool:
-    """Tell whether an owner ever published anything."""
+    """Return whether an owner has ever published anything."""
     return (
         session.scalar(select(IndexPage.project).where(IndexPage.owner_id == owner_id).limit(1)) is not None
     )
 
 
 def pages_of(session: Session, environment_id: int, *, whole: bool = True) -> Sequence[IndexPage]:
-    """Return every page of an environment, one a name that its files ever had; `whole` with their bodies."""
+    """Return the pages of an environment, one for each name its files ever had; `whole` loads the bodies."""
     query = select(IndexPage).where(IndexPage.environment_id == environment_id)
     if not whole:
         query = query.options(load_only(IndexPage.environment_id))
@@ -173,7 +176,7 @@ def pages_of(session: Session, environment_id: int, *, whole: bool = True) -> Se
 def store_page(
     session: Session, owner_id: int, project: str, environment_id: int | None, *, html: bytes, json: bytes
 ) -> bool:
-    """Write or replace a page; return whether it is a new one."""
+    """Write or replace a page; return whether it is new."""
     page = session.get(IndexPage, (owner_id, project))
     is_new = page is None
     if page is None:
@@ -189,12 +192,12 @@ def store_page(
 
 
 def etag_of(body: bytes) -> str:
-    """Return the entity tag of a page's bytes."""
+    """Return the entity tag of a page."""
     return hashlib.sha256(body).hexdigest()[:32]
 
 
 def compress(body: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return a page under gzip and under zstd, the same bytes for the same page; None for a small one."""
+    """Return a page compressed with gzip and zstd, reproducibly; None for a small page."""
     if len(body) < _SMALL:
         return None, None
     zstd = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)

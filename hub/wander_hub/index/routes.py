@@ -1,9 +1,7 @@
-"""The simple index of every owner, the combined one of all namespaces, and the files they list.
+"""The simple index of every owner, the combined index of all namespaces, and the files they list.
 
-What anybody may read is mostly answered before it comes here (`direct`).
-
-Installers ask for these more than for all else, so each route opens its session itself: one trip to a thread
-instead of three.
+Most public requests are answered before they reach these routes (`direct`). Installers send more of them than
+of any other kind, so each route opens its session itself: one hand-over to a thread instead of three.
 """
 
 from __future__ import annotations
@@ -35,23 +33,25 @@ from wander_hub.storage import Storage
 router = HubRouter(tags=["index"])
 Answers: TypeAlias = dict[int | str, dict[str, Any]]
 Route = TypeVar("Route", bound=Callable[..., Any])
-Found = TypeVar("Found")
+Loaded = TypeVar("Loaded")
 
 _PAGES: Answers = {200: {"content": {JSON_V1: {}, HTML_V1: {}, "text/html": {}}, "description": "The page"}}
 _BYTES: Answers = {200: {"content": {"application/octet-stream": {}}, "description": "The file"}}
 
 _FILES: Answers = {
     **_BYTES,
-    206: {"content": {"application/octet-stream": {}}, "description": "The range that was asked for"},
-    302: {"description": "The object store sends the file, from the address in `Location`"},
+    206: {"content": {"application/octet-stream": {}}, "description": "The requested range"},
+    302: {"description": "Redirect to the object store, which sends the file from the address in `Location`"},
 }
 
 FileName = Annotated[str, Path(max_length=255)]
-Format = Annotated[str | None, Query(alias="format", max_length=80, description="outranks Accept")]
+Format = Annotated[
+    str | None, Query(alias="format", max_length=80, description="takes precedence over the Accept header")
+]
 
 
 def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Route]:
-    """Answer GET and HEAD at a path; the description of the API tells of the former."""
+    """Answer GET and HEAD at a path; the API description includes only GET."""
 
     def register(route: Route) -> Route:
         router.head(path, include_in_schema=False)(route)
@@ -70,14 +70,15 @@ def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceIn
 
 @router.get("/simple/namespace/{namespace}", responses=refusals(401, 404, 422))
 def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
-    """Tell whose a namespace is (PEP 752)."""
+    """Return the owner of a namespace and the namespaces around it (PEP 752)."""
     with database.read(optional_identity(request)) as session:
         return service.find_namespace(session, namespace)
 
 
 @_serve("/simple/", _PAGES, 401, 406, 422)
 def list_combined(request: Request, database: HubDatabase, format: Format = None) -> Response:
-    """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
+    """List the projects that owners offer in their own namespaces: `alice` and `alice-*` for the owner
+    `alice`."""
     media_type = _media_type(request, format)
     with database.read(optional_identity(request)) as session:
         page = service.render_combined_root(session, media_type)
@@ -88,7 +89,7 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
 def list_combined_files(
     request: Request, database: HubDatabase, project: str, format: Format = None
 ) -> Response:
-    """List the files of a project that lies in its owner's namespace: the page of the owner's index."""
+    """List the files of a project in its owner's namespace, as on the page of the owner's index."""
     return _project_page(request, database, IndexedProject(None, project), format)
 
 
@@ -117,7 +118,7 @@ def list_files(
 
 @router.api_route("/{owner}/index/", methods=["GET", "HEAD"], include_in_schema=False)
 def list_sole(request: Request, owner: str) -> Response:
-    """Lead to the names of the owner; those of the index behind the hub are not listed."""
+    """Redirect to the project list of the owner; the projects of the index behind the hub are not listed."""
     return _redirect(request, _index_path(owner, None))
 
 
@@ -130,9 +131,9 @@ async def list_sole_files(
     format: Format = None,
     held: bool = False,
 ) -> Response:
-    """List the files of a name in the only index that an installer needs: this hub's, or those behind it.
+    """List the files of a project in an index that needs no other: from this hub or the index behind it.
 
-    A name that the hub holds never comes from elsewhere. With `held`, every other name is a 404.
+    A name that the hub has never comes from elsewhere. With `held`, every other name is a 404.
     """
     upstream: Upstream = request.app.state.upstream
     media_type, encoding = (
@@ -140,37 +141,37 @@ async def list_sole_files(
         choose_encoding(request.headers.get("accept-encoding")),
     )
 
-    def look(find: Callable[..., Found], *what: str | None) -> Found:
+    def look(find: Callable[..., Loaded], *arguments: str | None) -> Loaded:
         with database.read(optional_identity(request)) as session:
-            return find(session, owner, project, *what)
+            return find(session, owner, project, *arguments)
 
     try:
-        found = await run_in_threadpool(look, service.find_sole, media_type, encoding)
+        held_page = await run_in_threadpool(look, service.find_sole, media_type, encoding)
     except HubProblem as refusal:
         if refusal.status != 401:
             raise
         if not held:
             await upstream.pretend(project)
-        raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as of any other name
-    if isinstance(found, RenderedPage):
-        return _answer(request, page_answer(found))
-    if found is not None and found.owner is not None:
-        return _redirect(request, _index_path(*found), 307)
+        raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as for any other name
+    if isinstance(held_page, RenderedPage):
+        return _answer(request, page_answer(held_page))
+    if held_page is not None and held_page.owner is not None:
+        return _redirect(request, _index_path(*held_page), 307)
     behind = None if held else await upstream.page(project, media_type, encoding)
-    if found is None and behind is None:
+    if held_page is None and behind is None:
         raise await run_in_threadpool(look, service.refuse_unheld)
     if behind is None:
         return _redirect(request, _index_path(None, project), 307)
-    if found is not None:
-        detail = f"`{project}` is in another owner's namespace here, and in the index behind this hub"
-        hint = "take it by its address, or from the index of its owner, `/OWNER/simple/`"
+    if held_page is not None:
+        detail = f"`{project}` is both in another owner's namespace on this hub and in the index behind it"
+        hint = "name the file's address, or install from the index of its owner, `/OWNER/simple/`"
         raise HubProblem(409, "ambiguous_name", detail, hint=hint)
     return _answer(request, page_answer(behind))
 
 
 @router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
 def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, project: str) -> Response:
-    """List what is uploaded already, where `hatch publish` looks for it."""
+    """List the files already uploaded, at the address where `hatch publish` looks for them."""
     return _project_page(request, database, IndexedProject(owner, project), None)
 
 
@@ -178,7 +179,7 @@ def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, pr
 def get_combined_core_metadata(
     request: Request, database: HubDatabase, project: str, filename: FileName
 ) -> Response:
-    """Send the METADATA of a wheel of the combined index."""
+    """Download the METADATA of a wheel in the combined index."""
     return _core_metadata(request, database, IndexedProject(None, project), filename)
 
 
@@ -186,7 +187,7 @@ def get_combined_core_metadata(
 def get_core_metadata(
     request: Request, database: HubDatabase, owner: str, project: str, filename: FileName
 ) -> Response:
-    """Send a wheel's METADATA byte for byte (PEP 658)."""
+    """Download the METADATA of a wheel, byte for byte (PEP 658)."""
     return _core_metadata(request, database, IndexedProject(owner, project), filename)
 
 
@@ -194,7 +195,7 @@ def get_core_metadata(
 def get_combined_file(
     request: Request, database: HubDatabase, storage: HubStorage, project: str, filename: FileName
 ) -> Response:
-    """Send a distribution file of the combined index."""
+    """Download a distribution file from the combined index."""
     return _distribution(request, database, storage, IndexedProject(None, project), filename)
 
 
@@ -207,7 +208,7 @@ def get_file(
     project: str,
     filename: FileName,
 ) -> Response:
-    """Send a distribution file; ranges and conditional requests work."""
+    """Download a distribution file; range and conditional requests are supported."""
     return _distribution(request, database, storage, IndexedProject(owner, project), filename)
 
 
@@ -225,7 +226,7 @@ def _core_metadata(request: Request, database: Database, place: IndexedProject, 
     file, caching, _private = _file(request, database, place, filename)
     answer = metadata_answer(file, caching)
     if answer is None:
-        raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
+        raise HubProblem(404, "file_not_found", f"`{filename}` has no separate metadata")
     return _answer(request, answer)
 
 
@@ -233,9 +234,9 @@ def _distribution(
     request: Request, database: Database, storage: Storage, place: IndexedProject, filename: str
 ) -> Response:
     file, caching, private = _file(request, database, place, filename)
-    what = (file.sha256, file.size, "application/octet-stream", {"Cache-Control": caching})
-    answer = stored_object(request, storage, *what, private=private)
-    if answer.status_code == 302 or "x-accel-redirect" in answer.headers:  # another program sends the part
+    stored = (file.sha256, file.size, "application/octet-stream", {"Cache-Control": caching})
+    answer = stored_object(request, storage, *stored, private=private)
+    if answer.status_code == 302 or "x-accel-redirect" in answer.headers:  # another program sends the range
         begins = from_beginning(request.headers.get("range"))
     else:
         begins = answer.status_code != 206 or answer.headers["content-range"].startswith("bytes 0-")
@@ -253,7 +254,7 @@ def _is_own(request: Request) -> bool:
 def _file(
     request: Request, database: Database, place: IndexedProject, filename: str
 ) -> tuple[File, str, bool]:
-    """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
+    """Return a file on offer, its `Cache-Control` value, and whether it is private."""
     with database.read(optional_identity(request)) as session:
         file, environment = service.find_file(session, place, filename)
     private = environment.private
@@ -263,8 +264,8 @@ def _file(
 def _media_type(request: Request, wanted: str | None) -> str:
     media_type = negotiate(request.headers.get("accept"), wanted)
     if media_type is None:
-        hint = f"ask for `{JSON_V1}` or `text/html`"
-        raise HubProblem(406, "not_acceptable", "the index has no such format", hint=hint)
+        hint = f"request `{JSON_V1}` or `text/html`"
+        raise HubProblem(406, "not_acceptable", "the index does not offer this format", hint=hint)
     return media_type
 
 
@@ -282,6 +283,6 @@ def _index_path(owner: str | None, project: str | None) -> str:
 
 def _redirect(request: Request, path: str, status: int = 301) -> Response:
     taken = {name: value for name, value in request.query_params.items() if name == "format"}
-    query = f"?{urlencode(taken)}" if taken else ""  # all that every address of the index takes
-    # What leads elsewhere for now must be asked for again.
+    query = f"?{urlencode(taken)}" if taken else ""  # the only parameter that every index address takes
+    # A temporary redirect must be requested again each time.
     return RedirectResponse(path + query, status, {"Cache-Control": "no-cache"} if status == 307 else None)

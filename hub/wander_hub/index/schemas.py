@@ -1,4 +1,4 @@
-"""A project's place, a page as it is sent, and a namespace as PEP 752 describes one."""
+"""The place of a project, a page as it is sent, and a namespace as PEP 752 describes it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from wander_hub.index.namespaces import namespaces_of
 
 
 class IndexedProject(NamedTuple):
-    """A project of an owner's index, or with no owner of the combined one."""
+    """A project of an owner's index, or of the combined index if `owner` is None."""
 
     owner: str | None
     project: str
-    """Normalised; empty for the owner's list of projects."""
+    """Normalized name; empty for the owner's project list."""
 
     @property
     def shape(self) -> int:
-        """Return what its query depends on: how many owners may have the name, 0 for a given one."""
+        """Return the shape of the query: the number of owners that may have the name, 0 for a given owner."""
         return 0 if self.owner is not None else self.project.count("-") + 1
 
     def values(self) -> dict[str, str]:
-        """Return the values of its query."""
+        """Return the parameters of the query."""
         if self.owner is not None:
             return {"project": self.project, "owner": self.owner}
         spaces = {f"space{number}": name for number, name in enumerate(namespaces_of(self.project))}
@@ -30,12 +30,12 @@ class IndexedProject(NamedTuple):
 
 
 class RenderedPage(NamedTuple):
-    """The bytes of a page as they are sent."""
+    """A page as it is sent."""
 
     body: bytes
     media_type: str
     etag: str
-    """Strong and without quotes: that of the plain bytes, and their encoding."""
+    """Strong entity tag without quotes, made from the plain bytes and the encoding."""
     encoding: str | None = None
 
     @classmethod
@@ -48,11 +48,11 @@ class RenderedPage(NamedTuple):
 
 
 class NamespaceInfo(BaseModel):
-    """A namespace: the owner's name, and every name that begins with it and a hyphen."""
+    """A namespace: the owner's name, and every name that starts with it and a hyphen."""
 
     name: str
     owner: str
     parent: str | None = None
-    """The namespace that this one lies in, of an owner who came later."""
+    """Namespace of an owner that contains this namespace."""
     children: list[str] = Field(default_factory=list)
-    """The namespaces of older owners that lie in this one."""
+    """Namespaces of other owners inside this namespace."""

@@ -1,7 +1,7 @@
-"""Writes an owner's index pages with each change, and finds the one that a request asks for.
+"""Renders an owner's index pages with each change, and finds the page that a request asks for.
 
-A page belongs to a project as its files name it. Most environments have one such name; one that was renamed
-keeps the page of its former name, since the files published under that name still carry it.
+A page belongs to a project name as it appears in file names. Most environments have one such name; a renamed
+environment keeps the page of its former name, because the files published under that name still carry it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
 
 
 def write_pages(session: Session, environment: Environment, *, as_listed: bool = False) -> None:
-    """Render what the index shows of an environment, and the owner's list.
+    """Render the pages of an environment, and the owner's project list.
 
-    `as_listed` says that the change alters nothing in the list but by a page that comes or goes.
+    With `as_listed`, the change affects the project list only if a page is added or removed.
     """
     projects = projects_of(session, environment)
     if environment.private:
@@ -38,7 +38,7 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
     links: PublicFiles | None = session.info.get(PUBLIC_FILES)
     if links is not None:
         offered = {
-            name: {one.filename: one.sha256 for one in every.files} for name, every in projects.items()
+            name: {file.filename: file.sha256 for file in project.files} for name, project in projects.items()
         }
         places = [(session.get_one(Owner, page.owner_id).name, page.project) for page in gone]
         links.changed(session, environment, offered, places)
@@ -62,14 +62,14 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
 
 
 def projects_of(session: Session, environment: Environment) -> dict[str, rendering.Project]:
-    """Return the projects of an environment by name; a deleted one keeps a page without files.
+    """Return the projects of an environment by name; a deleted environment keeps a page without files.
 
-    Without that page an installer would look for the name elsewhere, where anybody may offer it.
+    Without that page, an installer would look for the name in another index, where anyone may offer it.
     """
-    found: dict[str, list[environments.OfferedFile]] = {environment.name: []}
+    files_by_name: dict[str, list[environments.OfferedFile]] = {environment.name: []}
     for file, offered in environments.files_for_pages(session, environment):
         name = names.distribution_of(file.filename)
-        found.setdefault(name, []).extend([file] if offered else [])
+        files_by_name.setdefault(name, []).extend([file] if offered else [])
     return {
         name: rendering.Project(
             name=name,
@@ -78,7 +78,7 @@ def projects_of(session: Session, environment: Environment) -> dict[str, renderi
             files=files,
             namespace=_own_namespace(session, environment.owner, name),
         )
-        for name, files in sorted(found.items())
+        for name, files in sorted(files_by_name.items())
     }
 
 
@@ -90,7 +90,7 @@ def _own_namespace(session: Session, owner: Owner, project: str) -> str | None:
 
 
 def write_root(session: Session, owner: Owner) -> None:
-    """Render the owner's list of projects as the public sees it."""
+    """Render the owner's public project list."""
     projects = repository.public_projects_of(session, owner.id)
     repository.store_page(
         session,
@@ -103,12 +103,12 @@ def write_root(session: Session, owner: Owner) -> None:
 
 
 def find_page(session: Session, place: IndexedProject, media_type: str, encoding: str | None) -> RenderedPage:
-    """Return the page of a project as it is stored, or say why there is none for this caller."""
+    """Return the stored page of a project, or raise the reason why the caller cannot have it."""
     reader: Identity | None = session.info.get(READER)
     if reader is not None and reader.only_version is not None:
         own = environments.environment_numbered(session, reader.only_environment or 0)
         offered = projects_of(session, own) if own and place.owner in (None, own.owner.name) else {}
-        if place.project in offered:  # its other versions are not listed
+        if place.project in offered:  # the project's other versions are not listed
             return _render(offered[place.project], media_type)
     query = repository.page_query(place, media_type, encoding, reader)
     row = session.execute(query, place.values()).first()
@@ -117,20 +117,20 @@ def find_page(session: Session, place: IndexedProject, media_type: str, encoding
     owner = place.owner or owner_of(session, place.project)
     _raise_if_moved(session, owner, place)
     raise refuse_missing(
-        session, IndexedProject(owner, place.project), f"`{owner}` offers no project `{place.project}`"
+        session, IndexedProject(owner, place.project), f"`{owner}` does not have a project `{place.project}`"
     )
 
 
 def find_sole(
     session: Session, owner: str, project: str, media_type: str, encoding: str | None
 ) -> RenderedPage | IndexedProject | None:
-    """Return the page or the place of a name that the hub holds, of an owner's sole index.
+    """Return the page of a name in an owner's only index, or the place to redirect to.
 
-    First comes what the owner has or ever had, then what `wander` has, then what another owner has in its own
-    namespace. None says that only the index behind the hub may have it.
+    Names that the owner has or ever had come first, then those of `wander`, then those of another owner in
+    its own namespace. None means that only the index behind the hub can have the name.
     """
     environment_service.require_owner(session, owner)
-    # All of it is asked for in any case: the time that it takes tells nobody what the owner hides.
+    # All queries run in any case, so that the time they take does not reveal what the owner hides.
     mine = repository.holds(session, owner, project)
     bundled = repository.holds(session, BUNDLED_OWNER, project)
     space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
@@ -145,16 +145,18 @@ def find_sole(
 
 
 def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
-    """Return the answer of an owner's sole index for a name that nobody has, here or behind the hub."""
+    """Return the error for a name that neither the hub nor the index behind it has, in an owner's only
+    index."""
     space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
     detail = f"neither this hub nor the index behind it has `{project}`"
-    if space is not None and space != owner:  # the same answer as for a private name there
+    if space is not None and space != owner:  # the same answer as for a private name of that owner
         _refuse_strangers(session, space)
     return refuse_missing(session, IndexedProject(owner, project), detail)
 
 
 def find_root(session: Session, owner: str, media_type: str, encoding: str | None) -> RenderedPage:
-    """Return the owner's list of projects: stored for the public, made for who may see more."""
+    """Return the owner's project list: the stored public list, or a list made for a reader who may see
+    more."""
     if session.info.get(READER) is None:
         place = IndexedProject(owner, "")
         values = {**place.values(), "nothing": rendering.root_json([])}
@@ -168,69 +170,72 @@ def find_root(session: Session, owner: str, media_type: str, encoding: str | Non
 
 
 def find_file(session: Session, place: IndexedProject, filename: str) -> tuple[File, Environment]:
-    """Return a file that may be had at a place, and its environment."""
+    """Return a file on offer at a place, and its environment."""
     owner, project = place.owner or owner_of(session, place.project), place.project
     environment = environments.environment_named(session, owner, project)
     if environment is None:
         _raise_if_moved(session, owner, place)
         environment = environments.environment_once_named(session, owner, project)
-    found = environments.file_of(session, environment, filename) if environment else None
-    if environment is None or found is None:
-        detail = f"`{owner}/{project}` has no file `{filename}`"
+    file = environments.file_of(session, environment, filename) if environment else None
+    if environment is None or file is None:
+        detail = f"`{owner}/{project}` does not have a file `{filename}`"
         raise refuse_missing(session, IndexedProject(owner, project), detail, "file_not_found")
-    if found.version.deleted_at is not None:
+    if file.version.deleted_at is not None:
         raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
     if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
         reason = environment.quarantine_reason
         raise HubProblem(403, "quarantined", f"`{owner}/{project}` is in quarantine: {reason}")
-    return found, environment
+    return file, environment
 
 
 def owner_of(session: Session, project: str) -> str:
-    """Return whose a name is in the combined index; raise a 404 for one that lies in no namespace."""
+    """Return the owner of a name in the combined index; raise a 404 for a name in no namespace."""
     spaces = namespaces.namespaces_of(names.normalize_environment(project))
     owner = repository.owner_of_namespaces(session, spaces)
     if owner is None:
-        detail = f"`{project}` lies in no owner's namespace"
+        detail = f"`{project}` is not in any owner's namespace"
         hint = "projects with other names are in the index of their owner, `/OWNER/simple/`"
         raise HubProblem(404, "project_not_found", detail, hint=hint)
     return owner
 
 
 def render_combined_root(session: Session, media_type: str) -> RenderedPage:
-    """Return the list of the combined index, made from rows: few want it, every change alters it."""
+    """Return the project list of the combined index, rendered on request: few clients want it, and every
+    change alters it."""
     return _fresh("all namespaces", [name for name, _ in _list_combined(session)], media_type)
 
 
 def find_namespace(session: Session, name: str) -> NamespaceInfo:
-    """Return one namespace; raise a 404 where nothing is offered that the caller may see."""
-    for found in list_namespaces(session, name):
-        if found.name == name:
-            return found
-    raise HubProblem(404, "namespace_not_found", f"there is no namespace `{name}`")
+    """Return one namespace; raise a 404 if the caller cannot see anything in it."""
+    for namespace in list_namespaces(session, name):
+        if namespace.name == name:
+            return namespace
+    raise HubProblem(404, "namespace_not_found", f"namespace `{name}` not found")
 
 
 def list_namespaces(session: Session, around: str | None = None) -> list[NamespaceInfo]:
-    """Return the namespaces that the combined index offers something of that the caller may see.
+    """Return the namespaces with projects in the combined index that the caller may see.
 
-    Given one, that one and those above and below it.
+    `around` limits them to one namespace and those above and below it.
     """
     spaces = sorted({owner for _, owner in _list_combined(session, around)})
     return [
         NamespaceInfo(
-            name=one,
-            owner=one,
-            parent=next((two for two in reversed(namespaces.namespaces_of(one)[:-1]) if two in spaces), None),
-            children=[two for two in spaces if one != two and namespaces.covers(one, two)],
+            name=space,
+            owner=space,
+            parent=next(
+                (other for other in reversed(namespaces.namespaces_of(space)[:-1]) if other in spaces), None
+            ),
+            children=[other for other in spaces if space != other and namespaces.covers(space, other)],
         )
-        for one in spaces
+        for space in spaces
     ]
 
 
 def _list_combined(session: Session, around: str | None = None) -> list[tuple[str, str]]:
-    """Return name and owner of everything the caller may see in the combined index, by name."""
+    """Return the name and owner of every project in the combined index that the caller may see, by name."""
     offered = repository.projects_in_namespaces(session, around)
-    spaces = {one for name, _ in offered for one in namespaces.namespaces_of(name)}
+    spaces = {space for name, _ in offered for space in namespaces.namespaces_of(name)}
     ages = repository.owner_ages(session, spaces)
     return [
         (name, owner)
@@ -240,9 +245,9 @@ def _list_combined(session: Session, around: str | None = None) -> list[tuple[st
 
 
 def _raise_if_moved(session: Session, owner: str, place: IndexedProject) -> None:
-    """Redirect a name that its environment took to another owner.
+    """Redirect from the name of an environment that moved to another owner.
 
-    What left its namespace is a 404 in the combined index: nobody else can have the name there.
+    In the combined index, a project that left its namespace is a 404: nobody else can have the name there.
     """
     moved = environments.environment_once_named(session, owner, place.project)
     if moved is None or moved.owner.name == owner:
@@ -250,19 +255,20 @@ def _raise_if_moved(session: Session, owner: str, place: IndexedProject) -> None
     if place.owner is not None:
         raise Moved(moved.owner.name, place.project)
     new = f"{moved.owner.name}/{place.project}"
-    detail = f"`{place.project}` is `{new}` now, outside of the namespace `{owner}`"
+    detail = f"`{place.project}` is now `{new}`, outside the namespace `{owner}`"
     raise refuse_missing(session, IndexedProject(owner, place.project), detail)
 
 
 def refuse_missing(
     session: Session, place: IndexedProject, detail: str, code: str = "project_not_found"
 ) -> HubProblem:
-    """Return the answer for what is not there, or not for this caller, which it must not tell apart.
+    """Return the error for a name or file that is missing or hidden from the caller, who must not learn
+    which.
 
-    Where an owner has or had environments that the caller may not see, everybody but a member of the owner
-    gets the same 401 for every name that is not open to them, and a member for the names that were ever
-    private. uv stops at a 401, where a 404 would send it on to the next index, at which anybody may offer
-    the name; pip goes on in both cases.
+    If an owner has or had environments that the caller may not see, everyone except the owner's members gets
+    the same 401 for every name that is not open to them, and members get it for names that were ever private.
+    uv stops at a 401, whereas a 404 would make it try the next index, where anyone may offer the name; pip
+    goes on in both cases.
     """
     assert place.owner is not None
     reader: Identity | None = session.info.get(READER)
@@ -274,14 +280,14 @@ def refuse_missing(
 
 
 def _sees_all(reader: Identity | None) -> bool:
-    """Return whether nothing is hidden from a reader: an administrator whose token is good for everything."""
+    """Return whether a reader may see everything: an administrator with an unlimited token."""
     return (
         reader is not None and reader.admin and reader.only_owner is None and reader.only_environment is None
     )
 
 
 def _may_begin(session: Session, reader: Identity | None, place: IndexedProject) -> bool:
-    """Return whether a token is there to publish this name, which is free: its uploader looks it up first."""
+    """Return whether the token may publish this name, which is free: its uploader looks the name up first."""
     if reader is None or reader.only_new is None or reader.only_new[1] != place.project:
         return False
     owner = session.get(Owner, reader.only_new[0])
@@ -291,13 +297,13 @@ def _may_begin(session: Session, reader: Identity | None, place: IndexedProject)
 def _refuse_strangers(session: Session, owner: str) -> None:
     reader: Identity | None = session.info.get(READER)
     if reader is not None and reader.only_version is not None:
-        return  # a job of the hub: what was ever private is refused by its name
+        return  # a job of the hub: names that were ever private are refused one by one
     if not _sees_all(reader) and repository.is_closed_to(session, owner, reader):
         raise _token_required()
 
 
 def _token_required() -> HubProblem:
-    hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
+    hint = "add the token to the index address as `https://__token__:TOKEN@...`, or to a netrc file"
     detail = "this index needs an API token"
     return HubProblem(401, "token_required", detail, hint=hint, headers=dict(CHALLENGE))
 

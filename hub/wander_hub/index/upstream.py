@@ -1,7 +1,7 @@
-"""Pages of the index behind the hub, for the names that the hub itself does not hold.
+"""Pages of the index behind the hub, for names that the hub itself does not have.
 
-A page is asked for once in a while, kept with its digests, and lists the upstream's own addresses: whoever
-installs downloads the files from there. Where the upstream does not answer, what was kept stays in use.
+A page is requested now and then and cached with its digests. It lists the upstream's own addresses, from
+which installers download the files. If the upstream does not answer, cached pages stay in use.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ logger = logging.getLogger("wander_hub")
 
 _ACCEPT = f"{JSON_V1}, {HTML_V1};q=0.2, text/html;q=0.1"
 _FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
-"""How long a page is kept, that there is none, and that the upstream does not answer."""
+"""How long a page, the absence of a page, and the silence of the upstream are remembered."""
 _KEPT_BYTES = 64 * 1024 * 1024
 _AT_ONCE = 8
-"""Pages that are asked for at the same time; each may have megabytes."""
+"""Pages requested at the same time; each may have several megabytes."""
 _USUAL_WAIT, _MOST_PRETENDED = 0.1, 4096
 _TIMEOUT_SECONDS, _CONNECT_SECONDS = 20.0, 5.0
 _LINK = re.compile(r"<(a|base)\b([^<>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"|'[^']*'))?""", re.IGNORECASE)
 _OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata", "dist-info-metadata")
-"""What a file's entry keeps beside its name, address and digests (PEP 691, 700, 714)."""
+"""Keys of a file entry that are kept beside its name, address and digests (PEP 691, 700, 714)."""
 
 
 class _KeptPages(NamedTuple):
-    """What the upstream said of a name, by format and encoding; nothing where it has no such name."""
+    """The upstream's pages of a name, by format and encoding; empty if it does not have the name."""
 
     pages: dict[tuple[str, str | None], RenderedPage]
     until: float
@@ -62,7 +62,7 @@ class _KeptPages(NamedTuple):
 
 
 class Upstream:
-    """The package index behind a hub, or none."""
+    """The package index behind a hub, if the hub has one."""
 
     def __init__(self, url: str | None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = f"{url.rstrip('/')}/" if url else None
@@ -74,11 +74,12 @@ class Upstream:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._silent_until = 0.0
         self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
-        """How long the last answers took that there is none."""
+        """Time that the latest answers about missing names took."""
         self._pretended: OrderedDict[str, float] = OrderedDict()
 
     async def page(self, project: str, media_type: str, encoding: str | None) -> RenderedPage | None:
-        """Return the page of a normalised name; None where there is none, a 503 from a silent upstream."""
+        """Return the page of a normalized name, or None if it is missing; raise a 503 if the upstream is
+        silent."""
         if self.url is None:
             return None
         kept = self._kept.get(project)
@@ -88,13 +89,13 @@ class Upstream:
         else:
             self._kept.move_to_end(project)
         form = JSON_V1 if media_type == JSON_V1 else HTML_V1
-        found = kept.pages.get((form, encoding)) or kept.pages.get((form, None))
-        return found._replace(media_type=media_type) if found is not None else None
+        page = kept.pages.get((form, encoding)) or kept.pages.get((form, None))
+        return page._replace(media_type=media_type) if page is not None else None
 
     async def pretend(self, project: str) -> None:
-        """Take as long, or fail, as if a name were asked for that nobody has, without telling the upstream.
+        """Take as long as for a missing name, or fail in the same way, without asking the upstream.
 
-        So nobody learns from the clock that the hub holds a name which it must not show to them.
+        So response times do not reveal that the hub has a name that it must not show to the caller.
         """
         now = time.monotonic()
         if self.url is None or self._pretended.get(project, 0.0) > now:
@@ -120,22 +121,22 @@ class Upstream:
             if now < self._silent_until:
                 raise httpx.ConnectError("it did not answer a moment ago")
             async with self._places:
-                found = await self._ask(project)
+                answer = await self._ask(project)
         except (httpx.HTTPError, ValueError) as error:
             if now >= self._silent_until:
-                logger.warning("the upstream index `%s` has no usable answer: %s", self.url, error)
+                logger.warning("cannot read pages of the upstream index `%s`: %s", self.url, error)
                 if isinstance(error, httpx.TransportError):
                     self._silent_until = now + _SILENT_SECONDS
             if kept is None:
                 raise _silence(project) from error
-            found = _KeptPages(kept.pages, now + _SILENT_SECONDS)
-        self._keep(project, found)
-        return found
+            answer = _KeptPages(kept.pages, now + _SILENT_SECONDS)
+        self._keep(project, answer)
+        return answer
 
-    def _keep(self, project: str, found: _KeptPages) -> None:
+    def _keep(self, project: str, pages: _KeptPages) -> None:
         before = self._kept.pop(project, None)
-        self._kept_bytes += found.size - (before.size if before else 0)
-        self._kept[project] = found
+        self._kept_bytes += pages.size - (before.size if before else 0)
+        self._kept[project] = pages
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size
 
@@ -160,7 +161,7 @@ class Upstream:
                     body += chunk
                     UPSTREAM_PAGE.check_size(len(body))
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer within {_TIMEOUT_SECONDS:g} s") from error
+            raise httpx.ReadTimeout(f"no complete answer within {_TIMEOUT_SECONDS:g} s") from error
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         pages = await run_in_threadpool(_read, project, kind, bytes(body), str(answer.url))
         return _KeptPages(pages, time.monotonic() + _FOUND_SECONDS)
@@ -170,27 +171,27 @@ def _silence(project: str) -> HubProblem:
     return HubProblem(
         503,
         "upstream_silent",
-        f"this hub does not hold `{project}`, and the index behind it does not answer",
+        f"this hub does not have `{project}`, and the index behind it does not answer",
         hint="try again in a moment",
         headers={"Retry-After": str(int(_SILENT_SECONDS))},
     )
 
 
 def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], RenderedPage]:
-    """Return a page of the upstream in every format and encoding; raises `ValueError` for what is none."""
+    """Return an upstream page in every format and encoding; raises `ValueError` for an invalid page."""
     if kind == JSON_V1:
         data = read_json(body, UPSTREAM_PAGE)
         listed = data.get("files") if isinstance(data, dict) else None
         if not isinstance(listed, list):
-            raise ValueError(f"its page of `{project}` lists no files")
+            raise ValueError(f"its page of `{project}` does not list files")
     else:
         listed, relative_to = _read_links(body.decode(errors="replace"))
         base = urljoin(base, relative_to)
-    found = [each for file in listed if (each := _entry_of(project, file, base)) is not None]
-    entries = [entry for entry, _ in found]
+    usable = [entry for file in listed if (entry := _entry_of(project, file, base)) is not None]
+    entries = [entry for entry, _ in usable]
     title = f"Links for {html.escape(project)}"
     bodies = {
-        JSON_V1: _render_json(project, entries, [version for _, version in found]),
+        JSON_V1: _render_json(project, entries, [version for _, version in usable]),
         HTML_V1: rendering.list_html(title, list(map(rendering.link_to, entries))),
     }
     pages: dict[tuple[str, str | None], RenderedPage] = {}
@@ -205,7 +206,7 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
 
 
 def _entry_of(project: str, file: Any, base: str) -> tuple[dict[str, Any], str] | None:
-    """Return a file's entry and version; None for another project's or one that has no usable address."""
+    """Return a file's entry and version; None for a file of another project or without a usable address."""
     if not isinstance(file, dict):
         return None
     filename, url = str(file.get("filename", "")), urljoin(base, str(file.get("url", "")))
@@ -223,7 +224,7 @@ def _entry_of(project: str, file: Any, base: str) -> tuple[dict[str, Any], str] 
 
 def _render_json(project: str, entries: list[dict[str, Any]], versions: list[str]) -> bytes:
     versioned = all("size" in entry for entry in entries)
-    # That it is not of the hub matters to the client; such keys are an index's own (PEP 691).
+    # The client must know that the page is not the hub's; an index may add such keys (PEP 691).
     meta = {"api-version": "1.1" if versioned else "1.0", "_upstream": True}
     page: dict[str, Any] = {"meta": meta, "name": project, "files": entries}
     if versioned:
@@ -232,12 +233,12 @@ def _render_json(project: str, entries: list[dict[str, Any]], versions: list[str
 
 
 def _read_links(page: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the links of a page of PEP 503 as entries of PEP 691, and what they are relative to."""
+    """Return the links of a PEP 503 page as PEP 691 entries, and the base URL of relative links."""
     files: list[dict[str, Any]] = []
     base = ""
     for tag, written in _LINK.findall(page):
-        words = {name.lower(): html.unescape(value[1:-1]) for name, value in _ATTRIBUTE.findall(written)}
-        href = words.get("href", "")
+        attributes = {name.lower(): html.unescape(value[1:-1]) for name, value in _ATTRIBUTE.findall(written)}
+        href = attributes.get("href", "")
         if tag.lower() == "base":
             base = base or href
             continue
@@ -247,11 +248,11 @@ def _read_links(page: str) -> tuple[list[dict[str, Any]], str]:
         name, _, digest = fragment.partition("=")
         entry: dict[str, Any] = {"filename": unquote(urlsplit(url).path.rpartition("/")[2]), "url": url}
         entry["hashes"] = {name: digest} if digest else {}
-        if "data-requires-python" in words:
-            entry["requires-python"] = words["data-requires-python"]
-        if "data-yanked" in words:
-            entry["yanked"] = words["data-yanked"] or True
-        core = words.get("data-core-metadata") or words.get("data-dist-info-metadata")
+        if "data-requires-python" in attributes:
+            entry["requires-python"] = attributes["data-requires-python"]
+        if "data-yanked" in attributes:
+            entry["yanked"] = attributes["data-yanked"] or True
+        core = attributes.get("data-core-metadata") or attributes.get("data-dist-info-metadata")
         if core:
             entry["core-metadata"] = {"sha256": core[7:]} if core.startswith("sha256=") else True
         files.append(entry)

@@ -1,1 +1,1 @@
-"""Uploads: one pipeline of small named checks, then store, then commit."""
+"""Uploads: a pipeline of small named checks, then storing the files, then committing the rows."""

@@ -1,10 +1,10 @@
 """The hub's own packages, under the owner `wander`: the SDK, the client, the classic API, and the plugins.
 
-So a machine that reaches only this hub and a package mirror can install the command
-(`pip install --index-url HUB/wander/index/ wander-client`). From a source checkout the wheels are
-built (reproducibly: the same sources give the same bytes); from an installation they are packed again from
-the installed files. While a version is being developed its wheel changes, and the newest build is served:
-these are the only files on a hub that are ever replaced.
+With them, a machine that can reach only this hub and a package mirror can install the command (`pip install
+--index-url HUB/wander/index/ wander-client`). A hub in a source checkout builds the wheels (reproducibly: the
+same sources give the same bytes); an installed hub repacks them from the installed files. While a version is
+under development, its wheel changes and the newest build is served: these are the only files on a hub that
+are ever replaced.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache
 
 
 def publish_bundled(database: Database, storage: Storage, settings: Settings) -> list[str]:
-    """Publish what is installed beside the hub; return the file names that were new."""
+    """Publish the packages installed beside the hub; return the names of the new files."""
     fresh: list[str] = []
     with tempfile.TemporaryDirectory(prefix="wander-hub-") as folder:
         for name in BUNDLED_DISTRIBUTIONS:
@@ -54,20 +54,20 @@ def publish_bundled(database: Database, storage: Storage, settings: Settings) ->
                 wheel = wheel_of(distribution(name), Path(folder))
                 fresh += _publish(wheel, database, storage, settings)
             except subprocess.CalledProcessError as error:
-                logger.warning("`%s` is not offered by this hub: %s", name, error.stderr.decode()[-2000:])
+                logger.warning("this hub cannot offer `%s`: %s", name, error.stderr.decode()[-2000:])
             except (PackageNotFoundError, FileNotFoundError, HubProblem) as error:
-                logger.warning("`%s` is not offered by this hub: %s", name, error)
+                logger.warning("this hub cannot offer `%s`: %s", name, error)
     return fresh
 
 
 def ensure_owner(session: Session) -> None:
-    """Make the owner of the hub's own packages, so that nobody else can take its name."""
+    """Create the owner of the hub's own packages, so that nobody else can take its name."""
     if accounts.owner_named(session, BUNDLED_OWNER) is None:
         new_owner(session, BUNDLED_OWNER)
 
 
 def wheel_of(installed: Distribution, folder: Path) -> Path:
-    """Return a wheel of an installed distribution, made in `folder`."""
+    """Return a wheel of an installed distribution, built in `folder`."""
     source = source_folder(installed)
     if source is None:
         return _pack(installed, folder)
@@ -78,7 +78,7 @@ def wheel_of(installed: Distribution, folder: Path) -> Path:
 
 
 def source_folder(installed: Distribution) -> Path | None:
-    """Return the sources of an editable installation, None for an ordinary one."""
+    """Return the source folder of an editable installation, or None for an ordinary installation."""
     text = installed.read_text("direct_url.json")
     if text is None:
         return None
@@ -89,7 +89,7 @@ def source_folder(installed: Distribution) -> Path | None:
 
 
 def _pack(installed: Distribution, folder: Path) -> Path:
-    """Pack the files that RECORD lists into a wheel again; scripts are made anew by each installer."""
+    """Repack the files listed in RECORD into a wheel; scripts are left out, since installers create them."""
     name = installed.metadata["Name"].replace("-", "_")
     stem = f"{name}-{installed.version}"
     wheel = folder / f"{stem}-py3-none-any.whl"

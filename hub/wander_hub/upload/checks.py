@@ -1,9 +1,9 @@
-"""The gate: named checks in a fixed order, cheap before dear; the first that fails is the answer.
+"""The gate: named checks in a fixed order, cheap ones first; the first check that fails is the answer.
 
-Order: form, file name, size, then one pass over the bytes that checks archive and digests together, then
-name and version, names that clash, entry point. Who the caller is was checked before a byte of the body was
-read. Nothing is taken from the form but what can be compared with the file, and `wander_check`, which is the
-publisher's word and shown as such. The reasons for a refusal are the `RULES`.
+The order is form, file name, size, then a single pass over the bytes that checks the archive and the digests,
+then name and version, clashing names, entry point. The caller's rights were checked before the body was read.
+The form is trusted only where it can be compared with the file, except for `wander_check`, which is the
+publisher's claim and displayed as such. The reasons for a refusal are in `RULES`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _WANDER_MODULES = frozenset(
 
 
 def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Package:
-    """Run every check and return what the file holds.
+    """Run every check and return the package.
 
-    `environment` demands that it offers one, and that it is none of the hub's own packages.
+    `environment` requires that it offers an environment and is not one of the hub's own packages.
     """
     check_form(upload)
     filename = check_filename(upload.filename)
@@ -60,22 +60,24 @@ def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Pa
 
 
 def check_form(upload: Upload) -> None:
-    """The legacy protocol's fixed fields, where they are given."""
+    """Require that the fixed fields of the legacy protocol are right, if the form has them."""
     action = upload.fields.get(":action", "file_upload")
     version = upload.fields.get("protocol_version", "1")
     if action != "file_upload" or version != "1":
-        raise refusal("bad_form", f"`:action={action[:50]}` with protocol {version[:50]} is not an upload")
+        raise refusal(
+            "bad_form", f"`:action={action[:50]}` with protocol version {version[:50]} is not an upload"
+        )
     kind = upload.fields.get("filetype")
     if kind and _FILE_TYPES.get(kind) != ("wheel" if upload.filename.endswith(".whl") else "sdist"):
-        raise refusal("bad_form", f"`{upload.filename[:100]}` is no `{kind[:50]}`, as `filetype` says")
+        raise refusal("bad_form", f"`filetype` is `{kind[:50]}`, but `{upload.filename[:100]}` is not")
 
 
 def parse_check(upload: Upload) -> CheckSummary | None:
-    """Return what the publisher says `wander check` found; None where nothing is said, as by twine and uv."""
+    """Return the publisher's `wander check` results, or None if the form has none, as with twine and uv."""
     text = upload.fields.get(CHECK_FIELD)
     if not text:
         return None
-    hint = "`wander publish --no-check` leaves it out"
+    hint = "publish without it: `wander publish --no-check`"
     try:
         return read_record(CheckSummary, text, CHECK_REPORT)
     except Refused as error:
@@ -83,14 +85,14 @@ def parse_check(upload: Upload) -> CheckSummary | None:
 
 
 def check_filename(filename: str) -> FileName:
-    """The name is one that the packaging standards know, and cannot be mistaken for a path."""
+    """Require a file name that the packaging standards allow and that cannot be mistaken for a path."""
     if not _FILENAME.fullmatch(filename):
-        detail = f"`{filename[:100]!s}` is not the name of a distribution"
+        detail = f"`{filename[:100]!s}` is not a valid file name for a distribution"
         raise refusal("bad_filename", detail.encode("utf-8", "replace").decode())
     try:
         if filename.endswith(".whl"):
             parts = filename.removesuffix(".whl").split("-")
-            tags = wheel.expand_tag("-".join(parts[-3:]))  # bounded, which the next line is not
+            tags = wheel.expand_tag("-".join(parts[-3:]))  # limited in size, unlike the next call
             name, version, build, _tags = parse_wheel_filename(filename)
             stem = "-".join(parts[:2])
             return FileName("wheel", name, str(version), stem, parts[2] if build else "", tags)
@@ -98,25 +100,25 @@ def check_filename(filename: str) -> FileName:
         name, version = parse_sdist_filename(filename)
         wanted = f"{name.replace('-', '_')}-{version}"
         if stem != wanted:
-            raise ValueError(f"by PEP 625 its name is `{wanted}.tar.gz`")
+            raise ValueError(f"PEP 625 requires the name `{wanted}.tar.gz`")
         return FileName("sdist", name, str(version), stem)
     except (InvalidWheelFilename, InvalidSdistFilename, ValueError) as error:
         raise refusal("bad_filename", f"`{filename}`: {error!s:.300}") from error
 
 
 def check_size(filename: str, size: int, settings: Settings) -> None:
-    """Neither empty nor over the limit."""
+    """Require a file that is neither empty nor over the limit."""
     if size == 0:
         raise refusal("empty_file", f"`{filename}` is empty")
     if size > settings.max_upload_bytes:
         allowed = f"{settings.max_upload_bytes / (1024 * 1024):,.0f} MiB"
-        raise refusal("too_large", f"`{filename}` is over this hub's limit of {allowed}")
+        raise refusal("too_large", f"`{filename}` exceeds this hub's limit of {allowed}")
 
 
 def check_bytes(upload: Upload, filename: FileName, settings: Settings, findings: Findings) -> Contents:
-    """Read the file once, from its first byte to its last, for the archive's sake and the digests'.
+    """Read the file once from start to end, checking the archive and the digests together.
 
-    Where both are wrong, the digests are the answer: the file was damaged on its way.
+    If both are wrong, the digests are reported: the file was damaged in transit.
     """
     given = {key: upload.fields[key].strip().lower() for key in DIGESTS if upload.fields.get(key)}
     stream = ByteStream(upload.body, given.keys() - {_TAKEN})
@@ -133,7 +135,7 @@ def check_bytes(upload: Upload, filename: FileName, settings: Settings, findings
 
 
 def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> None:
-    """Every digest that was given is that of the bytes that came, of which one was taken on their way in."""
+    """Require that every digest in the form matches the bytes received; SHA-256 is known from the upload."""
     others = stream.digests() if given.keys() - {_TAKEN} else {}
     real = {**others, _TAKEN: sha256}
     for key, value in given.items():
@@ -142,19 +144,23 @@ def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> 
 
 
 def check_identity(upload: Upload, filename: FileName, package: Package, findings: Findings) -> None:
-    """File name, metadata inside the file and form agree; no address of the hub's own has the name."""
+    """Require that file name, metadata and form agree, and that the name is not reserved."""
     if (filename.name, filename.version) != (package.name, package.version):
         inside = f"`{package.name}` {package.version}"
-        raise refusal("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
+        raise refusal("name_mismatch", f"`{upload.filename}` contains the metadata of {inside}")
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
     if claimed_name and names.normalize_environment(claimed_name) != package.name:
-        raise refusal("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
+        raise refusal(
+            "name_mismatch", f"the form says `{claimed_name[:100]}`, the file says `{package.name}`"
+        )
     try:
         fits = not claimed_version or names.normalize_version(claimed_version) == package.version
-    except ValueError:  # no version, or a number with thousands of digits
+    except ValueError:  # not a version, or a number with thousands of digits
         fits = False
     if claimed_version and not fits:
-        raise refusal("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
+        raise refusal(
+            "version_mismatch", f"the form says {claimed_version[:100]}, the file says {package.version}"
+        )
     if "+" in package.version:
         findings.note("local_version", f"{package.version} is a local version")
     if package.name in names.RESERVED_ENVIRONMENTS:
@@ -162,15 +168,16 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
 
 
 def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
-    """No module takes the place of one of Python's or, unless it is the hub's `own`, of Wander's."""
+    """Require that no module replaces a module of Python or of Wander, unless the package is the hub's
+    `own`."""
     for module in sorted(contents.modules):
         if module in sys.stdlib_module_names:
-            findings.note("shadows_stdlib", f"`{module}` is a module of Python itself")
+            findings.note("shadows_stdlib", f"`{module}` is a module of the Python standard library")
         if module in _WANDER_MODULES and not own:
             findings.note("shadows_wander", f"`{module}` is a module of Wander")
 
 
 def check_environment(package: Package) -> None:
-    """The package offers an environment: an entry point, or a module with `load_environment`."""
+    """Require that the package offers an environment: an entry point, or a module with `load_environment`."""
     if package.contents.entry_point is None and not package.contents.has_loader:
-        raise refusal("no_environment", f"`{package.filename}` offers no environment")
+        raise refusal("no_environment", f"`{package.filename}` does not offer an environment")

@@ -1,7 +1,7 @@
-"""Models that come in parts: a revision's files are announced, arrive, and become visible together.
+"""Models uploaded in parts: the files of a revision are announced, arrive, and become visible together.
 
-Weights are read from their parts as a stream, once, to be hashed and stored, so no copy of them lies in a
-temporary folder and no more than a few parts are in memory.
+Weights are read once from their parts as a stream, to be hashed and stored, so they are not copied to a
+temporary folder and only a few parts are in memory at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from wander_hub.transfers.models import Transfer
 
 
 def announce(context: Context, wanted: NewModel) -> tuple[TransferInfo, bool]:
-    """Open the transfer of a revision's files; those that the model has in another revision are not sent."""
+    """Open the transfer of a revision's files; files that the model already has are not sent again."""
     wanted = wanted.model_copy(update={"name": names.normalize_environment(wanted.name)})
     _check_files(wanted, context.settings)
 
@@ -69,7 +69,7 @@ def _admit(session: Session, transfer: Transfer, caller: Identity) -> NewModel:
 
 
 def _finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisible:
-    """Store the files and read what the revision is."""
+    """Store the files and read the facts about the checkpoint."""
     wanted: NewModel = arrived.subject
     with context.read() as session:
         owner = rights.find_owner(session, context.caller, wanted.owner)
@@ -83,9 +83,8 @@ def _finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisib
         owner = rights.find_owner(session, context.caller, wanted.owner)
         accounts.lock_owner(session, owner)
         model, known = _place_for(session, context, owner, wanted)
-        arrived.ensure(
-            context.storage, arrived.transfer.files
-        )  # a file may have gone with the revision that had it
+        # Deleting another revision may have removed a file.
+        arrived.ensure(context.storage, arrived.transfer.files)
         if model is None:
             visibility = wanted_visibility(wanted.private, internal=wanted.internal)
             visibility = visibility or owner.default_visibility
@@ -104,7 +103,7 @@ def _finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisib
 
 
 def _describe(session: Session, transfer: Transfer, base_url: str) -> ModelRevision:
-    """Return the revision that a transfer became."""
+    """Return the revision that a transfer created."""
     wanted = NewModel.model_validate(transfer.stated)
     model = models.find(session, wanted.owner, wanted.name)
     revision = models.find_revision(session, model, _revision_of(wanted))
@@ -119,26 +118,26 @@ def _revision_of(wanted: NewModel) -> str:
 
 
 def _check_files(wanted: NewModel, settings: Settings) -> None:
-    """Refuse at once what can be said of files whose bytes are still to come."""
+    """Check the announced files as far as possible before their bytes arrive."""
     if len({file.filename.lower() for file in wanted.files}) != len(wanted.files):
-        raise HubProblem(422, "invalid_request", "a file is named twice")
+        raise HubProblem(422, "invalid_request", "two files have the same name")
     for file in wanted.files:
         if not may_be_sent(file.filename):
-            detail = f"`{file.filename}` is no file of a model"
-            hint = "safetensors, JSON and text alone: nothing that runs code when it is read"
+            detail = f"models cannot contain files such as `{file.filename}`"
+            hint = "only safetensors, JSON and text files: formats that do not run code when loaded"
             raise HubProblem(422, "bad_model", detail, hint=hint)
         if file.filename == CARD and file.size > settings.max_readme_bytes:
-            detail = f"`{CARD}` is over this hub's {settings.max_readme_bytes:,} bytes"
+            detail = f"`{CARD}` exceeds this hub's limit of {settings.max_readme_bytes:,} bytes"
             raise HubProblem(413, "too_large", detail)
     if (size := sum(file.size for file in wanted.files)) > settings.max_model_bytes:
-        detail = f"the model has {size:,} bytes, and this hub takes {settings.max_model_bytes:,}"
-        raise HubProblem(413, "too_large", detail, hint="its operator can raise `WANDER_HUB_MAX_MODEL_BYTES`")
+        detail = f"the model has {size:,} bytes; this hub accepts up to {settings.max_model_bytes:,}"
+        raise HubProblem(413, "too_large", detail, hint="the operator can raise `WANDER_HUB_MAX_MODEL_BYTES`")
 
 
 def _place_for(
     session: Session, context: Context, owner: Owner, wanted: NewModel
 ) -> tuple[Model | None, Revision | None]:
-    """Return the model and the revision that are there; refuse what must not be pushed, or has no room."""
+    """Return the existing model and revision; refuse a push that is not allowed or exceeds a quota."""
     visibility = wanted_visibility(wanted.private, internal=wanted.internal)
     model, known = models.require_pusher(session, context.caller, owner, wanted.name, visibility), None
     name, revision = wanted.name, _revision_of(wanted)
@@ -146,7 +145,7 @@ def _place_for(
         rows = repository.revisions_of(session, model)
         known = next((row for row in rows if row.revision == revision), None)
     if known is not None and known.deleted_at is not None:
-        detail = f"`{owner.name}/{name}@{revision[:12]}` was deleted; these very files are not taken again"
+        detail = f"`{owner.name}/{name}@{revision[:12]}` was deleted; the same files cannot be pushed again"
         raise HubProblem(409, "revision_deleted", detail, hint="push them under another name")
     sizes = {file.sha256: file.size for file in wanted.files}
     quotas.foresee(session, context.settings, owner, files=sizes, versions=int(known is None))
@@ -154,7 +153,7 @@ def _place_for(
 
 
 def _read(storage: Storage, wanted: NewModel) -> tuple[CheckpointFacts, str]:
-    """Return what the stored files say, and the page that is made of the model's card."""
+    """Return the facts in the stored files, and the rendered model card."""
     files = {file.filename: file for file in wanted.files}
 
     def read(name: str, start: int, length: int) -> bytes:
@@ -167,7 +166,7 @@ def _read(storage: Storage, wanted: NewModel) -> tuple[CheckpointFacts, str]:
     if CARD not in files:
         return facts, ""
     text = read(CARD, 0, files[CARD].size).decode("utf-8", "replace")
-    if text.startswith("---\n"):  # what Hugging Face reads of a card stands before it
+    if text.startswith("---\n"):  # the front matter that Hugging Face reads
         text = text.partition("\n---\n")[2]
     return facts, render(text, "text/markdown")
 
@@ -176,7 +175,7 @@ def _revision(
     session: Session, context: Context, model: Model, wanted: NewModel, facts: CheckpointFacts, card: str
 ) -> Revision:
     weights = weights_of({file.filename: file.sha256 for file in wanted.files})
-    assert weights is not None  # a checkpoint without any was refused
+    assert weights is not None  # checkpoints without weights were refused
     return Revision(
         model=model,
         revision=_revision_of(wanted),

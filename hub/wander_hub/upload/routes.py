@@ -1,4 +1,5 @@
-"""The API that takes in versions and models: in parts, and the legacy form of twine, uv, poetry and pdm."""
+"""The upload API for versions and models: uploads in parts, and the legacy form of twine, uv, poetry and
+pdm."""
 
 from __future__ import annotations
 
@@ -44,12 +45,12 @@ _BODY = form_body(
         checks.CHECK_FIELD: {
             "type": "string",
             "maxLength": CHECK_REPORT.most_bytes,
-            "description": "a CheckSummary as JSON, with a wheel",
+            "description": "a CheckSummary in JSON, sent with a wheel",
         },
         service.VISIBILITY_FIELD: {
             "type": "string",
             "enum": ["public", "internal", "private"],
-            "description": "of an environment that is new; else the owner's settings decide",
+            "description": "visibility of a new environment; by default the owner's setting",
         },
         "content": {"type": "string", "format": "binary"},
     },
@@ -61,7 +62,8 @@ _BODY = form_body(
 @part_of_another
 @takes(ANNOUNCEMENT)
 def open_version_transfer(wanted: NewUpload, context: ForPublisher) -> Response:
-    """Announce all files of a version; what can be said against them is said before a byte is sent."""
+    """Announce all files of a version; problems that the announcement reveals are reported before the
+    upload."""
     return opened(context, *versions.announce(context, wanted))
 
 
@@ -69,12 +71,12 @@ def open_version_transfer(wanted: NewUpload, context: ForPublisher) -> Response:
 @part_of_another
 @takes(ANNOUNCEMENT)
 def open_model_transfer(wanted: NewModel, context: ForPublisher) -> Response:
-    """Announce all files of a model's revision."""
+    """Announce all files of a model revision."""
     return opened(context, *revisions.announce(context, wanted))
 
 
 def may_upload(owner: str, context: ForPublisher) -> Context:
-    """Refuse a caller who may publish nothing here before a byte of the body is read."""
+    """Refuse a caller who cannot publish here before the body is read."""
     with context.read() as session:
         rights.find_uploading_owner(session, context.caller, owner)
     return context
@@ -91,7 +93,7 @@ def may_upload(owner: str, context: ForPublisher) -> Context:
 async def upload_file(
     request: Request, owner: str, context: Annotated[Context, Depends(may_upload)]
 ) -> Response:
-    """Publish one distribution file; the same bytes again get 200, other bytes 409."""
+    """Publish one distribution file; repeating the upload returns 200, different bytes return 409."""
     max_bytes = context.settings.max_upload_bytes
     async with multipart_form(request, max_bytes=max_bytes, max_files=8) as form:
         body, created = await run_in_threadpool(_publish, form, owner, context)
@@ -102,7 +104,7 @@ async def upload_file(
 def _publish(form: FormData, owner_name: str, context: Context) -> tuple[VersionDetail, bool]:
     content = form.get("content")
     if not isinstance(content, UploadFile) or not content.filename:
-        raise HubProblem(400, "bad_form", "the form has no file part `content`")
+        raise HubProblem(400, "bad_form", "the form does not have a file part `content`")
     fields: dict[str, str] = {}
     for key, value in form.multi_items():
         if isinstance(value, str):

@@ -1,4 +1,5 @@
-"""Publishes checked files of one version: objects first, then rows and index pages in one transaction."""
+"""Publishes the checked files of a version: first the objects, then rows and index pages in one
+transaction."""
 
 from __future__ import annotations
 
@@ -37,33 +38,33 @@ VISIBILITY_FIELD = "wander_visibility"
 
 @dataclass(frozen=True)
 class Place:
-    """The environment and version that files are added to; both None for a new name."""
+    """The environment and version to which files are added; both are None for a new name."""
 
     environment: Environment | None = None
     version: Version | None = None
     known: Mapping[str, File] = field(default_factory=dict)
-    """Those of the files that are there already, with the same bytes unless they are to be replaced."""
+    """Files of the upload that exist already, with the same bytes unless they are to be replaced."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """The outcome of an upload."""
+    """The result of an upload."""
 
     environment: Environment
     version: Version
     created: bool
-    """False when the hub already had these very bytes."""
+    """False if the hub already had the same bytes."""
 
 
 def read_visibility(upload: Upload) -> Visibility | None:
-    """Return who is to see a new environment; None where the publisher says nothing."""
+    """Return the requested visibility of a new environment, or None if the publisher does not set it."""
     stated = upload.fields.get(VISIBILITY_FIELD)
     if not stated:
         return None
-    found = next((one for one in LEVELS if one == stated), None)
-    if found is None:
-        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `public`, `internal` or `private`")
-    return found
+    visibility = next((level for level in LEVELS if level == stated), None)
+    if visibility is None:
+        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` must be `public`, `internal` or `private`")
+    return visibility
 
 
 def publish(
@@ -80,19 +81,20 @@ def publish(
     compared: Mapping[str, Sequence[str]] | None = None,
     attested: Mapping[str, CheckedAttestations] | None = None,
 ) -> Published:
-    """Record files of one version whose objects are stored: all, or none for the fault of one.
+    """Record files of a version whose objects are stored: all of them, or none if any has a fault.
 
-    Other bytes under a known file name are a 409, unless `replace`, which is for the hub's own packages: they
-    are rebuilt under one version while they are developed. `check` is what the publisher states; that of a
-    version's first wheel is kept. A version that is older than `open_days` takes no new file. `compared` has
-    the wheels that were held against the source archive, each with the files that only its build made.
-    `attested` has what was attested of the files, those that the hub already had included.
+    Different bytes under an existing file name are a 409, except with `replace`, which is for the hub's own
+    packages: they are rebuilt under the same version during development. `check` is the publisher's claim; it
+    is kept from a version's first wheel. A version older than `open_days` does not accept new files.
+    `compared` has the wheels that were compared with the source archive, each with the files that only its
+    build produced. `attested` has the attestations of the files, including files that the hub already had.
     """
     accounts.lock_owner(session, owner)  # the index pages are rendered from all of the owner's rows
-    wheels_first = sorted(packages, key=lambda one: one.kind != "wheel")
+    wheels_first = sorted(packages, key=lambda package: package.kind != "wheel")
     first = wheels_first[0]
+    digests = {package.filename: package.sha256 for package in packages}
     place = place_for(
-        *(session, owner, first.name, first.version, {one.filename: one.sha256 for one in packages}, caller),
+        *(session, owner, first.name, first.version, digests, caller),
         visibility=visibility,
         open_days=open_days,
         replace=replace,
@@ -105,9 +107,9 @@ def publish(
         listed=listed,
         visibility=visibility or owner.default_visibility,
     )
-    fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
+    fresh = [package for package in wheels_first if not _is_there(place, package.filename, package.sha256)]
     label = f"{owner.name}/{environment.name}@{first.version}"
-    files = {one.filename: one.sha256 for one in fresh}
+    files = {package.filename: package.sha256 for package in fresh}
     audit.about(session, owner=owner.name, target=label, files=files)
     if not fresh:
         audit.nothing_done(session)
@@ -122,7 +124,7 @@ def publish(
     for package in fresh:
         _put_file(environment, version, package, place.known.get(package.filename))
     session.add_all(version.files)
-    version.files.sort(key=lambda one: one.filename, reverse=True)  # as they are loaded
+    version.files.sort(key=lambda file: file.filename, reverse=True)  # as the database returns them
     _note_source(version, packages, compared or {})
     session.flush()
     attestations.keep_provenance(session, environment, attested or {})
@@ -149,37 +151,41 @@ def place_for(
     open_days: int | None = None,
     replace: bool = False,
 ) -> Place:
-    """Return where files of a version would go, given by name and digest.
+    """Return where files of a version, given by name and digest, would go.
 
-    Refuses them for all that can be said before their bytes are known.
+    Refuses them for every reason that does not depend on their bytes.
     """
     environment = _environment_for(session, owner, name, caller, visibility)
     if environment is None:
         return Place()
-    found = environments.version_of(session, environment, version)
-    if found is None:
+    existing = environments.version_of(session, environment, version)
+    if existing is None:
         return Place(environment)
-    label = f"{environment.label}@{found.version}"
-    if found.deleted_at is not None:
+    label = f"{environment.label}@{existing.version}"
+    if existing.deleted_at is not None:
         hint = "publish a higher version"
-        raise HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
-    if found.version != version:
+        raise HubProblem(
+            409, "version_deleted", f"`{label}` was deleted and cannot be published again", hint=hint
+        )
+    if existing.version != version:
         raise HubProblem(
             409,
             "version_exists",
-            f"`{version}` is the release `{label}`, spelled differently",
-            hint=f"raise the version above {environment.latest_version}, or build `{found.version}`",
+            f"`{version}` is another spelling of the existing version `{label}`",
+            hint=f"raise the version above {environment.latest_version}, or build `{existing.version}`",
         )
-    place = Place(environment, found, {one.filename: one for one in found.files if one.filename in files})
+    place = Place(
+        environment, existing, {file.filename: file for file in existing.files if file.filename in files}
+    )
     if all(_is_there(place, filename, sha256) for filename, sha256 in files.items()):
         return place
-    if any(names.distribution_of(one.filename) != name for one in found.files):
+    if any(names.distribution_of(file.filename) != name for file in existing.files):
         raise _refuse_taken(environment, next(iter(files)))
     for filename in files:
         if filename in place.known and not replace and not _is_there(place, filename, files[filename]):
             raise _refuse_taken(environment, filename)
-    if open_days is not None and now() - found.uploaded_at > timedelta(days=open_days) and not replace:
-        detail = f"`{label}` is of {found.uploaded_at:%Y-%m-%d} and takes no more files"
+    if open_days is not None and now() - existing.uploaded_at > timedelta(days=open_days) and not replace:
+        detail = f"`{label}` was published on {existing.uploaded_at:%Y-%m-%d} and no longer accepts files"
         raise HubProblem(409, "version_closed", detail, hint="publish a new version")
     return place
 
@@ -192,10 +198,12 @@ def _is_there(place: Place, filename: str, sha256: str) -> bool:
 def require_publisher(
     session: Session, owner: Owner, name: str, caller: Identity
 ) -> Environment | FormerName | None:
-    """Return what holds a name; refuse who may not publish under it."""
+    """Return the environment or former name that holds a name; refuse a caller who cannot publish under
+    it."""
     held = environments.find_taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
-        # Whoever has no right to the name learns nothing about it: new, private and moved are refused alike.
+        # Callers without a right to the name learn nothing about it: new, private and moved names get the
+        # same answer.
         rights.require_new(session, caller, owner, name)
     return held
 
@@ -203,29 +211,29 @@ def require_publisher(
 def _environment_for(
     session: Session, owner: Owner, name: str, caller: Identity, visibility: Visibility | None
 ) -> Environment | None:
-    """Return the environment of a name, None for a new one; refuse who may not publish there."""
+    """Return the environment of a name, or None for a new name; refuse a caller who cannot publish there."""
     held = require_publisher(session, owner, name, caller)
     if isinstance(held, FormerName):
         moved = environments.environment_numbered(session, held.environment_id)
-        detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
+        detail = f"`{owner.name}/{name}` is a former name and cannot be used again"
         hint = "choose another name"
         if moved is not None:
-            hint = f"publish to `{moved.label}`, which it has become"
+            hint = f"publish to `{moved.label}`, the environment's current name"
         raise HubProblem(409, "environment_moved", detail, hint=hint)
     if held is None:
         return None
     label = f"{owner.name}/{held.name}"
     if held.deleted_at is not None:
-        detail = f"`{label}` was deleted; its name is not given again"
+        detail = f"`{label}` was deleted; its name cannot be used again"
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
     status = environment_service.status_of(held)
     if status in ("quarantined", "archived"):
-        undo = None if status == "quarantined" else f"`wander env deprecate {label} --undo` opens it again"
-        detail = f"`{label}` is {status}: it takes no uploads"
+        undo = None if status == "quarantined" else f"reopen it with `wander env deprecate {label} --undo`"
+        detail = f"`{label}` is {status} and does not accept uploads"
         raise HubProblem(409, f"environment_{status}", detail, hint=undo)
     if visibility not in (None, held.visibility):
-        hint = f"`wander env owner visibility {label} {visibility}` changes that"
-        raise HubProblem(409, "visibility_differs", f"`{label}` is {held.visibility} already", hint=hint)
+        hint = f"change it with `wander env owner visibility {label} {visibility}`"
+        raise HubProblem(409, "visibility_differs", f"`{label}` is already {held.visibility}", hint=hint)
     return held
 
 
@@ -238,7 +246,7 @@ def _version_for(
     *,
     replace: bool,
 ) -> tuple[Version, bool]:
-    """Return the version, made when it is new, and whether this package describes it."""
+    """Return the version, created if it is new, and whether this package's metadata describes it."""
     if version is None:
         user = session.get_one(User, caller.user_id) if caller is not HUB else None
         version = Version(
@@ -252,8 +260,8 @@ def _version_for(
         )
         set_committed_value(version, "documents", [])
         session.add(version)
-    # A wheel knows more than a source archive that came before it.
-    elif not replace and (package.kind != "wheel" or any(one.kind == "wheel" for one in version.files)):
+    # A wheel has more reliable metadata than a source archive published before it.
+    elif not replace and (package.kind != "wheel" or any(file.kind == "wheel" for file in version.files)):
         return version, False
     version.summary = package.summary
     version.requires_python = package.requires_python
@@ -273,7 +281,7 @@ def _put_file(environment: Environment, version: Version, package: Package, know
     file.size = package.size
     file.sha256 = package.sha256
     file.core_metadata = core.decode() if core is not None else None
-    file.warnings = [one.model_dump(mode="json") for one in package.warnings] or None
+    file.warnings = [warning.model_dump(mode="json") for warning in package.warnings] or None
     file.core_metadata_sha256 = hashlib.sha256(core).hexdigest() if core is not None else None
     file.uploaded_at = now()
 
@@ -281,9 +289,9 @@ def _put_file(environment: Environment, version: Version, package: Package, know
 def _note_source(
     version: Version, packages: Sequence[Package], compared: Mapping[str, Sequence[str]]
 ) -> None:
-    """Keep the digest of the source tree, and which wheels were found to be made of it."""
-    trees = (one.contents.tree_sha256 for one in packages)
-    tree = next((one for one in trees if one is not None), None)
+    """Record the digest of the source tree, and the wheels that match it."""
+    trees = (package.contents.tree_sha256 for package in packages)
+    tree = next((digest for digest in trees if digest is not None), None)
     before = SourceInfo.model_validate(version.source) if version.source else None
     if tree is None and before is None:
         return
@@ -302,5 +310,5 @@ def _refuse_taken(environment: Environment, filename: str) -> HubProblem:
         409,
         "version_exists",
         f"`{filename}` already exists in `{label}` with other bytes",
-        hint=f"versions never change: raise it above {environment.latest_version} and publish again",
+        hint=f"versions never change: raise the version above {environment.latest_version} and publish again",
     )

@@ -1,1 +1,1 @@
-"""Checks on archives: wheels and source archives, member by member."""
+"""Checks of archives, wheels and source archives alike, member by member."""

@@ -1,6 +1,6 @@
-"""Entry points: the environment's own, and the commands that an installer would make.
+"""Entry points: the environment's own, and the commands that an installer would create.
 
-Packages without an entry point have the habit of a module-level `load_environment`, which is looked for.
+Packages without an entry point traditionally define `load_environment` in a module; the search here finds it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _MODULE_BYTES = 512 * 1024
 _ALL_BYTES = 2 * 1024 * 1024
-"""A syntax tree takes a hundred times its source, so what is parsed of one file is bounded."""
+"""A syntax tree takes a hundred times the memory of its source, so the source parsed per file is limited."""
 
 
 def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
-    """Check an `entry_points.txt` and return the environment's object; `scripts` are those of the wheel."""
+    """Check an `entry_points.txt` and return the environment's object; `scripts` are the wheel's own
+    scripts."""
     parser = ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[method-assign, assignment]
     try:
@@ -44,49 +45,53 @@ def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
 
 
 def check_scripts(names: Iterable[str]) -> None:
-    """Each command has a plain name of its own, which is none that every virtual environment has."""
+    """Require that every command has a plain, unique name that does not occur in every virtual
+    environment."""
     seen: set[str] = set()
     for name in names:
         folded = name.casefold()
         if not _SCRIPT.fullmatch(name) or name.endswith("."):
-            raise refusal("unsafe_script", f"`{clip(name)}` is no name for a script")
+            raise refusal("unsafe_script", f"`{clip(name)}` is not a valid name for a script")
         if RESERVED_COMMAND.fullmatch(name):
             raise refusal("unsafe_script", f"the script `{clip(name)}` would replace the interpreter's own")
         if folded in seen:
-            raise refusal("unsafe_script", f"the script `{clip(name)}` is there twice")
+            raise refusal("unsafe_script", f"the archive has two scripts named `{clip(name)}`")
         seen.add(folded)
 
 
 def check(name: str, value: str) -> str:
-    """Return `module:function` for an entry point; a bare module means its `load_environment`."""
+    """Return `module:function` for an entry point; a bare module stands for its `load_environment`."""
     target = value.split("[")[0].strip()
     if not _OBJECT.fullmatch(target):
-        raise refusal("bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` names no object")
+        raise refusal(
+            "bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` does not name an object"
+        )
     return target if ":" in target else f"{target}:{LOADER}"
 
 
 class LoaderSearch:
-    """Looks through an archive's top-level modules until one of them defines the function."""
+    """Searches an archive's top-level modules until it finds one that defines `load_environment`."""
 
     def __init__(self) -> None:
         self.found = False
         self._left = _ALL_BYTES
 
     def wants(self, path: str, size: int) -> bool:
-        """Tell whether a file is a top-level module, of a size that would still be looked into."""
+        """Return whether a file is a top-level module that is small enough to search."""
         top, _, below = path.partition("/")
         is_module = below == "__init__.py" or (not below and top.endswith(".py"))
         return is_module and not self.found and size <= min(_MODULE_BYTES, self._left)
 
     def look(self, source: bytes) -> None:
-        """Look into one module."""
+        """Search one module."""
         if LOADER.encode() in source:
             self._left -= len(source)
             self.found = defines_loader(source)
 
 
 def defines_loader(source: bytes) -> bool:
-    """Tell whether a module binds `load_environment` at its top level; it is parsed, never run."""
+    """Return whether a module defines `load_environment` at the top level; the module is parsed, never
+    run."""
     try:
         tree = parse_alone(lambda: ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -100,5 +105,5 @@ def _bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.ImportFrom):
         return {alias.asname or alias.name for alias in statement.names}
     if isinstance(statement, ast.Assign):
-        return {one.id for one in statement.targets if isinstance(one, ast.Name)}
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
     return set()

@@ -1,4 +1,4 @@
-"""Checks on the members of an archive that wheels and source archives share: paths, names, sizes, kinds."""
+"""Checks of archive members that wheels and source archives share: paths, names, sizes, types."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from wander_hub.upload.schemas import Findings, printable, refusal
 
 _MAX_DEPTH = 64
 _PART_BYTES = 255
-"""What the usual file systems allow one name."""
+"""Longest name that common file systems allow."""
 _SHOWN = 200
 _NOT_ON_WINDOWS = frozenset('\\:*?"<>|')
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of control, format (bidirectional overrides among them), surrogate and line marks."""
+"""Unicode categories of control, format (such as bidirectional overrides), surrogate and line separators."""
 _SMALL_BYTES = 256 * 1024
-"""Of WHEEL, entry_points.txt and pyproject.toml: what the slowest of their parsers reads in a second."""
+"""Limit for WHEEL, entry_points.txt and pyproject.toml: the slowest of their parsers reads this in a
+second."""
 _STARTUP = re.compile(r"\.(pth|start)$", re.IGNORECASE)
 _CODE = (".py", ".pyw", ".pth", ".start")
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 _ZIP_FORMATS = (".npz", ".docx", ".xlsx", ".pptx", ".ods", ".odt", ".keras", ".pt", ".pth")
-"""Data that happens to be a zip archive."""
+"""Data formats that are zip archives inside."""
 _ARCHIVE_STARTS = (b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07")
 _ARCHIVE_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".egg", ".whl")
 
 
 def check_path(path: str, settings: Settings) -> None:
-    """The path stays inside the archive and means the same file on every system."""
+    """Require a path that stays inside the archive and means the same file on every system."""
     most = settings.max_path_chars
     if len(path) > most:
-        raise refusal("path_too_long", f"the path `{clip(path)}` is over {most:,} characters")
+        raise refusal("path_too_long", f"the path `{clip(path)}` is longer than {most:,} characters")
     parts = path.split("/")
     if len(parts) > _MAX_DEPTH:
-        raise refusal("path_too_long", f"the path `{clip(path)}` is over {_MAX_DEPTH} folders deep")
+        raise refusal("path_too_long", f"the path `{clip(path)}` is more than {_MAX_DEPTH} folders deep")
     fault = _fault(path, parts)
     if fault is not None:
         raise refusal("unsafe_path", f"the member `{clip(path)}` {fault}")
     if any(len(part.encode()) > _PART_BYTES for part in parts):
-        raise refusal("path_too_long", f"a part of `{clip(path)}` is over {_PART_BYTES} bytes")
+        raise refusal("path_too_long", f"a part of `{clip(path)}` is longer than {_PART_BYTES} bytes")
 
 
 def _fault(path: str, parts: list[str]) -> str | None:
@@ -60,30 +61,30 @@ def _fault(path: str, parts: list[str]) -> str | None:
         if part in ("", ".", ".."):
             return f"has the part `{part}` in its path"
         if part[-1] in " .":
-            return "has a part that ends with a dot or a space, which Windows drops"
+            return "has a path part that ends with a dot or a space, which Windows drops"
         if is_device(part):
-            return f"has the part `{part}`, which Windows takes for a device"
+            return f"has the path part `{part}`, which Windows treats as a device"
     return None
 
 
 def clip(path: str) -> str:
-    """Return a path as an answer may show it: printable and not long."""
+    """Return a path fit for an error message: printable and short."""
     return printable(path[:_SHOWN])
 
 
 class MemberNames:
-    """Remembers the paths seen; refuses one that some file system would take for an earlier one."""
+    """Remembers the paths seen; refuses a path that some file system would confuse with an earlier path."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._files: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._listed: set[str] = set()
-        """Folders that are members themselves."""
+        """Folders with an entry of their own in the archive."""
         self._count = 0
 
     def add(self, path: str, *, is_folder: bool = False, installed: str | None = None) -> None:
-        """Check one more member; `installed` is where it goes when that is another path."""
+        """Check the next member; `installed` is the path where it is installed if that differs."""
         self._count += 1
         if self._count > self._settings.max_members:
             raise refusal(
@@ -98,7 +99,7 @@ class MemberNames:
         if key in self._files:
             earlier = self._files[key]
             code = "duplicate_member" if earlier == path else "colliding_members"
-            raise refusal(code, f"the members `{clip(earlier)}` and `{clip(path)}` are one file")
+            raise refusal(code, f"the members `{clip(earlier)}` and `{clip(path)}` are the same file")
         if key in self._folders:
             raise refusal("file_and_folder", f"`{clip(path)}` is both a file and a folder")
         self._files[key] = path
@@ -108,14 +109,14 @@ class MemberNames:
         if key in self._files:
             raise refusal("file_and_folder", f"`{clip(path)}` is both a file and a folder")
         if key in self._listed:
-            raise refusal("duplicate_member", f"the folder `{clip(path)}` is there twice")
+            raise refusal("duplicate_member", f"the archive lists the folder `{clip(path)}` twice")
         if self._folders.setdefault(key, place) != place:
-            raise refusal("colliding_members", f"the folder `{clip(path)}` is spelt in two ways")
+            raise refusal("colliding_members", f"the folder `{clip(path)}` is spelled in two ways")
         self._listed.add(key)
         self._add_parents(place, path)
 
     def _add_parents(self, place: str, path: str) -> None:
-        """Take down every folder above, up to the first known one: all paths together cost their length."""
+        """Record every parent folder up to the first known one, so that the total cost is linear."""
         while "/" in place:
             place = place.rpartition("/")[0]
             key = fold(place)
@@ -125,17 +126,17 @@ class MemberNames:
             if earlier == place:
                 return
             if earlier is not None:
-                detail = f"`{clip(path)}` spells the folder `{clip(earlier)}` in another way"
+                detail = f"`{clip(path)}` spells the folder `{clip(earlier)}` differently"
                 raise refusal("colliding_members", detail)
             self._folders[key] = place
             if len(self._folders) > self._settings.max_members:
                 raise refusal(
-                    "too_many_members", f"the archive has over {self._settings.max_members:,} folders"
+                    "too_many_members", f"the archive has more than {self._settings.max_members:,} folders"
                 )
 
 
 class Budget:
-    """How much an archive may unpack to: the hub's limit, and a multiple of its own size."""
+    """Limit on the unpacked size of an archive: a fixed maximum, and a multiple of the archive's own size."""
 
     def __init__(self, settings: Settings, file_bytes: int) -> None:
         self._settings = settings
@@ -144,36 +145,37 @@ class Budget:
         self._spent = 0
 
     def spend(self, size: int, where: str) -> None:
-        """Count bytes that a member announces or a stream gives, before they are unpacked or kept."""
+        """Count bytes that a member announces or a stream yields, before they are unpacked or kept."""
         self._spent += size
         if self._spent > self._settings.max_unpacked_bytes:
             detail = (
-                f"at `{clip(where)}` the members add up to over {self._settings.max_unpacked_bytes:,} bytes"
+                f"at `{clip(where)}` the members add up to more than "
+                f"{self._settings.max_unpacked_bytes:,} bytes"
             )
             raise refusal("too_large_unpacked", detail)
         if self._spent > self._most:
             detail = (
-                f"at `{clip(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
-                f"over {self._settings.max_compression_ratio} times as much"
+                f"at `{clip(where)}` the file's {self._file_bytes:,} bytes have unpacked to {self._spent:,}, "
+                f"more than {self._settings.max_compression_ratio} times as many"
             )
             raise refusal("compression_bomb", detail)
 
 
 def check_metadata_size(path: str, size: int, settings: Settings) -> None:
-    """A metadata file, which is read into memory, is not too large."""
+    """Require that a metadata file, which is read into memory, is not too large."""
     large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
     most = settings.max_metadata_bytes if large else min(settings.max_metadata_bytes, _SMALL_BYTES)
     if size > most:
-        raise refusal("too_large_metadata", f"`{clip(path)}` is over {most:,} bytes")
+        raise refusal("too_large_metadata", f"`{clip(path)}` is larger than {most:,} bytes")
 
 
 def is_code(path: str) -> bool:
-    """Tell whether Python runs a file as it is: a module, or what it reads when it starts."""
+    """Return whether Python runs a file: a module, or a file that Python reads when it starts."""
     return path.lower().endswith(_CODE)
 
 
 def note_startup(path: str, findings: Findings) -> None:
-    """Note a path that would run when Python starts; `path` is relative to site-packages."""
+    """Report a file that would run when Python starts; `path` is relative to site-packages."""
     if "/" not in path and _STARTUP.search(path):
         findings.note("startup_file", f"`{clip(path)}` runs when Python starts")
     name = path.split("/")[0].split(".")[0]
@@ -184,9 +186,9 @@ def note_startup(path: str, findings: Findings) -> None:
 def read_member(
     path: str, content: Iterator[bytes], findings: Findings, *, keep: bool
 ) -> tuple[bytes, bytes]:
-    """Read a member to its end; return its SHA-256, and its bytes if they are to be kept.
+    """Read a member to its end; return its SHA-256, and its bytes if `keep` is set.
 
-    Notes what nobody can read: byte code, archives inside the archive.
+    Reports content that reviewers cannot read: bytecode and archives inside the archive.
     """
     kept: list[bytes] = []
     digest, start = hashlib.sha256(), b""

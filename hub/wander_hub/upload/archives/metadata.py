@@ -1,4 +1,4 @@
-"""Reads the core metadata inside a file; the form's copy of it is never looked at."""
+"""Reads the core metadata inside a file; the copy in the upload form is ignored."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
-if TYPE_CHECKING:  # what reads metadata is imported with the first upload: it holds every license_text's text
+if TYPE_CHECKING:  # packaging.metadata holds the text of every license, so the first upload imports it
     from packaging.metadata import Metadata, RawMetadata
 
 _MAX_TAGS = 32
 _NAME_CHARS = 128
 _VERSION_CHARS = 64
 _LICENSE_FACTOR = 16
-"""`License` may hold a whole license_text; the longest in use, the GPL, has 35,000 characters."""
+"""`License` may hold a license in full; the longest in common use, the GPL, has 35,000 characters."""
 _ALL_FACTOR = 128
-"""How many of the longest values all fields together may hold: reading requirements costs time."""
+"""Limit on all fields together, in multiples of the longest value: parsing requirements takes time."""
 _LICENSE_FILES_SINCE = Version("2.4")
 _SPACE = re.compile(r"\s+")
 _PRIVATE = "Private ::"
-"""PyPI refuses such classifiers, so that nothing private gets there by mistake; a hub is where it belongs."""
+"""PyPI refuses these classifiers to prevent accidental publication; a hub accepts private packages."""
 
 
 def package_from(
     upload: Upload, filename: FileName, contents: Contents, settings: Settings, findings: Findings
 ) -> Package:
-    """Return the package that a file describes, or refuse metadata that the standard does not allow."""
+    """Return the package that a file describes; refuse metadata that the standard does not allow."""
     from trove_classifiers import classifiers as known_classifiers
 
     what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
@@ -49,19 +49,21 @@ def package_from(
         try:
             check_requirement(str(requirement), requirement.url)
         except ValueError as error:
-            raise refusal("unsafe_requirement", f"`{clip(str(requirement))}` is required: {error}") from error
+            raise refusal(
+                "unsafe_requirement", f"the requirement `{clip(str(requirement))}`: {error}"
+            ) from error
         if requirement.url:
-            findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
+            findings.note("direct_url", f"the requirement `{requirement!s:.200}` names an address")
     for classifier in metadata.classifiers or []:
         if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
-            findings.note("unknown_classifier", f"`{clip(classifier)}` is no known classifier")
+            findings.note("unknown_classifier", f"`{clip(classifier)}` is not a known classifier")
     if metadata.license_expression and metadata.license:
-        detail = f"{what} has both `License-Expression` and `License`, which it replaces (PEP 639)"
+        detail = f"{what} has both `License-Expression` and the deprecated `License` (PEP 639)"
         raise refusal("bad_metadata", detail)
     license_text = metadata.license_expression or metadata.license
     readme = metadata.description or ""
     readme_type = (metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower()
-    words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
+    keywords = [_SPACE.sub("-", keyword.strip().lower())[:40] for keyword in metadata.keywords or []]
     return Package(
         filename=upload.filename,
         kind=filename.kind,
@@ -71,9 +73,9 @@ def package_from(
         version=str(metadata.version),
         summary=_SPACE.sub(" ", metadata.summary or "").strip(),
         requires_python=str(metadata.requires_python) if metadata.requires_python else None,
-        requires_dist=[str(one) for one in metadata.requires_dist or []],
+        requires_dist=[str(requirement) for requirement in metadata.requires_dist or []],
         license=_SPACE.sub(" ", license_text).strip()[:100] if license_text else None,
-        tags=list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS],
+        tags=list(dict.fromkeys(keyword for keyword in keywords if keyword))[:_MAX_TAGS],
         readme=readme,
         readme_type=readme_type,
         readme_html=render(readme, readme_type),
@@ -93,17 +95,17 @@ def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
         raise refusal("bad_metadata", detail)
     _check_lengths(raw, what, settings)
     for label, value in (("Name", raw.get("name", "")), ("Version", raw.get("version", ""))):
-        if not value.isascii():  # readers of a number cut off spaces of all kinds
-            raise refusal("bad_metadata", f"`{label}` in {what} holds a character beyond ASCII")
-    with suppress(InvalidVersion):  # which is refused below
-        # Setuptools 57 to 76 wrote `License-File` into metadata 2.1, before the standard had it.
+        if not value.isascii():  # parsers strip spaces of all kinds from a number
+            raise refusal("bad_metadata", f"`{label}` in {what} contains a non-ASCII character")
+    with suppress(InvalidVersion):  # validation below refuses it
+        # Setuptools 57 to 76 wrote `License-File` into metadata 2.1, before the standard allowed it.
         if Version(raw.get("metadata_version", "")) < _LICENSE_FILES_SINCE:
             raw.pop("license_files", None)
     try:
         return Metadata.from_raw(raw, validate=True)
     except (ExceptionGroup, InvalidMetadata, ValueError, RecursionError) as error:
         faults = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        detail = "; ".join(_explain(one) for one in faults[:3])
+        detail = "; ".join(_explain(fault) for fault in faults[:3])
         raise refusal("bad_metadata", f"{what} is not valid: {detail:.600}") from error
 
 
@@ -117,7 +119,7 @@ def _explain(fault: Exception) -> str:
 
 
 def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
-    """No text is longer, and no list has more values, than the hub keeps."""
+    """Require that no text is longer, and no list has more values, than the hub stores."""
     most: Mapping[str, int] = {
         "name": min(_NAME_CHARS, settings.max_field_chars),
         "version": min(_VERSION_CHARS, settings.max_field_chars),
@@ -130,7 +132,7 @@ def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
         if field == "description":
             size = len(str(value).encode())
             if size > settings.max_readme_bytes:
-                detail = f"the README in {what} has {size:,} bytes, over {settings.max_readme_bytes:,}"
+                detail = f"the README in {what} has {size:,} bytes, more than {settings.max_readme_bytes:,}"
                 raise refusal("text_too_long", detail)
             continue
         count = 0
@@ -138,14 +140,15 @@ def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
             allowed = most.get(field, settings.max_field_chars)
             total += len(text)
             if len(text) > allowed:
-                detail = f"`{label}` in {what} has {len(text):,} characters, over {allowed:,}"
+                detail = f"`{label}` in {what} has {len(text):,} characters, more than {allowed:,}"
                 raise refusal("text_too_long", detail)
         if count > settings.max_field_values:
-            detail = f"`{label}` in {what} has {count:,} values, over {settings.max_field_values:,}"
+            detail = f"`{label}` in {what} has {count:,} values, more than {settings.max_field_values:,}"
             raise refusal("text_too_long", detail)
     if total > settings.max_field_chars * _ALL_FACTOR:
         detail = (
-            f"the fields of {what} have {total:,} characters, over {settings.max_field_chars * _ALL_FACTOR:,}"
+            f"the fields of {what} have {total:,} characters in total, "
+            f"more than {settings.max_field_chars * _ALL_FACTOR:,}"
         )
         raise refusal("text_too_long", detail)
 

@@ -1,4 +1,4 @@
-"""Checks on a source archive: one top folder, safe plain members, bounded size, PKG-INFO, pyproject.toml."""
+"""Checks of a source archive: one top folder, safe plain members, limited size, PKG-INFO, pyproject.toml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_PATTERNS, _LONGEST_PATTERN = 100, 200
 def read(
     stream: ByteStream, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
-    """Check the archive in one pass and return what it holds."""
+    """Check the archive in one pass and return its contents."""
     names, loaders = MemberNames(settings), LoaderSearch()
     texts: dict[str, bytes] = {}
     tree: list[TreeEntry] = []
@@ -37,9 +37,7 @@ def read(
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
-            raise refusal(
-                "bad_top_folder", f"`{clip(member.name)}` lies outside the folder `{filename.stem}`"
-            )
+            raise refusal("bad_top_folder", f"`{clip(member.name)}` is outside the folder `{filename.stem}`")
         if member.is_folder:
             continue
         wanted = path in (_METADATA, _PROJECT)
@@ -53,7 +51,7 @@ def read(
         elif text:
             loaders.look(text)
     if _METADATA not in texts:
-        raise refusal("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
+        raise refusal("missing_metadata", f"the archive does not contain `{filename.stem}/{_METADATA}`")
     project = _project(texts, filename)
     try:
         name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
@@ -64,16 +62,16 @@ def read(
         texts[_METADATA],
         entry_point,
         loaders.found,
-        license_files=frozenset(one.path for one in tree),
-        code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
-        tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
+        license_files=frozenset(entry.path for entry in tree),
+        code=tuple((entry.path, entry.sha256) for entry in tree if is_code(entry.path)),
+        tree_sha256=tree_digest(entry for entry in tree if is_source(entry.path)),
         generated=_generated_patterns(project),
     )
 
 
 def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
     if _PROJECT not in texts:
-        raise refusal("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
+        raise refusal("missing_pyproject", f"the archive does not contain `{filename.stem}/{_PROJECT}`")
     try:
         return read_toml(texts[_PROJECT], PROJECT)
     except Refused as error:
@@ -81,15 +79,15 @@ def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
 
 
 def _generated_patterns(project: dict[str, Any]) -> tuple[str, ...]:
-    """Return the patterns under `generated` of `[tool.wander]`."""
+    """Return the patterns in `generated` under `[tool.wander]`."""
     tool = project.get("tool")
     table = tool.get("wander", {}) if isinstance(tool, dict) else {}
     patterns = table.get("generated", []) if isinstance(table, dict) else None
     if (
         isinstance(patterns, list)
         and len(patterns) <= _MOST_PATTERNS
-        and all(isinstance(one, str) and 0 < len(one) <= _LONGEST_PATTERN for one in patterns)
+        and all(isinstance(pattern, str) and 0 < len(pattern) <= _LONGEST_PATTERN for pattern in patterns)
     ):
         return tuple(patterns)
-    detail = f"`generated` under `[tool.wander]` is no list of up to {_MOST_PATTERNS} patterns of paths"
+    detail = f"`generated` under `[tool.wander]` must be a list of up to {_MOST_PATTERNS} path patterns"
     raise refusal("bad_generated", detail)

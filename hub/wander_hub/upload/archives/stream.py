@@ -1,4 +1,4 @@
-"""Reads a file forward once: hashes every byte that passes, and knows where it is."""
+"""Reads a file once from start to end, hashing every byte and tracking the position."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 CHUNK = 256 * 1024
-"""Bytes that are in memory at a time, packed or unpacked."""
+"""Bytes in memory at a time, packed or unpacked."""
 
 DIGESTS: dict[str, Callable[[], Any]] = {
     "sha256_digest": hashlib.sha256,
     "blake2_256_digest": lambda: hashlib.blake2b(digest_size=32),
     "md5_digest": lambda: hashlib.md5(usedforsecurity=False),
 }
-"""The digests that a form may give, by the name of their field."""
+"""Digests that an upload form may give, by field name."""
 
 
 class Truncated(Exception):
-    """The file ends where more was announced."""
+    """The file ends before all announced bytes were read."""
 
 
 class ByteStream:
@@ -31,7 +31,7 @@ class ByteStream:
         self.offset = start
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or none at the end."""
         chunk = self._body.read(size)
         for digest in self._digests.values():
             digest.update(chunk)
@@ -39,10 +39,10 @@ class ByteStream:
         return chunk
 
     def exactly(self, size: int) -> bytes:
-        """Return `size` bytes, at most a chunk or a record."""
+        """Return exactly `size` bytes, which must be at most a chunk or a record."""
         chunk = self.read(size)
         if len(chunk) != size:
-            raise Truncated(f"at byte {self.offset:,}, where {size - len(chunk):,} more bytes should be")
+            raise Truncated(f"at byte {self.offset:,}, where {size - len(chunk):,} more bytes should follow")
         return chunk
 
     def chunks(self, size: int) -> Iterator[bytes]:
@@ -53,8 +53,8 @@ class ByteStream:
             yield chunk
 
     def digests(self) -> dict[str, str]:
-        """Read what is left, and return the digests of the whole file in hexadecimal."""
-        self._body.seek(self.offset)  # a member may have been read again meanwhile
+        """Read the rest of the file, and return the digests of the whole file in hexadecimal."""
+        self._body.seek(self.offset)  # another reader may have moved the position
         while self.read(CHUNK):
             pass
         return {name: digest.hexdigest() for name, digest in self._digests.items()}

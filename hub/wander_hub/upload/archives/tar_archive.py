@@ -1,8 +1,8 @@
-"""Walks a gzipped tar archive from its first byte to its last, so that there is one way to read it.
+"""Reads a gzipped tar archive from first byte to last, accepting only archives with a single interpretation.
 
-Tar readers disagree about sizes that stand twice, folders with content, extended headers and what follows
-the end (CVE-2025-62518 is one such case). Here a name and a size stand once, only plain files and folders
-occur, extended headers may name a file and keep times and owners, and zeros alone follow the end.
+Tar readers disagree about duplicate sizes, folders with content, extended headers and data after the end
+(CVE-2025-62518 is an example). Here a name and a size occur once, members are plain files or folders,
+extended headers may only set a file's name, times and owners, and only zeros follow the end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from wander_hub.upload.schemas import refusal
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENSION_BYTES = 64 * 1024
-"""An extended header holds one path and a few numbers."""
+"""An extended header holds a path and a few numbers."""
 _OVERHEAD_BYTES = 2048
-"""What headers and padding may take a member, on average, were there as many as may be."""
+"""Average size of headers and padding per member in an archive with the maximum number of members."""
 _PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
 _LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGLINK)
 _HARMLESS_PAX = {"path", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
@@ -31,12 +31,12 @@ _TIME = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?")
 _OWNER = re.compile(r"[0-9]{1,10}")
 _NUMBERS = {"mtime": _TIME, "atime": _TIME, "ctime": _TIME, "uid": _OWNER, "gid": _OWNER}
 _HARMLESS_PAX_PREFIXES = ("SCHILY.xattr.", "LIBARCHIVE.")
-"""What tar on macOS adds for attributes that nobody extracts."""
+"""Attributes that tar on macOS adds and that no installer extracts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A file or a folder of the archive."""
+    """A file or folder in the archive."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class TarMember:
 
 
 class _Gunzipped:
-    """The plain bytes of one gzip member, as many at a time as asked for."""
+    """The unpacked bytes of a gzip member, produced as they are requested."""
 
     def __init__(self, source: ByteStream, overhead: int) -> None:
         self._source = source
@@ -55,26 +55,26 @@ class _Gunzipped:
         self.offset = 0
 
     def expect(self, size: int) -> None:
-        """Allow for the content of a member, which has been counted; all else is overhead."""
+        """Allow for the content of a member, which has been counted already; everything else is overhead."""
         self._left += size
 
     def exactly(self, size: int) -> bytes:
-        """Return `size` bytes, at most a chunk or a header."""
-        got = self._some(size)
+        """Return exactly `size` bytes, which must be at most a chunk or a header."""
+        got = self._available(size)
         while len(got) < size:
-            more = self._some(size - len(got))
+            more = self._available(size - len(got))
             if not more:
                 raise Truncated(f"in the tar archive at byte {self.offset:,}")
             got += more
         return got
 
-    def _some(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end of the gzip member, whose CRC is then checked."""
+    def _available(self, size: int) -> bytes:
+        """Return up to `size` bytes, or none at the end of the gzip member, after checking its CRC."""
         while not self._buffer and not self._inflater.eof:
             packed = self._inflater.unconsumed_tail or self._source.read(CHUNK)
             plain = self._inflater.decompress(packed, CHUNK)
             if not packed and not plain:
-                raise Truncated(f"at byte {self._source.offset:,}, where its gzip stream goes on")
+                raise Truncated(f"at byte {self._source.offset:,}, before the end of its gzip stream")
             self._left -= len(plain)
             if self._left < 0:
                 detail = f"headers and padding before byte {self.offset:,} of the tar archive are too long"
@@ -86,25 +86,25 @@ class _Gunzipped:
         return taken
 
     def finish(self) -> None:
-        """Only zeros are left, and nothing follows the gzip member."""
-        while rest := self._some(CHUNK):
+        """Require that only zeros are left, and that nothing follows the gzip member."""
+        while rest := self._available(CHUNK):
             if rest.strip(b"\0"):
                 raise refusal(
-                    "tar_framing", f"something follows the end of the tar archive at {self.offset:,}"
+                    "tar_framing", f"data follows the end of the tar archive at byte {self.offset:,}"
                 )
         if self._inflater.unused_data or self._source.read(1):
             raise refusal("trailing_data", "bytes follow the end of the gzip stream")
 
 
 class TarArchive:
-    """One pass over an archive."""
+    """A single pass over an archive."""
 
     def __init__(self, stream: ByteStream, budget: Budget, settings: Settings) -> None:
         self._plain = _Gunzipped(stream, settings.max_members * _OVERHEAD_BYTES)
         self._budget = budget
 
     def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:
-        """Yield each member with its bytes, which are read to their end in any case."""
+        """Yield each member with its bytes, which are read to the end even if the caller does not."""
         with _sound():
             while (info := self._next_header()) is not None:
                 member = self._member(info)
@@ -117,7 +117,7 @@ class TarArchive:
             self._plain.finish()
 
     def _next_header(self) -> tarfile.TarInfo | None:
-        """Return the next member's header with its extended name; None at the end."""
+        """Return the next member's header with its extended name, or None at the end."""
         pax: dict[str, str] = {}
         long_name: str | None = None
         while True:
@@ -137,7 +137,7 @@ class TarArchive:
                 try:
                     long_name = self._extension(info).removesuffix(b"\0").decode()
                 except UnicodeDecodeError as error:
-                    raise refusal("tar_extension", "a long name is not UTF-8") from error
+                    raise refusal("tar_extension", "a long file name is not valid UTF-8") from error
             elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
                 raise refusal("tar_extension", f"`{clip(info.name)}` has more than one extended header")
             else:
@@ -149,7 +149,9 @@ class TarArchive:
         block = self._plain.exactly(_BLOCK)
         if not block.strip(b"\0"):
             if at == 0 or self._plain.exactly(_BLOCK).strip(b"\0"):
-                raise refusal("tar_framing", f"the archive does not end at byte {at:,}, as it seems to")
+                raise refusal(
+                    "tar_framing", f"an empty block at byte {at:,} is not followed by the end of the archive"
+                )
             return None
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -157,7 +159,7 @@ class TarArchive:
             code = "not_an_sdist" if at == 0 else "tar_framing"
             raise refusal(code, f"the tar header at byte {at:,} is malformed: {error}") from error
         if block[156:157] == tarfile.AREGTYPE and info.type == tarfile.DIRTYPE:
-            detail = f"`{clip(info.name)}` is a file by type and a folder by name"
+            detail = f"`{clip(info.name)}` is a file by its type and a folder by its name"
             raise refusal("file_and_folder", detail)
         if info.size < 0:
             raise refusal("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
@@ -210,51 +212,53 @@ class TarArchive:
 
 @contextmanager
 def _sound() -> Iterator[None]:
-    """Refuse a gzip stream that is damaged or ends too early, whoever was reading."""
+    """Refuse a gzip stream that is damaged or truncated, whichever code reads it."""
     try:
         yield
     except (Truncated, zlib.error) as error:
-        detail = f"it ends {error}" if isinstance(error, Truncated) else str(error)
-        raise refusal("not_an_sdist", f"the file is no sound .tar.gz archive: {detail}") from error
+        detail = f"the file ends {error}" if isinstance(error, Truncated) else str(error)
+        raise refusal("not_an_sdist", f"the file is not a valid .tar.gz archive: {detail}") from error
 
 
 def _pax_records(text: bytes) -> dict[str, str]:
-    """Return the records of a pax header, each `length key=value` and a line break."""
-    found: dict[str, str] = {}
+    """Return the records of a pax header, each made of `length key=value` and a line break."""
+    pairs: dict[str, str] = {}
     at = 0
     while at < len(text):
         length, space, _ = text[at : at + 8].partition(b" ")
         if not space or not length.isdigit() or length.startswith(b"0"):
-            raise ValueError("a record has no length")
+            raise ValueError("a record does not start with its length")
         end = at + int(length)
         line = text[at + len(length) + 1 : end]
         if end > len(text) or not line.endswith(b"\n"):
-            raise ValueError("a record ends elsewhere than it says")
+            raise ValueError("a record does not have the length that it gives")
         key, equals, value = line[:-1].partition(b"=")
         if not equals or not key:
-            raise ValueError("a record has no key")
+            raise ValueError("a record does not have the form `key=value`")
         name = key.decode()
-        if name in found:
-            raise ValueError(f"`{clip(name)}` is there twice")
-        found[name] = "" if name.startswith(_HARMLESS_PAX_PREFIXES) else value.decode()
+        if name in pairs:
+            raise ValueError(f"`{clip(name)}` occurs twice")
+        pairs[name] = "" if name.startswith(_HARMLESS_PAX_PREFIXES) else value.decode()
         at = end
-    return found
+    return pairs
 
 
 def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) -> None:
-    """Give a member the name of its extended header; refuse whatever else would change it."""
+    """Give a member the name in its extended header; refuse anything else that would change the member."""
     for key, value in pax.items():
         if key.startswith("GNU.sparse."):
             raise refusal("sparse_member", f"the member `{clip(info.name)}` is sparse")
         if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
             raise refusal("tar_extension", f"the pax header of `{clip(info.name)}` sets `{clip(key)}`")
         if key in _NUMBERS and not _NUMBERS[key].fullmatch(value):
-            raise refusal("tar_extension", f"the pax header of `{clip(info.name)}` has no number for `{key}`")
+            raise refusal(
+                "tar_extension", f"in the pax header of `{clip(info.name)}`, `{key}` is not a number"
+            )
         if key == "size" and value != str(info.size):
-            detail = f"`{clip(info.name)}` has {info.size} bytes, by its pax header `{clip(value)}`"
+            detail = f"`{clip(info.name)}` has {info.size} bytes, but its pax header says `{clip(value)}`"
             raise refusal("tar_extension", detail)
     name = pax.get("path", long_name)
     if name is not None:
         if "\0" in name:
-            raise refusal("unsafe_path", f"the member `{clip(name)}` has a NUL in its path")
+            raise refusal("unsafe_path", f"the path of the member `{clip(name)}` contains a NUL")
         info.name = name

@@ -1,6 +1,6 @@
-"""Checks on a wheel: one pass over its bytes, in which every member is unpacked, hashed and measured.
+"""Checks of a wheel: one pass over its bytes that unpacks, hashes and measures every member.
 
-pip and uv verify neither path collisions nor the digests of RECORD; an index is the only place that can.
+pip and uv check neither path collisions nor the digests in RECORD; only an index can check them.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
 _INFO_FOLDERS = (".dist-info", ".egg-info")
 _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 _EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
-"""What RECORD need not give a digest of."""
+"""Files that need no digest in RECORD."""
 _STRONGER = ("sha384", "sha512")
 _MAX_TAGS = 500
-"""A compressed tag set multiplies out; real wheels have at most a few dozen."""
+"""A compressed tag set expands to a product; real wheels have a few dozen tags at most."""
 _VERSION = re.compile(r"1\.\d{1,3}")
 
 
 @dataclass
 class _Pass:
-    """The state of the walk over an archive's members."""
+    """The state of a pass over an archive's members."""
 
     filename: FileName
     settings: Settings
@@ -61,11 +61,11 @@ class _Pass:
     names: MemberNames
     loaders: LoaderSearch = field(default_factory=LoaderSearch)
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """SHA-256 as RECORD spells it, and size."""
+    """SHA-256 in RECORD notation, and size."""
     code: list[tuple[str, bytes]] = field(default_factory=list)
     members: dict[str, Member] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
-    """The metadata files, by name."""
+    """Contents of the metadata files, by name."""
     modules: set[str] = field(default_factory=set)
     scripts: list[str] = field(default_factory=list)
     folder: str = ""
@@ -77,7 +77,7 @@ class _Pass:
 def read(
     stream: ByteStream, body: BinaryIO, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
-    """Check the archive and return what it holds; `body` is for reading a member once more."""
+    """Check the archive and return its contents; `body` is for reading a member a second time."""
     state = _Pass(filename, settings, findings, MemberNames(settings))
     for member, content in ZipArchive(stream, Budget(settings, size)).walk():
         _take(state, member, content)
@@ -102,7 +102,7 @@ def read(
 
 
 def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
-    """Take one member in: where it goes, its digest, and its bytes where they are needed."""
+    """Record a member: its installed path, its digest, and its bytes if they are needed."""
     path = member.name
     installed = _place_of(state, member)
     state.names.add(path, is_folder=member.is_folder, installed=installed)
@@ -126,7 +126,8 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
 
 
 def _place_of(state: _Pass, member: Member) -> str | None:
-    """Say where a member is installed if not under its own path; check and note what that place means."""
+    """Return where a member is installed, if not under its own path; check and report what that path
+    means."""
     top, slash, rest = member.name.partition("/")
     lowered = top.lower()
     if lowered.endswith(_INFO_FOLDERS):
@@ -144,19 +145,21 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
     scheme, _, path = rest.partition("/")
     plain = member.is_folder and not path
     if folder != state.data or (scheme not in _SCHEMES and not (plain and not scheme)) or not (path or plain):
-        detail = f"`{clip(member.name)}` is not below one of {', '.join(_SCHEMES)} of one `.data` folder"
+        detail = f"`{clip(member.name)}` is not in {', '.join(_SCHEMES)} of a single `.data` folder"
         raise refusal("bad_data_folder", detail)
     if plain:
         return None
-    # It is checked as if it lay where it will be installed.
+    # The path is checked as the place where the file will be installed.
     parts = path.lower().split("/")
     if scheme != "scripts" and parts[0].endswith(_INFO_FOLDERS):
-        detail = f"`{clip(member.name)}` would pass for another distribution's metadata"
+        detail = f"`{clip(member.name)}` would pose as another distribution's metadata"
         raise refusal("bad_dist_info", detail)
     top, below, _ = path.partition("/")
     if scheme == "data" and not (top in DATA_FOLDERS and (below or member.is_folder)):
-        where = f"its place in a virtual environment is not in one of {', '.join(DATA_FOLDERS)}"
-        raise refusal("bad_data_folder", f"`{clip(member.name)}` could replace what Python needs: {where}")
+        where = f"in a virtual environment it is not installed into {', '.join(DATA_FOLDERS)}"
+        raise refusal(
+            "bad_data_folder", f"`{clip(member.name)}` could replace files that Python needs: {where}"
+        )
     if scheme in _LIBRARIES:
         if not member.is_folder:
             _note_library(state, path)
@@ -167,47 +170,49 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
             state.scripts.append(path)
         code = "data_scripts" if scheme == "scripts" else "data_files"
         state.findings.note(code, f"`{clip(member.name)}` is installed outside the packages")
-    return path if scheme == "data" else None  # with `pip install --target` they share one root
+    return path if scheme == "data" else None  # `pip install --target` merges the schemes into one folder
 
 
 def _note_library(state: _Pass, path: str) -> None:
-    """Note what a file that goes to site-packages does there."""
+    """Report the effects of a file installed into site-packages."""
     note_startup(path, state.findings)
     if path.endswith(_IMPORTABLE):
         state.modules.add(path.split("/")[0].split(".")[0])
 
 
 def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
-    """There is one `.dist-info`, that of the file's own name and version."""
+    """Require a single `.dist-info` folder, named after the file's own name and version."""
     if not is_folder or not folder.endswith(".dist-info"):
-        raise refusal("bad_dist_info", f"`{clip(folder)}` is not spelt as the folder it should be")
+        raise refusal("bad_dist_info", f"`{clip(folder)}` is not a correctly named `.dist-info` folder")
     if state.folder and folder != state.folder:
-        detail = f"the wheel has the folders `{clip(state.folder)}` and `{clip(folder)}`, and may have one"
+        detail = (
+            f"the wheel has both `{clip(state.folder)}` and `{clip(folder)}`; only one such folder is allowed"
+        )
         raise refusal("bad_dist_info", detail)
     name, _, version = folder.removesuffix(".dist-info").rpartition("-")
     identity = None
-    with suppress(ValueError):  # which the next lines refuse
+    with suppress(ValueError):  # the comparison below refuses it
         identity = names.normalize_environment(name), names.normalize_version(version)
     if identity != (state.filename.name, state.filename.version):
-        detail = f"the folder `{clip(folder)}` is not that of `{state.filename.stem}`"
+        detail = f"the folder `{clip(folder)}` does not belong to `{state.filename.stem}`"
         raise refusal("bad_dist_info", detail)
     state.folder = folder
 
 
 def _check_folders(state: _Pass) -> None:
-    """Check the folders, which is possible only when all members are known."""
+    """Check the folders once all members are known."""
     if not state.folder:
-        raise refusal("bad_dist_info", "the wheel has no `.dist-info` folder")
+        raise refusal("bad_dist_info", "the wheel does not contain a `.dist-info` folder")
     for needed in _NEEDED:
         if needed not in state.texts:
-            raise refusal("missing_metadata", f"the wheel has no `{state.folder}/{needed}`")
+            raise refusal("missing_metadata", f"the wheel does not contain `{state.folder}/{needed}`")
     stem = state.folder.removesuffix(".dist-info")
     if state.data and state.data != f"{stem}.data":
-        raise refusal("bad_data_folder", f"the folder `{clip(state.data)}` is not `{stem}.data`")
+        raise refusal("bad_data_folder", f"the folder `{clip(state.data)}` should be `{stem}.data`")
 
 
 def _check_record(state: _Pass, body: BinaryIO) -> None:
-    """RECORD names exactly the files of the wheel, each with its digest and its size."""
+    """Require that RECORD lists exactly the files of the wheel, each with its digest and size."""
     rows = _read_record(state)
     exempt = {f"{state.folder}/{name}" for name in _EXEMPT}
     for path, (digest, size) in state.files.items():
@@ -215,10 +220,10 @@ def _check_record(state: _Pass, body: BinaryIO) -> None:
         if not stated and path in exempt:
             continue
         if not line:
-            raise refusal("record_missing", f"RECORD does not name `{clip(path)}`")
+            raise refusal("record_missing", f"RECORD does not list `{clip(path)}`")
         algorithm, _, expected = stated.partition("=")
         where = f"line {line} of RECORD"
-        if algorithm in _STRONGER:  # rare, and so read once more
+        if algorithm in _STRONGER:  # rare, so the member is read a second time
             longer = hashlib.new(algorithm)
             for piece in unpack_again(body, state.members[path]):
                 longer.update(piece)
@@ -235,24 +240,24 @@ def _check_record(state: _Pass, body: BinaryIO) -> None:
 
 
 def spell(digest: bytes) -> str:
-    """Return a digest as RECORD spells it: urlsafe base64 without padding."""
+    """Return a digest in RECORD notation: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _read_record(state: _Pass) -> dict[str, tuple[str, str, int]]:
-    """Return what RECORD gives of each file: digest, size and the number of the line."""
+    """Return the entries of RECORD by file: digest, size and line number."""
     rows: dict[str, tuple[str, str, int]] = {}
     try:
         reader = csv.reader(io.StringIO(state.texts["RECORD"].decode(), newline=""), strict=True)
         for row in reader:
             line = f"line {reader.line_num} of RECORD"
             if len(row) != 3:
-                raise refusal("bad_record", f"{line} has {len(row)} columns and not 3")
+                raise refusal("bad_record", f"{line} has {len(row)} columns instead of 3")
             path, digest, size = row
             if path in rows:
-                raise refusal("bad_record", f"{line} names `{clip(path)}` again")
+                raise refusal("bad_record", f"{line} lists `{clip(path)}` a second time")
             if path not in state.files:
-                raise refusal("record_extra", f"{line} names `{clip(path)}`, which is not there")
+                raise refusal("record_extra", f"{line} lists `{clip(path)}`, which is not in the wheel")
             rows[path] = (digest, size, reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise refusal("bad_record", f"RECORD cannot be read: {error!s:.300}") from error
@@ -260,27 +265,27 @@ def _read_record(state: _Pass) -> dict[str, tuple[str, str, int]]:
 
 
 def expand_tag(tag: str) -> frozenset[str]:
-    """Return the single tags of a compressed set; raises `ValueError` where it is none."""
+    """Return the single tags of a compressed tag set; raises `ValueError` for an invalid set."""
     try:
-        return frozenset(str(one) for one in parse_tag(tag, limit=_MAX_TAGS))
+        return frozenset(str(single) for single in parse_tag(tag, limit=_MAX_TAGS))
     except (InvalidTag, TooManyTagsError) as error:
         raise ValueError(str(error)) from error
 
 
 def _check_wheel_file(text: bytes, filename: FileName) -> None:
-    """WHEEL is complete and says what the file name says."""
+    """Require that WHEEL is complete and agrees with the file name."""
     fields = parse(text, "WHEEL", "bad_wheel_file")
-    version = _one(fields, "Wheel-Version")
+    version = _single_field(fields, "Wheel-Version")
     if not _VERSION.fullmatch(version):
-        raise refusal("bad_wheel_file", f"WHEEL has the Wheel-Version `{version[:50]}`, known is 1.0")
-    purelib = _one(fields, "Root-Is-Purelib")
+        raise refusal("bad_wheel_file", f"WHEEL has the Wheel-Version `{version[:50]}`, expected 1.0")
+    purelib = _single_field(fields, "Root-Is-Purelib")
     if purelib.lower() not in ("true", "false"):
         raise refusal("bad_wheel_file", f"WHEEL has Root-Is-Purelib `{purelib[:50]}`, neither true nor false")
-    build = _one(fields, "Build") if "Build" in fields else ""
+    build = _single_field(fields, "Build") if "Build" in fields else ""
     if build != filename.build:
-        said = f"`{build[:50]}`" if build else "none"
+        stated = f"`{build[:50]}`" if build else "none"
         raise refusal(
-            "tag_mismatch", f"WHEEL has the build {said}, the file name `{filename.build or 'none'}`"
+            "tag_mismatch", f"WHEEL has the build {stated}, the file name `{filename.build or 'none'}`"
         )
     tags: set[str] = set()
     for value in fields.get_all("Tag", []):
@@ -289,15 +294,15 @@ def _check_wheel_file(text: bytes, filename: FileName) -> None:
         except ValueError as error:
             raise refusal("bad_wheel_file", f"WHEEL has a bad tag: {error!s:.200}") from error
     if not tags:
-        raise refusal("bad_wheel_file", "WHEEL has no Tag")
+        raise refusal("bad_wheel_file", "WHEEL does not have a Tag")
     if tags != filename.tags:
         odd = sorted(tags ^ filename.tags)[0]
-        place = "WHEEL and not in the file name" if odd in tags else "the file name and not in WHEEL"
+        place = "WHEEL but not in the file name" if odd in tags else "the file name but not in WHEEL"
         raise refusal("tag_mismatch", f"the tag `{odd[:100]}` is in {place}")
 
 
-def _one(fields: Message, name: str) -> str:
+def _single_field(fields: Message, name: str) -> str:
     values = [str(value).strip() for value in fields.get_all(name, [])]
     if len(values) != 1:
-        raise refusal("bad_wheel_file", f"WHEEL has {len(values)} fields `{name}` and not one")
+        raise refusal("bad_wheel_file", f"WHEEL has {len(values)} `{name}` fields instead of 1")
     return values[0]

@@ -1,10 +1,10 @@
-"""Walks a zip archive from its first byte to its last, so that there is one way to read it.
+"""Reads a zip archive from first byte to last, accepting only archives with a single interpretation.
 
-Zip readers disagree: some trust the central directory at the end, some the local headers in front of each
-member, and a file made for it shows them different contents (CVE-2025-54368). Here both must say the same,
-every byte must belong to a record, and each member is unpacked and measured as it passes. What PyPI
-refuses since August 2025 is refused, and so is what no build backend writes: data descriptors,
-comments, ZIP64 beyond the local size field, any compression but deflate.
+Zip readers disagree: some trust the central directory at the end, others the local header in front of each
+member, and a crafted file can show them different contents (CVE-2025-54368). Here both must agree, every byte
+must belong to a record, and each member is unpacked and measured on the way. The rules include those that
+PyPI has enforced since August 2025, and features that no build backend writes are refused: data descriptors,
+comments, ZIP64 beyond the local size field, any compression except deflate.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _DESCRIPTOR = 0x0008
 _UTF8 = 0x0800
 _HARMLESS = 0x0006 | _UTF8
-"""How hard deflate tried, and that the name is UTF-8."""
+"""Flags for the effort of deflate, and for UTF-8 names."""
 _ZIP64 = 0x0001
 _HARMLESS_EXTRAS = {0x5455, 0x7875, 0x5855, 0x000A}
-"""Times and numeric owners as Unix and NTFS have them."""
+"""Extra fields for times and numeric owners, as Unix and NTFS tools write them."""
 _NO_SIZE = 0xFFFFFFFF
 _DOS_FOLDER = 0x10
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a local header says."""
+    """A member as its local header describes it."""
 
     name: str
-    """Without the final slash of a folder."""
+    """Path without the final slash of a folder."""
     is_folder: bool
     raw_name: bytes
     needed: int
@@ -60,7 +60,7 @@ class Member:
 
 
 class ZipArchive:
-    """One pass over an archive."""
+    """A single pass over an archive."""
 
     def __init__(self, stream: ByteStream, budget: Budget) -> None:
         self._stream = stream
@@ -68,9 +68,10 @@ class ZipArchive:
         self._members: list[Member] = []
 
     def walk(self) -> Iterator[tuple[Member, Iterator[bytes]]]:
-        """Yield each member with its unpacked bytes, which are read to their end in any case.
+        """Yield each member with its unpacked bytes, which are read to the end even if the caller does not.
 
-        When the walk is over the whole file is sound: nothing is left, and the directory agrees.
+        After the last member, the rest of the file has been checked too: the directory agrees, nothing
+        follows.
         """
         with _whole():
             while (signature := self._stream.exactly(4)) == _LOCAL_SIGNATURE:
@@ -82,7 +83,7 @@ class ZipArchive:
                 for _ in content:
                     pass
             if self._stream.offset == 4:
-                raise refusal("not_a_wheel", "the file does not begin as a zip archive does")
+                raise refusal("not_a_wheel", "the file does not start like a zip archive")
             self._directory(signature)
 
     def _local_header(self) -> Member:
@@ -97,9 +98,12 @@ class ZipArchive:
         if _ZIP64 in extras:
             packed, size = _long_sizes(extras[_ZIP64], packed, size, name)
         elif _NO_SIZE in (packed, size):
-            raise refusal("zip64", f"the member `{clip(name)}` leaves its size to a ZIP64 field it lacks")
+            raise refusal(
+                "zip64",
+                f"the header of `{clip(name)}` refers to a ZIP64 field for its size, which is missing",
+            )
         if method == STORED and packed != size:
-            raise refusal("size_mismatch", f"the stored member `{clip(name)}` has two sizes")
+            raise refusal("size_mismatch", f"the uncompressed member `{clip(name)}` has two different sizes")
         is_folder = name.endswith("/")
         if is_folder and size:
             raise refusal("special_member", f"the folder `{clip(name)}` has content")
@@ -109,7 +113,7 @@ class ZipArchive:
         )
 
     def _directory(self, signature: bytes) -> None:
-        """Compare the central directory with the local headers, then the end record with both."""
+        """Compare the central directory with the local headers, and the end record with both."""
         start = self._stream.offset - 4
         for member in self._members:
             if signature != _CENTRAL_SIGNATURE:
@@ -124,10 +128,12 @@ class ZipArchive:
         disk, first_disk, here, total, size, offset, comment = _END.unpack(self._stream.exactly(_END.size))
         if comment:
             raise refusal("zip_comment", "the archive has a comment")
-        said = (disk, first_disk, here, total, size, offset)
-        if said != (0, 0, len(self._members), len(self._members), length, start):
+        stated = (disk, first_disk, here, total, size, offset)
+        if stated != (0, 0, len(self._members), len(self._members), length, start):
             detail = f"the end record says {total} members and {size} bytes of directory at {offset}, "
-            raise refusal("zip_framing", f"{detail}there are {len(self._members)} and {length} at {start}")
+            raise refusal(
+                "zip_framing", f"{detail}but there are {len(self._members)} and {length} at {start}"
+            )
         if self._stream.read(1):
             detail = f"bytes follow the end record at {self._stream.offset - 1:,}"
             raise refusal("zip_framing", detail)
@@ -137,7 +143,7 @@ class ZipArchive:
         _made_by, needed, flags, method, time, date, crc, packed, size = fields[:9]
         name_length, extra_length, comment_length, disk, _internal, external, offset = fields[9:]
         raw_name = self._stream.exactly(name_length)
-        said = {
+        pairs = {
             "name": (member.raw_name, raw_name),
             "flags": (member.flags, flags),
             "version": (member.needed, needed),
@@ -149,9 +155,9 @@ class ZipArchive:
             "offset": (member.header_offset, offset),
             "disk": (0, disk),
         }
-        for what, (local, central) in said.items():
+        for what, (local, central) in pairs.items():
             if local != central:
-                detail = f"`{clip(member.name)}`: {what} is {local!r} in front of the member and {central!r}"
+                detail = f"`{clip(member.name)}`: {what} is {local!r} in the local header but {central!r}"
                 raise refusal("zip_mismatch", f"{detail:.400} in the directory")
         _extras(self._stream.exactly(extra_length), member.name, allow_zip64=False)
         if comment_length:
@@ -161,13 +167,13 @@ class ZipArchive:
     def _stray(self, signature: bytes, place: str) -> Exception:
         at = self._stream.offset - 4
         if signature in _ZIP64_SIGNATURES:
-            return refusal("zip64", f"a ZIP64 end record at byte {at:,}")
-        return refusal("zip_framing", f"{signature!r} at byte {at:,}, {place}")
+            return refusal("zip64", f"the archive has a ZIP64 end record at byte {at:,}")
+        return refusal("zip_framing", f"there is {signature!r} at byte {at:,}, {place}")
 
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """Refuse a file that ends too early, whoever was reading."""
+    """Refuse a truncated file, whichever code reads it."""
     try:
         yield
     except Truncated as error:
@@ -175,7 +181,7 @@ def _whole() -> Iterator[None]:
 
 
 def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
-    """Yield a member's bytes; raises when they are not as many, or not those, that its header says."""
+    """Yield a member's bytes; raise an error if their number or checksum differs from its header."""
     crc = size = 0
     with _whole():
         for piece in _pieces(stream, member):
@@ -186,15 +192,15 @@ def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
             crc = zlib.crc32(piece, crc)
             yield piece
     if size != member.size:
-        detail = f"`{clip(member.name)}` unpacks to {size:,} bytes, its header says {member.size:,}"
+        detail = f"`{clip(member.name)}` unpacks to {size:,} bytes, but its header says {member.size:,}"
         raise refusal("size_mismatch", detail)
     if crc != member.crc:
-        detail = f"`{clip(member.name)}` has CRC-32 {crc:08x}, its header says {member.crc:08x}"
+        detail = f"`{clip(member.name)}` has the CRC-32 {crc:08x}, but its header says {member.crc:08x}"
         raise refusal("bad_checksum", detail)
 
 
 def unpack_again(body: BinaryIO, member: Member) -> Iterator[bytes]:
-    """Yield the bytes of a member that was walked over before."""
+    """Yield the bytes of a member a second time."""
     return unpack(ByteStream(body, start=member.data_offset), member)
 
 
@@ -216,7 +222,7 @@ def _pieces(stream: ByteStream, member: Member) -> Iterator[bytes]:
     except zlib.error as error:
         raise refusal("corrupt_member", f"`{clip(member.name)}` cannot be unpacked: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        fault = "does not end" if not inflater.eof else "is followed by other bytes"
+        fault = "is truncated" if not inflater.eof else "is followed by other bytes"
         raise refusal("corrupt_member", f"the compressed stream of `{clip(member.name)}` {fault}")
 
 
@@ -224,7 +230,7 @@ def _decode(raw_name: bytes, flags: int) -> str:
     try:
         return raw_name.decode("utf-8" if flags & _UTF8 else "ascii")
     except UnicodeDecodeError as error:
-        detail = f"the name {raw_name[:100]!r} is neither ASCII nor marked, valid UTF-8"
+        detail = f"the name {raw_name[:100]!r} is neither ASCII nor valid UTF-8 with the UTF-8 flag"
         raise refusal("bad_name_encoding", detail) from error
 
 
@@ -232,7 +238,9 @@ def _check_flags(name: str, flags: int, method: int) -> None:
     if flags & _ENCRYPTED:
         raise refusal("encrypted_member", f"the member `{clip(name)}` is encrypted")
     if flags & _DESCRIPTOR:
-        raise refusal("data_descriptor", f"the size of `{clip(name)}` stands after its bytes")
+        raise refusal(
+            "data_descriptor", f"the size of `{clip(name)}` follows its data instead of preceding it"
+        )
     if flags & ~_HARMLESS:
         raise refusal("bad_flags", f"the member `{clip(name)}` has the flags {flags:#06x}")
     if method not in (STORED, DEFLATED):
@@ -241,42 +249,42 @@ def _check_flags(name: str, flags: int, method: int) -> None:
 
 def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
     """Return the extra fields by number."""
-    found: dict[int, bytes] = {}
+    fields: dict[int, bytes] = {}
     at = 0
     while at < len(blob):
         if len(blob) - at < 4:
-            raise refusal("zip_extra_field", f"the extra fields of `{clip(name)}` end in the middle of one")
+            raise refusal("zip_extra_field", f"the last extra field of `{clip(name)}` is truncated")
         number, length = struct.unpack_from("<2H", blob, at)
         field = blob[at + 4 : at + 4 + length]
         at += 4 + length
-        if len(field) != length or number in found:
-            fault = "is there twice" if number in found else "is cut off"
+        if len(field) != length or number in fields:
+            fault = "occurs twice" if number in fields else "is truncated"
             raise refusal("zip_extra_field", f"the extra field {number:#06x} of `{clip(name)}` {fault}")
         if number == _ZIP64 and not allow_zip64:
-            raise refusal("zip64", f"the directory's entry for `{clip(name)}` has a ZIP64 field")
+            raise refusal("zip64", f"the directory entry for `{clip(name)}` has a ZIP64 field")
         if number not in _HARMLESS_EXTRAS | {_ZIP64}:
             raise refusal("zip_extra_field", f"the member `{clip(name)}` has the extra field {number:#06x}")
-        found[number] = field
-    return found
+        fields[number] = field
+    return fields
 
 
 def _long_sizes(field: bytes, packed: int, size: int, name: str) -> tuple[int, int]:
-    """Return the sizes of a local ZIP64 field, as writers leave it that did not know the size beforehand.
+    """Return the sizes in a local ZIP64 field, as written by tools that did not know the size beforehand.
 
-    Some writers give the sizes in both places, where they must be the same.
+    Some tools also write the sizes into the header itself, where they must be the same.
     """
     if len(field) != 16:
-        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` does not hold two sizes")
+        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` does not contain exactly two sizes")
     long_size, long_packed = struct.unpack("<2Q", field)
     if max(long_size, long_packed) >= _NO_SIZE:
-        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` says 4 GiB or more")
+        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` gives a size of 4 GiB or more")
     if packed not in (_NO_SIZE, long_packed) or size not in (_NO_SIZE, long_size):
         raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` contradicts its header")
     return long_packed, long_size
 
 
 def _check_kind(member: Member, external: int) -> None:
-    """A member is a plain file, or a folder where its name ends with a slash."""
+    """Require that a member is a plain file, or a folder if its name ends with a slash."""
     mode = external >> 16
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
@@ -287,5 +295,6 @@ def _check_kind(member: Member, external: int) -> None:
     says_folder = kind == stat.S_IFDIR or bool(external & _DOS_FOLDER)
     if says_folder != member.is_folder and (says_folder or kind == stat.S_IFREG):
         raise refusal(
-            "file_and_folder", f"`{clip(member.name)}` is a folder by its mode or by its name, not both"
+            "file_and_folder",
+            f"the mode and the name of `{clip(member.name)}` disagree whether it is a folder",
         )
