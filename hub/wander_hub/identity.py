@@ -27,15 +27,15 @@ class Identity:
     admin: bool
     token: TokenInfo
     roles: Mapping[int, Role] = field(default_factory=dict)
-    """By owner id: the user's role on all environments of that owner."""
+    """The user's role on all environments of an owner, by owner ID."""
     grants: Mapping[int, Role] = field(default_factory=dict)
-    """By environment id: the user's role on that environment only."""
+    """The user's role on a single environment, by environment ID."""
     owners: tuple[str, ...] = ()
     """Names of the owners under which this token may publish something, sorted."""
     only_owner: int | None = None
-    """Id of the only owner for which the token is valid; None if it is valid for all owners."""
+    """ID of the only owner that the token is valid for; None if it is valid for all owners."""
     only_environment: int | None = None
-    """Id of the only environment for which the token is valid; None if it is valid for all, 0 for a new
+    """ID of the only environment that the token is valid for; None if it is valid for all, 0 for a new
     environment."""
     only_new: tuple[int, str] | None = None
     """Owner id and name of the only new environment that the token may create."""

@@ -1,4 +1,4 @@
-"""Names of owners, environments and versions: rules, normal forms, names that look alike and suggestions."""
+"""Names of owners, environments and versions: rules, normal forms, confusable names and suggestions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ RESERVED_ENVIRONMENTS = frozenset(
 """Second path segments that the hub uses itself, now or in the future."""
 
 _ANY_SCRIPT = ("COMMON", "INHERITED", "LATIN", "Unknown")
-"""Scripts from which a name may only use ASCII characters."""
+"""Scripts that names may use only in ASCII."""
 _RIGHT_TO_LEFT = ("R", "AL", "AN")
-"""Bidirectional classes that change the order in which the surrounding characters are displayed."""
+"""Bidirectional classes that change how the surrounding characters are displayed."""
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
 _FOREIGN = re.compile(r"[a-z0-9-]{1,37}@[A-Za-z0-9.:\[\]-]{1,37}")

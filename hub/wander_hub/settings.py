@@ -58,8 +58,8 @@ class ProviderSettings(BaseModel):
         return self.label or urlsplit(self.issuer).netloc
 
     def secret(self) -> str | None:
-        """Return the client's secret, or None if it has no secret. Raises `OSError` or `KeyError` if it
-        cannot be read."""
+        """Return the client's secret, or None if it does not use a secret. Raises `OSError` or `KeyError` if
+        it cannot be read."""
         if self.secret_file is not None:
             return self.secret_file.read_text().strip()
         return os.environ[self.secret_variable] if self.secret_variable else None

@@ -198,7 +198,7 @@ class Storage:
         """
         if self._size(sha256) == size:
             return copy_pieces(pieces)
-        # `put` would consume the pieces inside its own runtime, where no other object can be read.
+        # `put` would consume the pieces inside its own runtime; no other object can be read there.
         writer = obstore.open_writer(self._store, object_key(sha256))
         actual = copy_pieces(pieces, writer)
         if actual == sha256:

@@ -22,7 +22,7 @@ class Rule:
     what: str
     """Description of the fault."""
     remedy: str
-    """What the publisher can do about it. This is the hint of the error, unless a check has a more specific
+    """Advice to the publisher, used as the hint of the error, unless a check has a more specific
     hint."""
     status: int = 422
     default: Action = "refuse"
@@ -44,7 +44,7 @@ FORM = (
     ),
     Rule(
         "bad_filename",
-        "the file name is not one that PEP 427 or PEP 625 allows for a wheel or a source archive",
+        "PEP 427 or PEP 625 does not allow this file name for a wheel or a source archive",
         "keep the name that `python -m build` or `uv build` gave the file",
     ),
     Rule("empty_file", "the file is empty", REBUILD),

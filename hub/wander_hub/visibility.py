@@ -28,7 +28,7 @@ class HasVisibility:
 
     @property
     def visibility(self) -> Visibility:
-        """Who can see the object."""
+        """Visibility level of the object."""
         return visibility_of(self.private, internal=self.private and self.internal)
 
     @visibility.setter

@@ -38,9 +38,9 @@ class CheckedAttestations:
     """The result of checking the attestations of one file."""
 
     provenance: dict[str, Any] | None = None
-    """Provenance object of PEP 740; None if there are no verified attestations."""
+    """Provenance object of PEP 740; None without verified attestations."""
     ignored: str | None = None
-    """Reason why attestations were ignored; None if they were verified or there were none."""
+    """Reason why attestations were ignored; None if they were verified or the upload had no attestations."""
 
     @property
     def warnings(self) -> list[UploadWarning]:
@@ -172,5 +172,5 @@ def _publisher(claims: Mapping[str, str]) -> Publisher | None:
 
 
 def _refusal(reason: str) -> HubProblem:
-    hint = "upload without attestations, or with those that this workflow made for this file"
+    hint = "upload without attestations, or with attestations that this workflow made for this file"
     return HubProblem(400, "bad_attestations", f"the attestations are invalid: {reason[:500]}", hint=hint)

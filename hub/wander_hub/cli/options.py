@@ -41,8 +41,8 @@ def read_settings(**given: Any) -> Settings:
 def open_database(settings: Settings, *, make: bool = False) -> Iterator[Database]:
     """Yield the migrated database of a hub, which may be running.
 
-    Raises `NoHub` if the data folder has no hub, unless `make` is true. A mistyped folder therefore does not
-    become a new hub.
+    Raises `NoHub` if the data folder does not contain a hub, unless `make` is true. A mistyped folder
+    therefore does not become a new hub.
     """
     if make and settings.database_url is None:
         make_data_folder(settings)
@@ -112,6 +112,6 @@ def by_command(action: str) -> Origin:
     """Return the origin of a change that a command makes, for the audit log."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # inside a container, the user id may have no name
+    except (KeyError, OSError):  # inside a container, the user id may lack a name
         name = f"uid {os.getuid()}"
     return Origin(action, "wander-hub", address=f"the command line of {name}")

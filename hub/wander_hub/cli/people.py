@@ -152,7 +152,7 @@ def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> 
 def identities_of(
     name: str, link: str | None, unlink: str | None, issuer: str | None, data: Path | None, as_json: bool
 ) -> None:
-    """List the identities with which a user signs in at the provider, or link and unlink one of them.
+    """List a user's identities at the provider, or link and unlink one of them.
 
     \b
     wander-hub user identity ada

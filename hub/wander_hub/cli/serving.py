@@ -85,7 +85,7 @@ def work(hub: str | None, concurrency: int | None, listen: str | None, once: boo
 
     Use the same settings as the hub, with the same database and storage. Any number of these processes may
     run, on any machines. A process that is stopped returns its jobs to the queue. Another process takes over
-    the jobs of one that crashed.
+    the jobs of a crashed process.
 
     \b
     wander-hub work --hub http://127.0.0.1:8600          next to a hub that serves with `--no-jobs`

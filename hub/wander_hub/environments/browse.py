@@ -28,11 +28,11 @@ from wander_hub.http.problems import HubProblem
 _FIRST, _WALKED = 100, (400, 2000)
 """Rows in listing order that are checked against filters: at first, and if there are many matches."""
 _FEW = 500
-"""Number of matches up to which all of them are read and sorted."""
+"""Largest number of matches that are all read and sorted."""
 _KEPT = "found"
 """Key of the session's `info` that holds search results."""
 COUNTED = 1000
-"""Number up to which results are counted exactly."""
+"""Largest number of results that is counted exactly."""
 
 
 NOBODY = 0

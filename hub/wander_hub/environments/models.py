@@ -74,7 +74,7 @@ class Environment(HasVisibility, Base):
     deleted_at: Mapped[datetime | None]
     """Time of the deletion. The row remains permanently, so that nobody else can take the name."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
-    """Environment from which this one was forked."""
+    """Environment that this is a fork of."""
     parent_version: Mapped[str | None] = mapped_column(String(100))
     owner: Mapped[Owner] = relationship(lazy="raise")
 

@@ -52,7 +52,7 @@ PREFIX = "readme-"
 _SHIPPED = "image?file="
 """Start of the address of a package's image. `place` completes the address."""
 _DECEIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, including those that change the direction of text."""
+"""Control characters, including marks that change the direction of text."""
 _ALIGNED = re.compile(r'style="text-align: (left|right|center)"')
 _IMAGE = re.compile(r"<img\b[^<>]*>", re.IGNORECASE)
 _REMOTE = re.compile(r'<img(?! src="image\?file=)[^>]*>')
@@ -227,7 +227,7 @@ def _is_deep(raw: str) -> bool:
 
 
 def _add_anchors(cleaned: str) -> str:
-    """Return HTML in which all headings have unique ids."""
+    """Return HTML with a unique ID for every heading."""
     taken = Counter[str]()
 
     def add(heading: re.Match[str]) -> str:

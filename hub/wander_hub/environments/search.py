@@ -41,8 +41,8 @@ _FEW = 1000
 _README_CHARACTERS = 20_000
 _PUBLIC, _INTERNAL = "public", "internal"
 _MOST_SCOPES = 100
-"""Number of a reader's roles up to which the index itself filters by permission. The rows are filtered in any
-case."""
+"""Largest number of a reader's roles with which the index itself filters by permission. The rows are filtered
+in any case."""
 _CONFIGURATION = "english"
 _WORDS = re.compile(r"[^\W_]+")
 _SEARCH = table("environment_search", column("environment_id"), column("head"), column("body"))
@@ -287,7 +287,7 @@ def _any_of(words: Sequence[str], syntax: tuple[str, str], end: str = "") -> str
 
 
 def _in_name(word: str) -> str:
-    """Return the mark of a word of the name, with which only names are searched."""
+    """Return the mark of a word of the name, used to search only names."""
     return f"zn{word}"
 
 

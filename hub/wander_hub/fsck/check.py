@@ -361,7 +361,7 @@ def _owner(database: Database, owner_id: int, *, repair: bool) -> list[Mismatch]
         stored = select(IndexPage).where(IndexPage.owner_id == owner_id, IndexPage.environment_id.is_(None))
         shown = _pages(session, session.scalars(stored).all())
         if not shown and not pages.has_pages(session, owner_id):
-            return []  # an owner who has not published anything has no list
+            return []  # an owner who has not published anything does not have a list
         index.write_root(session, owner)
         right = _pages(session, session.scalars(stored).all())
         right = {project: page for project, page in right.items() if not project}

@@ -31,7 +31,7 @@ _MOST_PARTS = 2000
 _SLICE = 32 * 1024
 """Number of bytes of a form that are parsed before other requests get a turn."""
 _FORM_BYTES, _MOST_FIELDS = 16 * 1024, 50
-"""Limits of a form on a page, which has no files."""
+"""Limits of a form on a page, sent without files."""
 _PATIENCE, _SLOWEST = 20.0, 4096
 """Seconds that a body may take, and the number of received bytes that add one more second."""
 _MOST = "wander.most_bytes"

@@ -19,7 +19,7 @@ _TEXT = (
 _LEAST = 1024
 """Size in bytes below which compression does not pay off."""
 _LONG = 64 * 1024
-"""Size in bytes from which compression runs in a thread."""
+"""Smallest size in bytes that is compressed in a thread."""
 _EFFORT = 5
 _TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 

@@ -33,7 +33,7 @@ def require_own_page(request: Request, base_url: str) -> None:
     """Reject a browser's change unless the browser confirms that it comes from a page of this hub.
 
     Over https and from localhost, browsers send `Sec-Fetch-Site` with every request. Over plain http they
-    send the page's `Origin`. A client that sends neither is not a browser and has no cookie.
+    send the page's `Origin`. A client that sends neither is not a browser and does not have a cookie.
     """
     if request.method in SAFE_METHODS:
         return

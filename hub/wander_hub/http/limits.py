@@ -191,7 +191,7 @@ def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[st
 
 
 def forwarded_for(scope: Scope) -> str | None:
-    """Return the address for which a proxy forwards a request, or None without a proxy."""
+    """Return the address of the client whose request a proxy forwards, or None without a proxy."""
     given = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     return given[-1].decode("latin-1").rpartition(",")[2].strip()[:_LONGEST_ADDRESS] if given else None
 

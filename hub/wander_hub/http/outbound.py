@@ -20,7 +20,7 @@ ANSWER_SECONDS = 5.0
 
 
 class SharedQuestions(Generic[Answer]):
-    """Pending requests, each of which is sent once for all clients that need its answer."""
+    """Pending requests; each is sent once for all clients that need its answer."""
 
     def __init__(self) -> None:
         self._asked: dict[Hashable, asyncio.Task[Answer]] = {}

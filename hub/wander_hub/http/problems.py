@@ -78,7 +78,7 @@ fault."""
 _LONGEST_DETAIL = 2000
 _OF_MACHINES = frozenset("_ api files health live metrics openapi.json ready simple".split())  # noqa: SIM905
 _OF_FORMS = frozenset({"account", "login", "logout"})
-"""First path segments of addresses to which browsers send forms."""
+"""First path segments of addresses that receive forms from browsers."""
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -223,7 +223,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_away(error: Exception) -> bool:
-    """Return whether PostgreSQL is unreachable, shuts down, or has no free connection."""
+    """Return whether PostgreSQL is unreachable, shuts down, or is out of connections."""
     if isinstance(error, OperationalError):
         return hasattr(error.orig, "sqlstate")
     return isinstance(error, NoConnectionFree) or (

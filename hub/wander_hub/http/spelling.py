@@ -1,4 +1,4 @@
-"""Canonical addresses: other spellings of a path redirect to the one that the hub uses itself.
+"""Canonical addresses: other spellings of a path redirect to the hub's own spelling.
 
 Capital letters, missing, doubled or trailing slashes, and spellings of a project that are equal by PEP 503
 all lead to the same address. Paths of this module never start with `//`, so a redirect cannot lead to another

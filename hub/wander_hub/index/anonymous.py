@@ -25,7 +25,7 @@ from wander_hub.index.schemas import IndexedProject, RenderedPage
 Statement: TypeAlias = Select[*tuple[Any, ...]]
 Row: TypeAlias = tuple[Any, ...]
 _BUSY_MILLISECONDS = 50
-"""How long the event loop waits for a locked database (readers in WAL mode hardly ever wait); after that the
+"""How long the event loop waits for a locked database (in WAL mode, readers rarely wait); after that the
 routes take over."""
 
 
@@ -67,8 +67,8 @@ class AnonymousReader:
         return await run_in_threadpool(make)
 
     def last_change(self) -> int | None:
-        """Return a number that differs after every change to the database, or None if the database has no
-        such number."""
+        """Return a number that differs after every change to the database, or None if the database does
+        not provide one."""
         if self._path is None:
             return None
         try:

@@ -1,7 +1,7 @@
 """A shortcut for public index pages, metadata and files that bypasses all routing.
 
 It answers only the plain case: GET or HEAD without a token and without a query string, for a public page or
-file under the normalized name. Everything else, errors included, goes on to the routes, which give the same
+file under the normalized name. Everything else, errors included, is left to the routes, which give the same
 answers more slowly; a test compares the two.
 
 Small answers, files included, are cached until anything in the database changes.
@@ -45,7 +45,7 @@ _LONGEST_PATH = 600
 _SAFE = frozenset({"GET", "HEAD"})
 _SMALL = 64 * 1024
 _KEPT_BYTES, _KEPT_OVERHEAD = 32 * 1024 * 1024, 2048
-"""Memory that cached answers may take, and the overhead of each answer beside its body."""
+"""Memory that cached answers may take, and the overhead of each answer in addition to its body."""
 _ASKED = frozenset({b"accept", b"accept-encoding", b"if-none-match", b"range", b"if-range", b"x-request-id"})
 _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Requests with credentials are left to the routes."""

@@ -123,7 +123,7 @@ class PublicFiles:
         """Yield the path, digest and environment of every link that should exist."""
         query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
         query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-        # Files of the hub's own packages can be replaced, so they have no links.
+        # Files of the hub's own packages can be replaced, so they are not linked.
         query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
         if environment_id is not None:
             query = query.where(Environment.id == environment_id)

@@ -78,7 +78,7 @@ def projects_of(session: Session, owner: str) -> Sequence[str]:
 
 
 def public_projects_of(session: Session, owner_id: int) -> Sequence[str]:
-    """Return the public projects of an owner, whoever asks."""
+    """Return the public projects of an owner, also to readers who may see more."""
     query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     query = query.where(IndexPage.owner_id == owner_id, Environment.deleted_at.is_(None), readable_by(None))
     return session.scalars(query.order_by(IndexPage.project)).all()
@@ -115,7 +115,7 @@ def projects_in_namespaces(session: Session, around: str | None = None) -> Seque
 
 
 def holds(session: Session, owner: str, project: str) -> bool:
-    """Return whether an owner has or ever had a name, whoever may see it."""
+    """Return whether an owner has or ever had a name, even a hidden one."""
     here = select(IndexPage.project).join(Owner, IndexPage.owner_id == Owner.id)
     page = here.where(Owner.name == owner, IndexPage.project == project)
     if session.scalar(page.limit(1)) is not None:

@@ -268,7 +268,7 @@ def refuse_missing(
     If an owner has or had environments that the caller may not see, everyone except the owner's members gets
     the same 401 for every name that is not open to them, and members get it for names that were ever private.
     uv stops at a 401, whereas a 404 would make it try the next index, where anyone may offer the name; pip
-    goes on in both cases.
+    continues in both cases.
     """
     assert place.owner is not None
     reader: Identity | None = session.info.get(READER)

@@ -31,7 +31,7 @@ from wander_hub.index import rendering, repository
 from wander_hub.index.negotiation import HTML_V1, JSON_V1
 from wander_hub.index.schemas import RenderedPage
 
-if TYPE_CHECKING:  # most hubs have no index behind them
+if TYPE_CHECKING:  # most hubs do not use an upstream index
     import httpx
 
 logger = logging.getLogger("wander_hub")
@@ -47,7 +47,7 @@ _TIMEOUT_SECONDS, _CONNECT_SECONDS = 20.0, 5.0
 _LINK = re.compile(r"<(a|base)\b([^<>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"|'[^']*'))?""", re.IGNORECASE)
 _OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata", "dist-info-metadata")
-"""Keys of a file entry that are kept beside its name, address and digests (PEP 691, 700, 714)."""
+"""Keys of a file entry that are kept in addition to its name, address and digests (PEP 691, 700, 714)."""
 
 
 class _KeptPages(NamedTuple):

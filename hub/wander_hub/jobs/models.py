@@ -43,10 +43,10 @@ class Job(Base):
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str | None] = mapped_column(Text)
     created_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """User for whom the job runs; None for the hub's own jobs."""
+    """User who started the job; None for the hub's own jobs."""
     turn: Mapped[float] = mapped_column(default=0.0)
     """Position among the jobs of the same priority; the lowest value runs next."""
     cost: Mapped[float] = mapped_column(default=1.0)
-    """Amount by which the job delays its user's next job; 1 is a typical job of up to a minute."""
+    """Delay of its user's next job caused by this job; 1 is a typical job of up to a minute."""
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

@@ -286,7 +286,7 @@ class TableQueue:
 
 
 def hide_paths(text: str) -> str:
-    """Return a public version of a text, in which paths of this machine are reduced to the file name."""
+    """Return a public version of a text, with paths of this machine reduced to the file name."""
     for path, name in _PATHS:
         text = path.sub(name, text)
     return text

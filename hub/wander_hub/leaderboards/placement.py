@@ -136,7 +136,7 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         low=summary.reward_low,
         high=summary.reward_high,
         tokens=total / summary.rollouts if total else None,
-        # There is no cost if the endpoint did not report its tokens.
+        # The cost is unknown if the endpoint did not report its tokens.
         usd=prices.cost(summary.usage) / summary.rollouts
         if prices and total and not summary.usage.estimated
         else None,
@@ -243,7 +243,7 @@ class _Boards:
         """Give the turn to the first run of a model by an account, or to no run if that run was withdrawn.
 
         Unverifiable runs come after all others, as if they had not been posted, so letting runs fail on
-        purpose has no advantage over posting only the best run.
+        purpose gains nothing over posting only the best run.
         """
         of_row = (
             BoardEntry.board_id == board.id,

@@ -165,7 +165,7 @@ def _check_own(own: Sequence[Package], wanted: LockedVersion) -> None:
 
 
 def offer(context: Context, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
-    """Attach a lock to a published version that has none; raise if it does not belong to the version.
+    """Attach a lock to a published version without a lock; raise if it does not belong to the version.
 
     Parsing a long lock takes a second, so no database connection is held during that time.
     """
@@ -209,7 +209,7 @@ def attach(
 
 
 def find(session: Session, owner: str, name: str, version: str) -> VersionDocument:
-    """Return the lock of a version; raise a 404 problem if it has none or its files are unavailable."""
+    """Return the lock of a version; raise a 404 if the version has no lock or its files are unavailable."""
     environment = service.find(session, owner, name)
     locked = service.find_version(session, environment, version)
     lock = next((document for document in locked.documents if document.kind == "lock"), None)

@@ -159,7 +159,7 @@ def get_lock(
 async def put_lock(
     request: Request, context: ForPublisher, owner: str, name: str, version: str
 ) -> VersionDetail:
-    """Attach a `pylock.toml` to a version that has none. It cannot be changed afterwards."""
+    """Attach a `pylock.toml` to a version without a lock. It cannot be changed afterwards."""
     too_large = HubProblem(413, "too_large", f"a lock may have at most {LOCK.most_bytes:,} bytes")
     content = await read_body(request, LOCK.most_bytes, too_large)
     return await run_in_threadpool(locks.offer, context, owner, name, version, content)

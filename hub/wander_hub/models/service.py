@@ -146,7 +146,7 @@ def require_pusher(
 
 
 def model_for(session: Session, caller: Identity, permission: Permission, owner: str, name: str) -> Model:
-    """Return a locked model on which the caller has a permission; raise a 404, 410 or 403 problem
+    """Return a model, locked, if the caller has a permission on it; raise a 404, 410 or 403 problem
     otherwise."""
     model = find(session, owner, name)
     rights.owner_for(session, caller, permission, model.owner.name)

@@ -126,7 +126,7 @@ def _known(session: Session, caller: Identity, owner: str) -> frozenset[str] | N
 
 
 def _shown(entry: AuditEntry, known: frozenset[str] | None) -> AuditEntry:
-    """Return an entry without the address and token of a person who has no role."""
+    """Return an entry without the address and token of a person without a role."""
     if known is None or entry.actor in known:
         return entry
     return entry.model_copy(update={"address": None, "token": None, "request_id": None})

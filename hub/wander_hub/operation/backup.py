@@ -149,7 +149,7 @@ def _tell_of(damaged: list[str]) -> None:
 
 
 def _dump(database: Database, path: Path) -> int:
-    """Write a consistent snapshot of all rows, in an order in which they can be inserted; return their
+    """Write a consistent snapshot of all rows, in an order suitable for inserting them; return their
     number."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with database.connect_at_one_moment() as connection, temporary.open("wb") as file:
@@ -169,7 +169,7 @@ def write_rows(
 ) -> int:
     """Write rows as compressed JSON lines, with their digest at the end; return their number.
 
-    Each statement comes with the name of its table, in an order in which the rows can be inserted.
+    Each statement comes with the name of its table, in an order suitable for inserting the rows.
     """
     digest, rows = hashlib.sha256(), 0
     with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
@@ -333,5 +333,5 @@ def bad_copy(fault: str) -> HubProblem:
 
 
 def _plain(value: Any) -> Any:
-    """Return times, dates and bytes as text, because JSON has no types for them."""
+    """Return times, dates and bytes as text, because JSON lacks types for them."""
     return value.isoformat() if isinstance(value, date) else base64.b64encode(value).decode()

@@ -25,7 +25,7 @@ _KEPT = timedelta(days=365)
 
 
 def ask(session: Session, queue: TableQueue, settings: Settings, caller: Identity) -> BackupInfo:
-    """Queue a backup, or return the one that is already queued or running."""
+    """Queue a backup, or return the backup that is already queued or running."""
     if settings.backup_folder is None:
         hint = "the hub's operator can set `WANDER_HUB_BACKUP_FOLDER` or run `wander-hub backup FOLDER`"
         raise HubProblem(409, "no_backup_folder", "this hub has no folder for backups", hint=hint)

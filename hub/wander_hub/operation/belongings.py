@@ -190,7 +190,7 @@ def _belongs(table: Table, roots: Roots) -> ColumnElement[bool]:
 
 
 def _named(table: Table, roots: Roots) -> Select[Any]:
-    """Return the ids of the owners or users to which the rows refer."""
+    """Return the IDs of the owners or users in these rows."""
     queries = [roots["owners"]] if table.name == "owners" else []
     for other, query in rows_below(roots):
         for key in other.c:

@@ -284,7 +284,7 @@ def _came(session: Session, sha256: str) -> dict[tuple[str, str], int]:
 
 
 def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
-    """Return the ids of owners and users in this hub, after adding those that do not exist.
+    """Return the ids of owners and users in this hub, after adding the missing ones.
 
     An added user has no password, token or role. The user only reserves the name.
     """

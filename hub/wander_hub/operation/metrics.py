@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Folder in which the processes of one hub combine their metrics; prometheus-client reads it when
+"""Folder where the processes of a hub combine their metrics; prometheus-client reads it when
 imported."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -29,7 +29,7 @@ _HALVED = timedelta(hours=1)
 def count_attempt(database: Database, name: str, address: str) -> None:
     """Count an attempt as a failure before its outcome is known; raise a 429 problem if it comes too early.
 
-    Because of this order, a hundred simultaneous attempts have no advantage over sequential ones.
+    Because of this order, a hundred simultaneous attempts succeed no more often than sequential ones.
     """
     _refuse(_count(database, _keys(name, address)))
 

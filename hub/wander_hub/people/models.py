@@ -36,7 +36,7 @@ class OneTimeCode(Base):
 
 
 class LinkedIdentity(Base):
-    """An identity at a provider with which a user signs in."""
+    """An identity at a provider that lets a user sign in."""
 
     __tablename__ = "linked_identities"
 

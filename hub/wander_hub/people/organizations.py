@@ -44,7 +44,7 @@ def add_organization(session: Session, name: str, user: User) -> OwnerInfo:
 
 
 def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
-    """Return the owners on which the caller has a role, by name."""
+    """Return the owners that the caller has a role on, by name."""
     rights.require_whole_token(caller)
     query = select(Owner, Membership.role, _is_organization()).join(
         Membership, Membership.owner_id == Owner.id

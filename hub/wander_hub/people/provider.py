@@ -37,7 +37,7 @@ class SignInVisit:
 
     secret: str
     following: str
-    """Path to which the visitor is sent afterwards."""
+    """Path of the page that the visitor sees afterwards."""
     session: str = ""
     """Session cookie of the account to link, so that no other browser can complete the link; empty to sign
     in."""
@@ -81,7 +81,7 @@ class Provider:
         self._questions = SharedQuestions[None]()
 
     async def address(self, visit: SignInVisit, redirect_uri: str) -> str:
-        """Return the address to which the browser is redirected."""
+        """Return the address for redirecting the browser."""
         fields = {
             "response_type": "code",
             "client_id": self.settings.client_id,
@@ -160,7 +160,7 @@ class Provider:
                     if not acceptable_address(str(document[name])):
                         raise ValueError(f"its `{name}` is not an https address")
         except HubProblem:
-            # Count from the end of the request, because its timeout alone may be as long.
+            # Count from the end of the request, because the timeout of the request may be as long.
             self._silent_until = time.monotonic() + _COOL_DOWN_SECONDS
             raise
         self._document, self._asked_at = document, time.monotonic()

@@ -107,7 +107,7 @@ def sign_out_everywhere(context: ForManager) -> None:
 
 @router.get("/owners", responses=refusals(401, 403))
 def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
-    """List the owners on which you have a role."""
+    """List the owners that you have a role on."""
     return OwnerList(data=organizations.list_owners_of_caller(session, caller))
 
 
@@ -153,7 +153,7 @@ def list_users(
 @router.post("/users", status_code=201, responses=_CHANGES | refusals(400))
 @audited("user.add")
 def add_user(context: ForAdministrator, body: NewUser) -> UserLink:
-    """Add a user; returns a link with which they choose a password. For administrators."""
+    """Add a user; returns a link for choosing a password. For administrators."""
 
     def add(session: Session) -> UserLink:
         user = accounts.add_user(session, body.name)
@@ -166,7 +166,7 @@ def add_user(context: ForAdministrator, body: NewUser) -> UserLink:
 @router.post("/users/{user}/link", responses=_CHANGES)
 @audited("user.link")
 def give_link(context: ForAdministrator, user: UserName) -> UserLink:
-    """Create a link with which a user can choose a new password, once, within a week. For administrators."""
+    """Create a link that lets a user choose a new password, once, within a week. For administrators."""
     return context.commit(lambda session: _link(context, session, _lock_other(context, session, user)))
 
 
@@ -181,7 +181,7 @@ def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
 
 @router.get("/users/{user}/identities", responses=refusals(401, 403, 404, 422))
 def list_identities(session: ReadSession, _caller: Administrator, user: UserName) -> IdentityList:
-    """List the identities with which a user signs in at a provider. For administrators."""
+    """List a user's identities at sign-in providers. For administrators."""
     known = user_named(session, normalize_owner(user))
     if known is None:
         raise departures.no_user(user)

@@ -21,7 +21,7 @@ from wander_hub.security import token_hash
 _RECOVERY_CODES = 10
 _RECOVERY_BYTES = 10
 _CLOCKS_DIFFER = 1
-"""Number of 30-second steps by which the clocks of phone and hub may differ."""
+"""Allowed difference between the clocks of phone and hub, in steps of 30 seconds."""
 
 
 def second_factor_of(session: Session, user_id: int) -> SecondFactorState:

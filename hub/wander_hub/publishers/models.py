@@ -44,4 +44,4 @@ class UsedAssertion(Base):
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Hash of issuer and `jti`."""
     expires_at: Mapped[datetime] = mapped_column(index=True)
-    """Time from which the row is not needed, because the token itself has expired."""
+    """Time after which the row is no longer needed, because the token itself has expired."""

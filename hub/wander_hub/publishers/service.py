@@ -36,7 +36,7 @@ _DEFAULT_ISSUERS: dict[PublisherKind, str] = {
     "gitlab": "https://gitlab.com",
 }
 _SLACK = timedelta(seconds=60)
-"""Additional time for which a used token is remembered, beyond its expiry and the leeway."""
+"""Additional time to remember a used token, beyond its expiry and the leeway."""
 _PINNED: dict[PublisherKind, tuple[str, ...]] = {
     "github": ("repository_owner_id", "repository_id"),
     "gitlab": ("namespace_id", "project_id"),

@@ -120,12 +120,12 @@ def _fresh(session: Session, owner: Owner, files: Mapping[str, int]) -> set[str]
 
 
 def poster(session: Session, user: str) -> Owner | None:
-    """Return the owner for which a user's runs count."""
+    """Return the owner whose quota covers a user's runs."""
     return accounts.owner_named(session, user)
 
 
 def lock_poster(session: Session, settings: Settings, user: str) -> Owner | None:
-    """Return the owner for which a user's runs count, locked; None if it has no limits for runs."""
+    """Return the owner whose quota covers a user's runs, locked; None if its runs are unlimited."""
     owner = poster(session, user)
     if owner is None or not limits_of(session, settings, owner).keys() & set(OF_RUNS):
         return None

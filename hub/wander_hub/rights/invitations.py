@@ -67,7 +67,7 @@ def drop_all(session: Session, target: Target) -> None:
 
 
 def drop_made_by(session: Session, user_id: int, target: Target) -> None:
-    """Delete the invitations by a user who is no longer an owner of the target."""
+    """Delete the invitations by a user who has lost the owner role on the target."""
     below = select(Environment.id).where(Environment.owner_id == target.get("owner_id"))
     of_them = or_(*_at(target), Invitation.environment_id.in_(below))
     session.execute(delete(Invitation).where(Invitation.invited_by_id == user_id, of_them))

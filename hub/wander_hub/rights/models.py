@@ -64,15 +64,15 @@ class Token(Base):
     scope: Mapped[str] = mapped_column(String(40))
     """Names of `TokenScope`, separated by spaces."""
     owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))
-    """Owner to whose environments the token is limited."""
+    """Owner of the environments, if the token is limited to these."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
-    """Environment to which the token is limited."""
+    """The only environment that the token is valid for."""
     environment_name: Mapped[str | None] = mapped_column(String(200))
     """Name of the environment of `owner_id` to which the token is limited, even if it does not exist yet."""
     claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """Verified claims of the trusted publisher that obtained this token; None for a user's own token."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"), index=True)
-    """Token with which this token was created. Revoking it revokes this token as well."""
+    """Token that created this token. Revoking it revokes this token as well."""
     version_id: Mapped[int | None]
     """Version of the environment to which the token's reads are limited, together with what the version
     requires."""

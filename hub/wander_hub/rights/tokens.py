@@ -56,7 +56,7 @@ def make_token(
     With an owner, an environment, or an owner and a name that may not exist yet, the token is limited to
     that. With a version of its environment as well, it can read that version and what the version requires,
     while the job runs. It expires after `lifetime`, and not later than `latest`. A `shared` secret belongs to
-    the tokens of several owners, each of which is valid at the addresses of its owner.
+    the tokens of several owners; each token is valid at the addresses of its owner.
     """
     if (user := session.get_one(User, user_id)).disabled_at is not None:
         hint = f"an administrator can run `wander-hub user enable {user.name}`"

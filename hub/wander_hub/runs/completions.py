@@ -1,8 +1,8 @@
 """Digests of completions, with which a board finds runs with the same answers.
 
 The digest of a completion covers all assistant messages of a rollout: content, reasoning and tool calls. Only
-letters and digits count, without letter case, unless a message has none. Changes to spaces and punctuation
-therefore do not change the digest, but a paraphrase does.
+letters and digits count, without letter case, unless a message consists of nothing else. Changes to spaces
+and punctuation therefore do not change the digest, but a paraphrase does.
 
 Two runs share a completion if both have it for the same example, in any order of the example's rollouts. A
 run stores the digests of at most `MOST` rollouts. For larger runs, the share is estimated from a sample: the

@@ -204,7 +204,7 @@ class RunExamination(Base):
     agrees: Mapped[bool] = mapped_column(default=False)
     """Whether it agrees with that run, and their manifests differ only in the endpoint."""
     tokens: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.wire.verification.TokenCheck`; None if the hub has no tokenizer for the model."""
+    """`wander.wire.verification.TokenCheck`; None if the hub lacks a tokenizer for the model."""
     examined_at: Mapped[datetime]
 
     @property

@@ -19,7 +19,7 @@ _STARTS_A_MINUTE = 10
 
 
 class Processes:
-    """Runs `work(number)` in `count` processes and restarts those that exit unexpectedly."""
+    """Runs `work(number)` in `count` processes and restarts any process that exits unexpectedly."""
 
     def __init__(self, count: int, work: Callable[[int], None], *, seconds_to_end: float = 20) -> None:
         self._count = count

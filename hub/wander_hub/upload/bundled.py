@@ -46,7 +46,7 @@ _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache
 
 
 def publish_bundled(database: Database, storage: Storage, settings: Settings) -> list[str]:
-    """Publish the packages installed beside the hub; return the names of the new files."""
+    """Publish the packages installed together with the hub; return the names of the new files."""
     fresh: list[str] = []
     with tempfile.TemporaryDirectory(prefix="wander-hub-") as folder:
         for name in BUNDLED_DISTRIBUTIONS:

@@ -73,7 +73,8 @@ def check_form(upload: Upload) -> None:
 
 
 def parse_check(upload: Upload) -> CheckSummary | None:
-    """Return the publisher's `wander check` results, or None if the form has none, as with twine and uv."""
+    """Return the publisher's `wander check` results, or None if the form does not give them, as with twine
+    and uv."""
     text = upload.fields.get(CHECK_FIELD)
     if not text:
         return None

@@ -99,7 +99,8 @@ def refusal(code: str, detail: str, *, hint: str | None = None) -> HubProblem:
 
 
 def printable(text: str) -> str:
-    """Return the text as a single line that is safe in a terminal, whatever the author of a file wrote."""
+    """Return the text as a single line that is safe in a terminal, even if a file's author wrote control
+    characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -43,7 +43,7 @@ class Place:
     environment: Environment | None = None
     version: Version | None = None
     known: Mapping[str, File] = field(default_factory=dict)
-    """Files of the upload that exist already, with the same bytes unless they are to be replaced."""
+    """Files of the upload that exist already, with the same bytes unless `replace` is set."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ Verdict = tuple[VerificationLevel, str]
 
 
 def level_of(manifest: RunManifest, summary: RunSummary) -> Verdict:
-    """Return the level that the rollouts alone support, and why it is not higher."""
+    """Return the level that the rollouts support by themselves, and why it is not higher."""
     if manifest.kind == "training":
         return "claimed", "a training run: its metrics are self-reported by the trainer"
     missing = summary.expected - summary.rollouts
@@ -37,8 +37,8 @@ def level_from(
     rollouts: Verdict, reports: Sequence[tuple[ReplayReport, bool]], tokens: TokenCheck | None = None
 ) -> Verdict:
     """Return a run's level from the best evidence so far, and the reason.
-    - `rollouts`: the level that the rollouts alone support (`level_of`). If that is `claimed`, no evidence
-      raises it.
+    - `rollouts`: the level that the rollouts support by themselves (`level_of`). If that is
+      `claimed`, no evidence raises it.
     - `reports`: the reports of all finished verifications, oldest first, each with whether it was `whole`: of
       all rollouts and for the highest level. Anyone may request less. That lowers the level only if a replay
       finds a difference, because a rubric may need state that only a replay recreates.

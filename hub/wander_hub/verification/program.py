@@ -254,7 +254,7 @@ class ClientProgram:
             user = session.scalar(administrators.order_by(User.id).limit(1))
             if user is None:
                 raise JobPostponed(
-                    "this hub has no administrator to whom a token for reading the run could belong"
+                    "this hub does not have an administrator who could own the token for reading the run"
                 )
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == name))
             lifetime = timedelta(seconds=2 * (self._seconds + _GRACE_SECONDS))  # for installing and running

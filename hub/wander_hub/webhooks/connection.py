@@ -86,7 +86,7 @@ class Guard(httpcore.NetworkBackend):
         return addresses.result()
 
     def left(self) -> float:
-        """Return the remaining seconds; raise a timeout if there are none."""
+        """Return the remaining seconds; raise a timeout if no time is left."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise httpcore.ReadTimeout("the answer was not complete in time")

@@ -166,7 +166,7 @@ def show_delivery(session: Session, caller: Identity, number: int, delivery: int
 
 
 def redeliver(session: Session, caller: Identity, number: int, delivery: int) -> DeliveryInfo:
-    """Request a delivery again immediately, whatever its state; its message id stays the same."""
+    """Request a delivery again immediately, regardless of its state; its message id stays the same."""
     hook = find(session, caller, number)
     row = session.get(WebhookDelivery, delivery, with_for_update=True)
     row = _require_delivery(hook, row, delivery)

@@ -1,1 +1,1 @@
-"""Checks of archives, wheels and source archives alike, member by member."""
+"""Checks of wheels and source archives, member by member."""

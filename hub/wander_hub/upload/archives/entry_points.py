@@ -70,7 +70,7 @@ def check(name: str, value: str) -> str:
 
 
 class LoaderSearch:
-    """Searches an archive's top-level modules until it finds one that defines `load_environment`."""
+    """Searches an archive's top-level modules until a module defines `load_environment`."""
 
     def __init__(self) -> None:
         self.found = False

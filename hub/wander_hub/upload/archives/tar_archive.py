@@ -212,7 +212,7 @@ class TarArchive:
 
 @contextmanager
 def _sound() -> Iterator[None]:
-    """Refuse a gzip stream that is damaged or truncated, whichever code reads it."""
+    """Refuse a gzip stream that is damaged or truncated, wherever it is read."""
     try:
         yield
     except (Truncated, zlib.error) as error:

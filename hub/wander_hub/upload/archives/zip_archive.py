@@ -2,7 +2,7 @@
 
 Zip readers disagree: some trust the central directory at the end, others the local header in front of each
 member, and a crafted file can show them different contents (CVE-2025-54368). Here both must agree, every byte
-must belong to a record, and each member is unpacked and measured on the way. The rules include those that
+must belong to a record, and each member is unpacked and measured on the way. The rules include all that
 PyPI has enforced since August 2025, and features that no build backend writes are refused: data descriptors,
 comments, ZIP64 beyond the local size field, any compression except deflate.
 """
@@ -117,9 +117,7 @@ class ZipArchive:
         start = self._stream.offset - 4
         for member in self._members:
             if signature != _CENTRAL_SIGNATURE:
-                raise self._stray(
-                    signature, f"where the directory's entry for `{clip(member.name)}` should be"
-                )
+                raise self._stray(signature, f"where the directory entry for `{clip(member.name)}` should be")
             self._central_header(member)
             signature = self._stream.exactly(4)
         length = self._stream.offset - 4 - start
@@ -173,7 +171,7 @@ class ZipArchive:
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """Refuse a truncated file, whichever code reads it."""
+    """Refuse a truncated file, wherever it is read."""
     try:
         yield
     except Truncated as error:
@@ -271,7 +269,7 @@ def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
 def _long_sizes(field: bytes, packed: int, size: int, name: str) -> tuple[int, int]:
     """Return the sizes in a local ZIP64 field, as written by tools that did not know the size beforehand.
 
-    Some tools also write the sizes into the header itself, where they must be the same.
+    Some tools also write the sizes into the header itself; both must agree.
     """
     if len(field) != 16:
         raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` does not contain exactly two sizes")
