@@ -65,7 +65,7 @@ def test_the_dependencies_are_installed_once(
     monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
     played = wander("eval", "./lucky", "-m", "scripted:lucky:solver", "-n", "1", "--plain")
     assert played.status == 0, played.err
-    assert "installing what `lucky` needs and this Python lacks: `tiny-luck>=1" in played.err
+    assert "installing packages for `lucky` that are missing in this Python: `tiny-luck>=1" in played.err
     assert "reward  1.0" in played.out
     monkeypatch.setenv("UV_DEFAULT_INDEX", (home / "gone").as_uri())
     checked = wander("check", "./lucky", "--json")

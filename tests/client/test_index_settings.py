@@ -18,7 +18,8 @@ from wander_client.packages.uv import run_uv
 def config(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     path = tmp_path / "pip.conf"
     path.write_text(
-        "[global]\nindex-url = https://one.example/simple\nextra-index-url =\n    https://two.example/simple\n"
+        "[global]\nindex-url = https://one.example/simple\nextra-index-url =\n    "
+        "https://two.example/simple\n"
         "    https://three.example/simple\nfind-links = /wheels\n[install]\ncert = /ca.pem\n"
     )
     return path, {"PIP_CONFIG_FILE": str(path), "HOME": str(tmp_path / "home")}
@@ -140,7 +141,7 @@ def test_no_secret_reaches_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
     path = tmp_path / "pip.conf"
     path.write_text("no section\n")
-    with pytest.raises(ClientError, match="not a pip configuration"):
+    with pytest.raises(ClientError, match="not a valid pip configuration"):
         pip_options({"PIP_CONFIG_FILE": str(path), "HOME": str(tmp_path)})
 
 

@@ -95,7 +95,7 @@ def test_a_package_for_another_python_is_built_and_its_virtual_environment_runs_
     [
         (">=99", r"`lucky` needs Python >=99, and `wander-sdk` needs >=3.11", "allow a newer Python"),
         ("<3.11", r"`lucky` needs Python <3.11, and `wander-sdk` needs >=3.11", "allow a newer Python"),
-        ("three", r"`lucky` requires Python `three`, which is no version specifier", "correct"),
+        ("three", r"`lucky` requires Python `three`, which is not a version specifier", "fix"),
         (">=3.29", r"`lucky` needs Python >=3.29; this is .*, and no other could be", "uv python install"),
     ],
 )

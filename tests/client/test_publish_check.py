@@ -84,7 +84,7 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     assert "say_env.py" in refused.err, "what would have been sent is shown"
     assert "dataset.stable: " in refused.err
     assert f"`wander check {package}`" in refused.err
-    assert "`--no-check` publishes anyway" in refused.err
+    assert "`--no-check` publishes it anyway" in refused.err
     error = publisher.wander("publish", str(package), "--dry-run", "--json").json["error"]
     assert (error["code"], "dataset.stable: " in error["detail"]) == ("check_failed", True)
     assert publisher.http.get("/api/v1/environments").json()["data"] == []
@@ -108,7 +108,7 @@ def test_data_that_the_wheel_lacks_is_found_before_it_is_published(publisher: Hu
     assert error["code"] == "check_failed"
     assert "load.works: " in error["detail"]
     assert "words.txt" in error["detail"]
-    assert error["detail"].endswith("the folder has and the wheel lacks: words.txt")
+    assert error["detail"].endswith("missing in the wheel: words.txt")
     assert publisher.http.get("/api/v1/environments").json()["data"] == []
     settings = package / "pyproject.toml"
     settings.write_text(settings.read_text().replace('["say_env.py"]', '["say_env.py", "words.txt"]'))
@@ -126,7 +126,7 @@ def test_a_dependency_of_the_publisher_alone_is_found_before_it_is_published(
     error = publisher.wander("publish", str(package), *lock, "--json").json["error"]
     assert error["code"] == "check_failed"
     assert "`hatchling`" in error["detail"]
-    assert "what `dependencies` in `pyproject.toml` declares" in error["hint"]
+    assert "the `dependencies` of `pyproject.toml`" in error["hint"]
     settings = package / "pyproject.toml"
     settings.write_text(settings.read_text().replace('["wander-sdk"]', '["wander-sdk", "hatchling"]'))
     sent = publisher.wander("publish", str(package), *lock, "--json")
@@ -162,7 +162,7 @@ def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, packa
     (package / "say_env.py").write_text(ENVIRONMENT + "\n")
     refused = publisher.wander("publish", str(package))
     assert (refused.status, "checking" in refused.err) == (1, False)
-    assert "exists with other content" in refused.err
+    assert "already exists with different content" in refused.err
 
 
 def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:

@@ -30,6 +30,7 @@ _PART = ".part"
 
 def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
     """Download a model unless it is cached. Returns the model and the number of downloaded bytes.
+
     Every file is checked against its digest, and the digests against the revision.
     """
     output = context.output

@@ -1,4 +1,4 @@
-"""Build an environment package (wheel and source, in a folder that is thrown away), check and publish it."""
+"""Build an environment's wheel and source distribution in a temporary folder, check and publish them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGE_BYTES = 20 * 1024 * 1024
 
 @dataclass(frozen=True)
 class BuiltFile:
-    """One built file."""
+    """A built file."""
 
     path: Path
     kind: Literal["wheel", "sdist"]
@@ -53,49 +53,49 @@ class BuiltFile:
 
 @dataclass(frozen=True)
 class BuiltPackage:
-    """What a build made."""
+    """The wheel and the source distribution of an environment."""
 
     name: str
     version: str
     wheel: BuiltFile
     sdist: BuiltFile
     members: list[tuple[str, int]]
-    """Files of the wheel with their sizes in bytes."""
+    """Files of the wheel, with their sizes in bytes."""
     source_members: list[tuple[str, int]]
-    """Files of the source archive, without the folder that holds them all."""
+    """Files of the source distribution, relative to its top folder."""
     warnings: list[str]
     tree_sha256: str | None = None
-    """Digest of the source tree in the source archive."""
+    """Digest of the source tree in the source distribution."""
 
     @property
     def target(self) -> str:
-        """What loads it where its wheel is installed, and never a folder of its name."""
+        """Name and version for the loader, which never mean a folder."""
         return f"{self.name}@{self.version}"
 
 
 @contextmanager
 def build_package(folder: Path, builder: Builder) -> Iterator[BuiltPackage]:
-    """Build the wheel and the source distribution of a project; both are gone after the block."""
+    """Build the wheel and the source distribution of a project. Both are removed after the block."""
     require_project(folder)
-    with builder.build(folder) as made:
-        package = _inspect(_distribution(made["wheel"], "wheel"), _distribution(made["sdist"], "sdist"))
+    with builder.build(folder) as built:
+        package = _inspect(_distribution(built["wheel"], "wheel"), _distribution(built["sdist"], "sdist"))
         entries = source_tree(package.sdist.path)
         warnings = [
-            f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
-            for path in files_of_the_build(folder, entries)
+            f"`{path}` in the source distribution was written by the build and differs from `{folder.name}`"
+            for path in generated_files(folder, entries)
         ]
         yield replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
 
 
 def require_project(folder: Path) -> dict[str, Any]:
-    """Return the `[project]` table of a folder; raises when it is no Python project."""
+    """Return the `[project]` table of a folder. Raises an error if the folder is not a Python project."""
     path = folder / "pyproject.toml"
     try:
         project: dict[str, Any] = read_project(folder).get("project", {})
     except FileNotFoundError:
         raise UsageError(
             f"`{folder}` has no `pyproject.toml`",
-            hint="`wander new NAME` makes a package that can be published",
+            hint="run `wander new NAME` to create a package",
             code="not_a_package",
         ) from None
     except (OSError, ValueError) as error:
@@ -106,7 +106,10 @@ def require_project(folder: Path) -> dict[str, Any]:
 
 
 def find_published(hub: HubApi, owner: str, package: BuiltPackage) -> tuple[VersionDetail | None, bool]:
-    """Return what the hub has of this version, and whether that is all of it; raises for other bytes."""
+    """Return the published version, and whether the hub has all its files.
+
+    Raises an error if a file differs.
+    """
     name = canonicalize_name(package.name)
     try:
         known = hub.version(owner, name, package.version)
@@ -115,13 +118,13 @@ def find_published(hub: HubApi, owner: str, package: BuiltPackage) -> tuple[Vers
     present = {file.filename: file.sha256 for file in known.files}
     files = [package.wheel, package.sdist]
     for file in files:
-        there = present.get(file.path.name, file.sha256)
-        if there != file.sha256:
+        published_digest = present.get(file.path.name, file.sha256)
+        if published_digest != file.sha256:
             raise ClientError(
-                f"`{owner}/{name}` {package.version} exists with other content",
+                f"`{owner}/{name}` {package.version} already exists with different content",
                 hint="versions never change: raise `version` in `pyproject.toml` and publish again",
                 code="version_exists",
-                detail=f"{file.path.name}\nhub:  sha256:{there}\nhere: sha256:{file.sha256}",
+                detail=f"{file.path.name}\nhub:  sha256:{published_digest}\nhere: sha256:{file.sha256}",
             )
     return known, all(file.path.name in present for file in files)
 
@@ -138,14 +141,14 @@ def upload(
     warn: Callable[[str], None] = lambda _: None,
     told: Told = lambda done, total: None,
 ) -> Publication:
-    """Publish what the hub does not have yet: wheel, source and lock become visible together.
+    """Publish the missing files. The wheel, the source distribution and the lock become visible together.
 
-    An attempt that broke off is resumed. `check` is shown on the version's page. `lock` becomes the
-    version's, unless it has one. `attestations` are those of its files, by name. `warn` is told what the hub
-    takes and does not like, `told` how far it is.
+    Resumes an interrupted upload. `check` is shown on the version's page. `lock` is attached to the version
+    if it has no lock. `attestations` are listed by file name. `warn` receives the hub's warnings, and `told`
+    the progress.
     """
-    known, whole = find_published(hub, owner, package)
-    if known is not None and whole:
+    known, is_complete = find_published(hub, owner, package)
+    if known is not None and is_complete:
         return Publication(known, frozenset(), 0)
     files = {file.path.name: file for file in (package.wheel, package.sdist)}
     with ExitStack() as stack:
@@ -186,12 +189,12 @@ def upload(
 
 
 def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[str, Any]]]:
-    """Return the attestations (PEP 740) of a package's files that lie in a folder, by the files' names.
+    """Return the attestations (PEP 740) in a folder for a package's files, by file name.
 
-    They are called as `pypi-attestations` calls them: `NAME.publish.attestation`. Raises `UsageError` where a
-    file has none.
+    Uses the names of `pypi-attestations`: `NAME.publish.attestation`. Raises `UsageError` if a file has no
+    attestation.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    attestations_by_file: dict[str, list[dict[str, Any]]] = {}
     for file in (package.wheel, package.sdist):
         name = file.path.name
         for path in sorted(folder.glob(f"{glob.escape(name)}.*.attestation")):
@@ -201,42 +204,43 @@ def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[
                 raise UsageError(f"`{path}` is not an attestation: {error}") from error
             if not isinstance(stated, dict):
                 raise UsageError(f"`{path}` is not an attestation: it is not a JSON object")
-            found.setdefault(name, []).append(stated)
-        if name not in found:
+            attestations_by_file.setdefault(name, []).append(stated)
+        if name not in attestations_by_file:
             raise UsageError(
                 f"`{folder}` has no attestation of `{name}`",
-                hint=f"`pypi-attestations sign dist/{name}` makes one in a workflow",
+                hint=f"create it with `pypi-attestations sign dist/{name}` in a workflow",
             )
-    return found
+    return attestations_by_file
 
 
 def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> None:
-    """Raise with a line for each fault that the check of a built package found.
+    """Raise `ClientError` with a line for each failed check of a built package.
 
-    `given` is its folder as the user named it.
+    `given` is the package's folder as the user typed it.
     """
     if report.ok:
         return
-    looked = sum(each.status != "skip" for each in report.checks)
-    lines = [line_of(each) for each in report.failed]
-    if left_out := files_left_out(package):
-        lines.append(f"the folder has and the wheel lacks: {', '.join(left_out)}")
-    hint = f"`wander check {as_folder(given)}` says how to pass them"
-    if any(each.id == "load.works" for each in report.failed):  # where the folder itself may load
+    completed = sum(result.status != "skip" for result in report.checks)
+    lines = [line_of(result) for result in report.failed]
+    if missing := files_left_out(package):
+        lines.append(f"missing in the wheel: {', '.join(missing)}")
+    hint = f"run `wander check {as_folder(given)}` for details"
+    if any(result.id == "load.works" for result in report.failed):  # the folder itself may load
         hint = (
-            "the installed wheel has its own files and what `dependencies` in `pyproject.toml` declares, "
-            "nothing else: add what it lacks"
+            "the installed wheel has only its own files and the `dependencies` of `pyproject.toml`: add what "
+            "is "
+            "missing"
         )
     raise ClientError(
-        f"{len(report.failed)} of {looked} checks failed, so `{package.name}` was not published",
-        hint=f"{hint}; " + name_option("check", False) + " publishes anyway",
+        f"{len(report.failed)} of {completed} checks failed, so `{package.name}` was not published",
+        hint=f"{hint}; " + name_option("check", False) + " publishes it anyway",
         code="check_failed",
         detail="\n".join(lines),
     )
 
 
 def files_left_out(package: BuiltPackage) -> list[str]:
-    """Return what an environment may miss once it is installed: files of the source that the wheel lacks."""
+    """Return the source files that are missing in the wheel, and that the environment may need."""
     installed = [f"/{name}" for name, _ in package.members]
     paths = [entry.path for entry in source_tree(package.sdist.path)]
     return [
@@ -249,15 +253,15 @@ def files_left_out(package: BuiltPackage) -> list[str]:
 
 
 def line_of(check: CheckResult) -> str:
-    """Return what a check found, in one line."""
+    """Return the result of a check as a single line."""
     where = f" (example `{check.example_id}`)" if check.example_id is not None else ""
     return " ".join(f"{check.id}: {check.message or check.title}{where}".split())
 
 
 def summary_of(report: CheckReport) -> CheckSummary:
-    """Return what the hub gets to know: counts, and every check that did not pass."""
-    found = [(each.id, each.status, publish_text(each.message)) for each in report.checks]
-    return CheckSummary.of(sdk_version, found)
+    """Return the summary for the hub: counts, and every check that did not pass."""
+    results = [(result.id, result.status, publish_text(result.message)) for result in report.checks]
+    return CheckSummary.of(sdk_version, results)
 
 
 def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> BuiltFile:
@@ -266,7 +270,7 @@ def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> BuiltFile:
 
 
 def _inspect(wheel: BuiltFile, sdist: BuiltFile) -> BuiltPackage:
-    """Read what was built; raises when it holds no environment."""
+    """Read the built files. Raises `ClientError` if they contain no environment."""
     version = str(parse_wheel_filename(wheel.path.name)[1])
     metadata = metadata_of(wheel.path)
     name = str(metadata["Name"])
@@ -274,8 +278,8 @@ def _inspect(wheel: BuiltFile, sdist: BuiltFile) -> BuiltPackage:
     with zipfile.ZipFile(wheel.path) as zipped:
         members = [(item.filename, item.file_size) for item in zipped.infolist() if not item.is_dir()]
         names = {name for name, _ in members}
-        # One folder deep: a package may hold the metadata of others that it bundles.
-        listing = [each for each in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", each)]
+        # Only in the top folder: a package may bundle other packages with their metadata.
+        listing = [path for path in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", path)]
         groups = parse_entry_points(zipped.read(listing[0]).decode()) if listing else {}
         targets = groups.get(ENTRY_POINT_GROUP, {"": f"{name.replace('-', '_')}:load_environment"})
         if len(targets) != 1:
@@ -285,12 +289,12 @@ def _inspect(wheel: BuiltFile, sdist: BuiltFile) -> BuiltPackage:
             )
         _require_function(zipped, names, *targets.values())
     with tarfile.open(sdist.path) as archive:
-        sources = [(each.name.partition("/")[2], each.size) for each in archive if not each.isdir()]
+        sources = [(member.name.partition("/")[2], member.size) for member in archive if not member.isdir()]
     return BuiltPackage(name, version, wheel, sdist, members, sources, _warnings(requirements, wheel))
 
 
 def parse_entry_points(text: str) -> dict[str, dict[str, str]]:
-    """Return the entry points that a wheel lists, by group and name."""
+    """Return the entry points of a wheel, by group and name."""
     parser = configparser.RawConfigParser(delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
@@ -300,32 +304,32 @@ def parse_entry_points(text: str) -> dict[str, dict[str, str]]:
 def _require_function(archive: zipfile.ZipFile, names: set[str], target: str) -> None:
     module, _, function = target.partition(":")
     base = module.replace(".", "/")
-    found = [name for name in (f"{base}.py", f"{base}/__init__.py") if name in names]
-    if not found:
+    modules = [name for name in (f"{base}.py", f"{base}/__init__.py") if name in names]
+    if not modules:
         raise ClientError(
             f"the built wheel has no module `{module}`",
-            hint="check the entry point in `pyproject.toml` and which files the build backend includes",
+            hint="check the entry point in `pyproject.toml`, and the files that the build backend includes",
             code="no_environment",
             detail="\n".join(sorted(names)[:20]),
         )
-    if (function or "load_environment") not in archive.read(found[0]).decode("utf-8", "replace"):
+    if (function or "load_environment") not in archive.read(modules[0]).decode("utf-8", "replace"):
         raise ClientError(
-            f"`{found[0]}` has no `{function or 'load_environment'}`",
-            hint="write `def load_environment(**arguments) -> wander.Environment:` in it",
+            f"`{modules[0]}` has no `{function or 'load_environment'}`",
+            hint="add `def load_environment(**arguments) -> wander.Environment:`",
             code="no_environment",
         )
 
 
 def _warnings(requirements: list[Requirement], wheel: BuiltFile) -> list[str]:
-    """Return what the checks of an environment do not look at."""
-    found = [f"`{each}` points to a place outside the package index" for each in requirements if each.url]
+    """Return warnings that the checks of an environment do not cover."""
+    warnings = [f"`{item}` is not from a package index" for item in requirements if item.url]
     if wheel.size > LARGE_BYTES:
-        found.append(f"the wheel has {wheel.size / 1e6:.0f} MB; large data is better kept elsewhere")
-    return found
+        warnings.append(f"the wheel has {wheel.size / 1e6:.0f} MB; consider storing large data elsewhere")
+    return warnings
 
 
 def source_tree(sdist: Path) -> list[TreeEntry]:
-    """Return the files of a source archive as a hub counts them."""
+    """Return the files of a source distribution that count as source, as a hub counts them."""
     entries = []
     with tarfile.open(sdist) as archive:
         for member in archive:
@@ -339,15 +343,15 @@ def source_tree(sdist: Path) -> list[TreeEntry]:
     return entries
 
 
-def files_of_the_build(folder: Path, entries: list[TreeEntry]) -> list[str]:
-    """Return the files of an archive that the folder lacks or has with other bytes.
+def generated_files(folder: Path, entries: list[TreeEntry]) -> list[str]:
+    """Return the files of an archive that are missing in the folder or differ from it.
 
-    A `.gitignore` that the folder lacks is the repository's, which build backends put into the archive.
+    Ignores a `.gitignore` that is not in the folder: build backends add that of the repository.
     """
-    made = [
-        one.path
-        for one in entries
-        if not (folder / one.path).is_file()
-        or hashlib.sha256((folder / one.path).read_bytes()).digest() != one.sha256
+    generated = [
+        entry.path
+        for entry in entries
+        if not (folder / entry.path).is_file()
+        or hashlib.sha256((folder / entry.path).read_bytes()).digest() != entry.sha256
     ]
-    return [path for path in made if path != ".gitignore" or (folder / path).exists()]
+    return [path for path in generated if path != ".gitignore" or (folder / path).exists()]

@@ -1,8 +1,8 @@
-"""The interpreter that runs a project folder: this one, or one that has what the folder declares.
+"""Choose the interpreter for a project folder: this Python, or one with the folder's dependencies.
 
-What is installed here is taken where it suffices, since that costs nothing. Else the folder's dependencies go
-into a virtual environment of its own, with a copy of the SDK, as they would once it is installed; it is made
-once for the same dependencies, and `wander cache prune` removes it when it was not used for long.
+If this Python has all dependencies, it is used, because that is fastest. Otherwise, the dependencies are
+installed into a separate virtual environment, with a copy of the SDK. Folders with the same dependencies
+share it, and `wander cache prune` removes it if it has not been used for a long time.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 from wander_client.settings import load_settings
 
 _COPIED = {SDK: "wander", classic.COMPAT: "wander_compat", INTEGRATIONS: "wander_integrations"}
-"""What runs an environment, by distribution: the package that is copied."""
+"""Packages to copy, by distribution."""
 
 
 def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path:
-    """Return the interpreter for a folder; `note` is told when its packages are installed first.
+    """Return the interpreter for a folder. `note` is called before packages are installed.
 
-    Raises `ClientError`, with the line that installs them, when that cannot be done.
+    Raises `ClientError` with the command that installs the packages if that fails.
     """
     declared = declared_requirements(folder)
-    names = {canonicalize_name(each.name) for each in declared}
+    names = {canonicalize_name(item.name) for item in declared}
     if INTEGRATIONS in names and find_spec(_COPIED[INTEGRATIONS]) is None:
         raise ClientError(
-            f"`{folder.name}` needs `{INTEGRATIONS}`, which is not installed",
+            f"`{folder.name}` requires `{INTEGRATIONS}`, which is not installed",
             hint=f"install it: `{install_command(INTEGRATIONS, load_settings().hub)}`",
             code="missing_extra",
         )
     python = choose_python(_project(folder).get("requires-python"), f"`{folder.name}`", note)
-    lacking = [each for each in declared if not _is_here(each)]
+    lacking = [item for item in declared if not _is_here(item)]
     if not lacking and python == HERE:
         return HERE.path
-    wanted = sorted(set(_third_parties(_listed(folder))))  # uv knows which of them that Python needs
+    wanted = sorted(set(_third_parties(_listed(folder))))  # uv evaluates the markers for the chosen Python
     copied = list(_sources())
     contents = "\n".join([*wanted, *(_fingerprint(source) for _, source in copied)])
-    missing = ", ".join(f"`{each}`" for each in lacking) or f"Python {python.minor}"
+    missing = ", ".join(f"`{item}`" for item in lacking) or f"Python {python.minor}"
 
-    def build(place: Path) -> None:
-        note(f"installing what `{folder.name}` needs and this Python lacks: {missing}")
-        make_virtualenv(place, python.path)
-        never = place / "never.txt"
-        # Who requires one of Wander's own packages gets the copy, whatever an index has of that name.
+    def build(target: Path) -> None:
+        note(f"installing packages for `{folder.name}` that are missing in this Python: {missing}")
+        make_virtualenv(target, python.path)
+        never = target / "never.txt"
+        # Requirements on Wander's own packages mean the copies, whatever an index offers.
         never.write_text(
             "".join(f"{name}; python_version < '3'\n" for name in HUB_PACKAGES), encoding="utf-8"
         )
         options = ["install", "--quiet", "--overrides", str(never), *wanted]
-        install_into(place, options, doing=f"installing what `{folder.name}` declares")
-        (site,) = place.glob("lib/python3*/site-packages")
+        install_into(target, options, doing=f"installing the dependencies of `{folder.name}`")
+        (site,) = target.glob("lib/python3*/site-packages")
         for name, source in copied:
             _copy(name, source, site)
 
@@ -76,7 +76,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
             return virtualenv / "bin" / "python"
     except ClientError as error:
         error.hint = (
-            f"correct `dependencies` in `{folder / 'pyproject.toml'}`, or put them into this Python: "
+            f"fix `dependencies` in `{folder / 'pyproject.toml'}`, or install them into this Python: "
             f"`{install_line(lacking)}`"
         )
         raise
@@ -84,17 +84,17 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
 
 def install_line(requirements: list[Requirement]) -> str:
     """Return the command that installs requirements into this Python."""
-    words = shlex.join(str(each) for each in requirements)
+    words = shlex.join(str(item) for item in requirements)
     return f"uv pip install --python {shlex.quote(sys.executable)} {words}"
 
 
 def declared_requirements(folder: Path) -> list[Requirement]:
-    """Return what `pyproject.toml` declares for this machine; nothing where it leaves that to its build."""
-    return [each for each in _listed(folder) if _applies(each)]
+    """Return the dependencies in `pyproject.toml` that apply to this machine, or none if they are dynamic."""
+    return [item for item in _listed(folder) if _applies(item)]
 
 
 def _project(folder: Path) -> dict[str, Any]:
-    """Return the `[project]` table; nothing where it cannot be read, which loading tells."""
+    """Return the `[project]` table, or an empty table if it is unreadable, which loading reports."""
     try:
         project: dict[str, Any] = read_project(folder).get("project", {})
     except (OSError, ValueError):
@@ -104,9 +104,9 @@ def _project(folder: Path) -> dict[str, Any]:
 
 def _listed(folder: Path) -> list[Requirement]:
     try:
-        return [read_requirement(each, folder.name) for each in _project(folder).get("dependencies", [])]
+        return [read_requirement(text, folder.name) for text in _project(folder).get("dependencies", [])]
     except ClientError as error:
-        error.hint = "correct `dependencies` in `pyproject.toml`"
+        error.hint = "fix `dependencies` in `pyproject.toml`"
         raise
 
 
@@ -115,7 +115,7 @@ def _applies(requirement: Requirement, extra: str = "") -> bool:
 
 
 def _is_here(requirement: Requirement) -> bool:
-    """Tell whether this Python has it. Of Wander's own packages it has the version that counts."""
+    """Return whether this Python has a package. Any version of Wander's own packages is accepted."""
     name = canonicalize_name(requirement.name)
     try:
         version = distribution(name).version
@@ -126,15 +126,15 @@ def _is_here(requirement: Requirement) -> bool:
 
 
 def _of_extras(requirement: Requirement) -> Iterator[Requirement]:
-    """Yield what the extras of a requirement that is installed here add to it."""
+    """Yield the additional requirements of a package's extras."""
     for text in distribution(requirement.name).requires or []:
-        one = Requirement(text)
-        if any(_applies(one, extra) for extra in requirement.extras) and not _applies(one):
-            yield one
+        addition = Requirement(text)
+        if any(_applies(addition, extra) for extra in requirement.extras) and not _applies(addition):
+            yield addition
 
 
 def _third_parties(declared: list[Requirement]) -> Iterator[str]:
-    """Yield what a package index has to supply: for the folder, and for the packages that are copied."""
+    """Yield the requirements that come from a package index, including those of the copied packages."""
     for requirement in declared:
         if canonicalize_name(requirement.name) not in HUB_PACKAGES:
             yield str(requirement)
@@ -142,9 +142,9 @@ def _third_parties(declared: list[Requirement]) -> Iterator[str]:
             yield from map(_without_marker, _of_extras(requirement))
     for name, _ in _sources():
         for text in distribution(name).requires or []:
-            one = Requirement(text)
-            if _applies(one) and canonicalize_name(one.name) not in HUB_PACKAGES:
-                yield _without_marker(one)
+            addition = Requirement(text)
+            if _applies(addition) and canonicalize_name(addition.name) not in HUB_PACKAGES:
+                yield _without_marker(addition)
 
 
 def _without_marker(requirement: Requirement) -> str:
@@ -152,7 +152,7 @@ def _without_marker(requirement: Requirement) -> str:
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Yield the distributions that are copied, each with its package's folder."""
+    """Yield the distributions to copy, each with its package's folder."""
     for name, package in _COPIED.items():
         spec = find_spec(package)
         if spec is not None and spec.submodule_search_locations:
@@ -160,7 +160,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _fingerprint(source: Path) -> str:
-    """Return a digest of the names, sizes and times of a package's files: it changes when they do."""
+    """Return a digest of the names, sizes and times of a package's files."""
     lines = [
         f"{path.relative_to(source)} {path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in sorted(source.rglob("*.py"))
@@ -169,11 +169,11 @@ def _fingerprint(source: Path) -> str:
 
 
 def _copy(name: str, source: Path, site: Path) -> None:
-    """Copy a package of this Python to another's, with what its distribution says of itself."""
+    """Copy a package to another Python, together with the metadata of its distribution."""
     shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     about = distribution(name)
-    told = site / f"{name.replace('-', '_')}-{about.version}.dist-info"
-    told.mkdir()
+    metadata_dir = site / f"{name.replace('-', '_')}-{about.version}.dist-info"
+    metadata_dir.mkdir()
     for file in ("METADATA", "entry_points.txt"):
         if (text := about.read_text(file)) is not None:
-            (told / file).write_text(text, encoding="utf-8")
+            (metadata_dir / file).write_text(text, encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Stands between uv and the hub while packages are resolved: an index of what the hub holds, no more.
+"""A proxy between uv and the hub: an index with only the packages that the hub itself stores.
 
-uv takes a name from the first of its indexes that has it. This one is the first: what the environment's owner
-or `wander` offers comes from the hub alone, with the caller's token, and every other name from the indexes
-that pip or uv is set to. It answers on the loopback address, under a path that nobody can guess.
+uv takes a package from the first index that has its name, and the proxy is the first. So packages of the
+environment's owner and of `wander` come only from the hub, with the caller's token, and all other packages
+come from the indexes that pip or uv is configured for. The proxy listens on loopback, at a path that cannot
+be guessed.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from wander_client.hub.api import INDEX_JSON, HubApi
 
 LARGEST_METADATA = 16 << 20
 LARGEST_WHEEL = 1 << 30
-"""Bytes of a wheel that uv asks for; it is held in memory."""
+"""Maximum size of a wheel in bytes, because wheels are held in memory."""
 
 
 class IndexProxy:
-    """Answers what uv asks of the hub."""
+    """The answers to uv's requests."""
 
     def __init__(self, hub: HubApi, owner: str, passed_over: Collection[str], port: int, key: str) -> None:
         self.held: set[str] = set()
-        """Names that the hub holds, of those that uv asked for."""
+        """Requested names that the hub stores."""
         self.refusal: ClientError | None = None
-        """Why a name could not be looked up."""
+        """Error of a failed request."""
         self._hub, self._owner, self._passed_over = hub, owner, passed_over
         self._base, self._path = f"http://127.0.0.1:{port}/{key}", f"/{key}"
         self._files: dict[str, IndexFile] = {}
-        """Each file that was listed, by the address that it was listed with."""
+        """Listed files, by the URL that uv received."""
 
     @property
     def index(self) -> str:
-        """The address that uv is given."""
+        """URL of the index for uv."""
         return f"{self._base}/simple/"
 
     def answer(self, path: str) -> tuple[int, bytes]:
-        """Return status and body for a path that uv asks for."""
+        """Return the status and the body for a request."""
         try:
             if path.startswith(f"{self._path}/simple/"):
                 return self._page(path.removeprefix(f"{self._path}/simple/").strip("/"))
@@ -65,39 +66,39 @@ class IndexProxy:
             return 404, b""
         self.held.add(project)
         listed = []
-        # A source archive would run its code to be read; environments are installed from wheels.
-        for file in (each for each in files if each.filename.endswith(".whl")):
-            here = f"{self._base}/{len(self._files)}/{quote(file.filename)}"
-            self._files[here] = file
+        # Reading a source distribution would run its code, so only wheels are listed.
+        for file in (file for file in files if file.filename.endswith(".whl")):
+            url = f"{self._base}/{len(self._files)}/{quote(file.filename)}"
+            self._files[url] = file
             fields = file.model_dump(mode="json", by_alias=True, exclude_none=True)
-            listed.append(fields | {"url": here})
+            listed.append(fields | {"url": url})
         page = {"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": listed}
         return 200, json.dumps(page).encode()
 
     def with_hub_addresses(self, lock: str) -> str:
-        """Return a lock with the hub's own addresses instead of the proxy's."""
-        for here, file in self._files.items():
-            lock = lock.replace(f'"{here}"', f'"{file.url}"')
+        """Replace the proxy's URLs in a lock by the hub's URLs."""
+        for url, file in self._files.items():
+            lock = lock.replace(f'"{url}"', f'"{file.url}"')
         return lock
 
 
 @contextlib.contextmanager
 def serve_index_proxy(hub: HubApi, owner: str, passed_over: Collection[str]) -> Iterator[IndexProxy]:
-    """Answer as an index of what the hub holds for the environments of an owner, but for some names."""
+    """Serve an index of the packages that the hub stores for an owner, except for some names."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer."""
+            """Answer a request."""
             status, body = proxy.answer(self.path)
             self.send_response(status)
             self.send_header("Content-Type", INDEX_JSON)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with contextlib.suppress(ConnectionError):  # uv hangs up when it has what it wants
+            with contextlib.suppress(ConnectionError):  # uv closes the connection when it has enough
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Do not log requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     proxy = IndexProxy(hub, owner, passed_over, server.server_port, secrets.token_urlsafe(16))

@@ -1,8 +1,8 @@
-"""The package indexes of this machine, from the settings of pip and uv, as one configuration of uv.
+"""The package indexes of this machine, from the settings of pip and uv, as a configuration of uv.
 
-Addresses of indexes and proxies may hold passwords. So they reach uv in a file that only the user can read:
-not in its environment, which it shows to what it builds and puts into requirements, and not in its
-arguments, which everybody on the machine can see.
+The URLs of indexes and proxies may contain passwords. So uv reads them from a file that only the user can
+read. They are not in uv's environment, which builds and requirements can read, and not in its arguments,
+which all users of the machine can see.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ from wander.wire.package_index import origin_of
 from wander_client.errors import ClientError
 
 _VARIABLES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-"""When one of these is set the user has configured uv itself, and pip's settings are ignored."""
+"""If any of these variables is set, the user has configured uv, and pip's settings are ignored."""
 _PROXIES = {"HTTP_PROXY": "http-proxy", "HTTPS_PROXY": "https-proxy"}
 
 
 def uv_settings(environ: Mapping[str, str], first: str | None = None) -> dict[str, Any]:
-    """Return the settings of uv for this machine; `first` is an index that is asked before all others.
+    """Return the settings of uv for this machine. `first` is an index that is used before all others.
 
-    They are those of the user's and the system's `uv.toml`, with the variables of uv, or else the settings
-    of pip, over them. The `uv.toml` of a project or of the working folder is not read: somebody else may
-    have sent it.
+    They come from the `uv.toml` of the user and the system. The variables of uv, or else the settings of pip,
+    override them. The `uv.toml` of a project or of the working directory is not read, because somebody else
+    may have written it.
     """
-    found = _uv_files(environ)
+    settings = _uv_files(environ)
     own = _from_uv(environ) if any(environ.get(name) for name in _VARIABLES) else _from_pip(environ)
     if own:
-        # What the user's files say of indexes stays behind what this invocation says.
-        own["index"] = [*own.get("index", []), *found.get("index", [])]
-        found = {**found, **{name: value for name, value in own.items() if value}}
+        # Indexes from this environment come before those from the user's files.
+        own["index"] = [*own.get("index", []), *settings.get("index", [])]
+        settings = {**settings, **{name: value for name, value in own.items() if value}}
     if strategy := environ.get("UV_INDEX_STRATEGY"):
-        found["index-strategy"] = strategy
-    found["index"] = [_with_password(index, environ) for index in found.get("index", [])]
+        settings["index-strategy"] = strategy
+    settings["index"] = [_with_password(index, environ) for index in settings.get("index", [])]
     if first is not None:
-        found["index"].insert(0, {"url": first})
-    if not found["index"]:
-        del found["index"]
+        settings["index"].insert(0, {"url": first})
+    if not settings["index"]:
+        del settings["index"]
     for variable, name in _PROXIES.items():
         stated = (variable.lower(), variable, "all_proxy", "ALL_PROXY")
         if proxy := next(filter(None, map(environ.get, stated)), None):
-            found[name] = proxy
+            settings[name] = proxy
     direct = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(",")
-    found["no-proxy"] = [*filter(None, (each.strip(" []") for each in direct)), "127.0.0.1", "localhost"]
-    return found
+    settings["no-proxy"] = [*filter(None, (host.strip(" []") for host in direct)), "127.0.0.1", "localhost"]
+    return settings
 
 
 def falls_through(settings: Mapping[str, Any]) -> bool:
-    """Return whether uv asks further indexes for versions that the first one with a name does not have."""
+    """Return whether uv also looks in later indexes for versions that the first index with a name lacks."""
     return "unsafe" in str(settings.get("index-strategy", ""))
 
 
 def configured_origins(environ: Mapping[str, str]) -> set[str]:
-    """Return `scheme://host:port` of every index and link folder that this machine is set to."""
+    """Return `scheme://host:port` of every configured index and link folder."""
     settings = uv_settings(environ)
     urls = [index["url"] for index in settings.get("index", [])] + settings.get("find-links", [])
     return {origin_of(url) for url in urls if "://" in url and urlsplit(url).hostname}
 
 
 def certificates(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that names the certificates of pip's settings, which uv does not read by itself."""
+    """Return the variable for the certificates in pip's settings, which uv does not read itself."""
     stated = pip_options(environ).get("cert")
     return {"SSL_CERT_FILE": stated[-1]} if stated and "SSL_CERT_FILE" not in environ else {}
 
 
 def _from_uv(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the variables of uv say of indexes."""
+    """Return the indexes from the variables of uv."""
     indexes = [_named(word) for word in environ.get("UV_INDEX", "").split()]
     indexes += [{"url": word} for word in re.split(r"[\s,]+", environ.get("UV_EXTRA_INDEX_URL", "")) if word]
     default = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL")
@@ -86,82 +86,86 @@ def _from_uv(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _named(word: str) -> dict[str, Any]:
-    """Return an index as a variable states it: `URL`, or `name=URL`."""
+    """Parse an index in a variable: `URL`, or `name=URL`."""
     name, equals, url = word.partition("=")
     return {"name": name, "url": url} if equals and re.fullmatch(r"[A-Za-z0-9._-]+", name) else {"url": word}
 
 
 def _from_pip(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what pip's settings say of indexes."""
+    """Return the indexes from pip's settings."""
     options = pip_options(environ)
-    found: dict[str, Any] = {"index": [{"url": url} for url in options.get("extra-index-url", [])]}
-    if found["index"]:
-        # pip asks every index; uv would stop at the first that has the name, whatever versions it has.
-        found["index-strategy"] = "unsafe-first-match"
+    settings: dict[str, Any] = {"index": [{"url": url} for url in options.get("extra-index-url", [])]}
+    if settings["index"]:
+        # pip looks in every index. uv would stop at the first index with the name, whatever versions it has.
+        settings["index-strategy"] = "unsafe-first-match"
     if options.get("no-index", [""])[-1].lower() in ("1", "true", "yes", "on"):
-        found["no-index"] = True
+        settings["no-index"] = True
     elif options.get("index-url"):
-        found["index"].append({"url": options["index-url"][-1], "default": True})
-    found["find-links"] = options.get("find-links", [])
-    return {name: value for name, value in found.items() if value}
+        settings["index"].append({"url": options["index-url"][-1], "default": True})
+    settings["find-links"] = options.get("find-links", [])
+    return {name: value for name, value in settings.items() if value}
 
 
 def _with_password(index: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return an index whose address holds what the variables of its name say."""
+    """Return an index with the user and password from its variables in the URL."""
     name = re.sub(r"[^A-Za-z0-9]", "_", str(index.get("name", ""))).upper()
     user, password = (environ.get(f"UV_INDEX_{name}_{part}") for part in ("USERNAME", "PASSWORD"))
     parts = urlsplit(str(index.get("url", "")))
     if not name or not (user or password) or not parts.hostname:
         return dict(index)
     host = parts.netloc.rpartition("@")[2]
-    place = f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@{host}"
-    return {**index, "url": urlunsplit(parts._replace(netloc=place))}
+    netloc = f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@{host}"
+    return {**index, "url": urlunsplit(parts._replace(netloc=netloc))}
 
 
 def _uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of the user's `uv.toml`, with those of the system below them."""
+    """Return the settings of the user's `uv.toml`, with those of the system as defaults."""
     if environ.get("UV_NO_CONFIG", "").lower() in ("1", "true"):
         return {}
     if named := environ.get("UV_CONFIG_FILE"):
         return _read(Path(named))
     home = Path(environ.get("HOME", "~")).expanduser()
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "uv" / "uv.toml"
-    system = [Path(each) / "uv" / "uv.toml" for each in environ.get("XDG_CONFIG_DIRS", "").split(":") if each]
+    system = [
+        Path(folder) / "uv" / "uv.toml" for folder in environ.get("XDG_CONFIG_DIRS", "").split(":") if folder
+    ]
     system.append(Path("/etc/uv/uv.toml"))
-    below = next((_read(path) for path in system if path.is_file()), {})
-    above = _read(user) if user.is_file() else {}
-    for name in below.keys() & above.keys():
-        if isinstance(below[name], list) and isinstance(above[name], list):
-            above[name] = [*above[name], *below[name]]
-    return {**below, **above}
+    system_settings = next((_read(path) for path in system if path.is_file()), {})
+    user_settings = _read(user) if user.is_file() else {}
+    for name in system_settings.keys() & user_settings.keys():
+        if isinstance(system_settings[name], list) and isinstance(user_settings[name], list):
+            user_settings[name] = [*user_settings[name], *system_settings[name]]
+    return {**system_settings, **user_settings}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the settings of a `uv.toml`, with all that it says of indexes in one form."""
+    """Return the settings of a `uv.toml`, with the indexes in a uniform format."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ClientError(
-            f"`{path}` is not a configuration of uv", hint="correct it", detail=str(error)
+            f"`{path}` is not a valid uv configuration", hint="fix it", detail=str(error)
         ) from error
-    # What the table `pip` says holds for `uv pip`, which is what runs here.
-    stated = {**found, **found.pop("pip", {})}
-    indexes = [dict(each) for each in stated.get("index", []) if isinstance(each, dict) and "url" in each]
+    # The table `pip` applies to `uv pip`, which is used here.
+    stated = {**content, **content.pop("pip", {})}
+    indexes = [dict(index) for index in stated.get("index", []) if isinstance(index, dict) and "url" in index]
     indexes += [{"url": url} for url in stated.pop("extra-index-url", [])]
     if default := stated.pop("index-url", None):
         indexes.append({"url": default, "default": True})
-    stated["index"] = [{**each, "url": _absolute(str(each["url"]), path)} for each in indexes]
-    stated["find-links"] = [_absolute(str(each), path) for each in stated.get("find-links", [])]
+    stated["index"] = [{**index, "url": _absolute(str(index["url"]), path)} for index in indexes]
+    stated["find-links"] = [_absolute(str(link), path) for link in stated.get("find-links", [])]
     return {name: _plain(value) for name, value in stated.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without dates, which uv reads from text too."""
+    """Return a value, with dates as text, which uv also accepts."""
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _absolute(place: str, file: Path) -> str:
-    return place if "://" in place or place.startswith("/") else str((file.parent / place).resolve())
+def _absolute(location: str, file: Path) -> str:
+    return (
+        location if "://" in location or location.startswith("/") else str((file.parent / location).resolve())
+    )
 
 
 def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
@@ -173,7 +177,7 @@ def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError) as error:
             raise ClientError(
-                f"`{path}` is not a pip configuration", hint="correct it", detail=str(error)
+                f"`{path}` is not a valid pip configuration", hint="fix it", detail=str(error)
             ) from error
     for section in ("global", "install"):
         if parser.has_section(section):
@@ -186,7 +190,10 @@ def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield pip's files, the weakest first, in pip's order: global, user, site, PIP_CONFIG_FILE."""
+    """Yield pip's configuration files in pip's order: global, user, site, PIP_CONFIG_FILE.
+
+    Later files win.
+    """
     chosen = environ.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return

@@ -1,9 +1,9 @@
-"""Install an exact version from a hub into a virtual environment of its own.
+"""Install an exact version from a hub into its own virtual environment.
 
-The hub names one wheel with its digest, and mostly a lock (`wander_client.packages.lock`): the packages are
-then exactly those of the lock, whenever and wherever it is installed. Without one, or where the lock is left
-aside, a lock for this machine is resolved at the moment: Wander's own packages come from the hub's index when
-it serves them, everything else from the user's index.
+The hub names a wheel with its digest, and usually a lock (`wander_client.packages.lock`). With a lock, the
+same packages are installed everywhere, at any time. Without a lock, or if the lock is ignored, packages are
+resolved for this machine: Wander's own packages come from the hub's index if the hub serves them, and all
+others from the user's index.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 LARGEST_LOCK = 64 << 20
 _MOST_TRIED = 20
-"""Versions that are looked at for one that fits this machine."""
+"""Maximum number of versions to try when looking for a version that fits this machine."""
 
 
 def exact_version(
     hub: HubApi, name: EnvironmentName, warn: Callable[[str], None] = lambda text: None
 ) -> VersionDetail:
-    """Return the version that a name means; a yanked version only when it is named exactly."""
+    """Return the version that a name means. A yanked version must be named exactly."""
     if name.version is None:
         detail = hub.environment(name.owner, name.name)
         if detail.status != "active":
@@ -65,21 +65,21 @@ def exact_version(
         if latest.yanked:
             raise NotFound(
                 f"every version of `{name}` is yanked",
-                hint=f"if you need one, name it exactly: `{name}@{latest.version}`",
+                hint=f"if you need one, pass its exact version: `{name}@{latest.version}`",
                 code="yanked",
                 detail=latest.yanked_reason,
             )
         return latest
-    found = hub.version(name.owner, name.name, name.version)
-    if found.deleted_at is not None:
-        there = hub.environment(name.owner, name.name).all_versions
+    version = hub.version(name.owner, name.name, name.version)
+    if version.deleted_at is not None:
+        versions = hub.environment(name.owner, name.name).all_versions
         raise NotFound(
-            f"`{name}` was deleted on {found.deleted_at:%Y-%m-%d}",
-            hint=f"there are {', '.join(f'`{one}`' for one in there[:10])}",
+            f"`{name}` was deleted on {version.deleted_at:%Y-%m-%d}",
+            hint=f"available versions: {', '.join(f'`{number}`' for number in versions[:10])}",
             code="version_deleted",
-            detail=found.deleted_reason,
+            detail=version.deleted_reason,
         )
-    return found
+    return version
 
 
 def choose_version(
@@ -87,8 +87,8 @@ def choose_version(
 ) -> tuple[VersionDetail, Interpreter, FileInfo]:
     """Return the version that a name means here, with a Python and a wheel that fit.
 
-    Without a version it is the newest that fits this machine. Raises `ClientError` when none does, or if the
-    named one does not; the hint names one that does.
+    If the name has no version, this is the newest version that fits this machine. Raises `ClientError` if no
+    version fits. If the named version does not fit, the hint names a version that does.
     """
     wanted = exact_version(hub, name, warn)
     try:
@@ -100,25 +100,30 @@ def choose_version(
             raise
         fitting = EnvironmentName(wanted.owner, wanted.name, other[0].version)
         if name.version is not None:
-            error.hint = f"this machine can have another version: `wander install {fitting}`"
+            error.hint = f"another version fits this machine: `wander install {fitting}`"
             raise
-        warn(f"{error}: `{fitting}` is taken")
+        warn(f"{error}; using `{fitting}` instead")
         return other
 
 
 def _fit(detail: VersionDetail, warn: Callable[[str], None]) -> tuple[VersionDetail, Interpreter, FileInfo]:
-    what = f"`{detail.owner}/{detail.name}@{detail.version}`"
-    python = choose_python(detail.requires_python, what, warn)
+    label = f"`{detail.owner}/{detail.name}@{detail.version}`"
+    python = choose_python(detail.requires_python, label, warn)
     return detail, python, wheel_file(detail, python)
 
 
 def _find_other(
     hub: HubApi, wanted: VersionDetail, warn: Callable[[str], None]
 ) -> tuple[VersionDetail, Interpreter, FileInfo] | None:
-    """Return the newest other version that fits, of the newest ones; releases come before pre-releases."""
+    """Return the newest other version that fits, among the newest versions.
+
+    Releases come before pre-releases.
+    """
     environment = hub.environment(wanted.owner, wanted.name)
     offered = set(environment.all_versions) - {*environment.yanked_versions, wanted.version}
-    newest = sorted(map(Version, offered), key=lambda one: (not one.is_prerelease, one), reverse=True)
+    newest = sorted(
+        map(Version, offered), key=lambda version: (not version.is_prerelease, version), reverse=True
+    )
     for version in newest[:_MOST_TRIED]:
         with suppress(ClientError):
             return _fit(hub.version(wanted.owner, wanted.name, str(version)), warn)
@@ -142,17 +147,17 @@ def install(
     no_lock: bool | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> tuple[Installed, bool]:
-    """Install what the name means, unless it is there; returns it and whether anything was done.
+    """Install an environment unless it is installed. Returns it, and whether it was installed now.
 
-    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last for this version,
-    at first the lock.
+    `no_lock` chooses whether to ignore the version's lock. None means the last choice for this version, at
+    first with the lock.
     """
     detail, python, listed = choose_version(hub, name, warn)
     if detail.yanked:
         warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
     exact = EnvironmentName(detail.owner, detail.name, detail.version)
     if no_lock is None:
-        last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
+        last = [item for item in store.find(exact, hub.url) if item.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
     unlocked: Unlocked | None = None
     if detail.lock is None or no_lock:
@@ -160,22 +165,22 @@ def install(
     wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
 
     def find_present() -> Installed | None:
-        for one in () if force else store.find(exact, hub.url):
-            digest = listed.sha256 == one.record.wheel_sha256
-            if digest and (one.record.lock_sha256, one.record.unlocked) == wanted and one.is_complete:
-                store.choose(one)
-                return one
+        for item in () if force else store.find(exact, hub.url):
+            digest = listed.sha256 == item.record.wheel_sha256
+            if digest and (item.record.lock_sha256, item.record.unlocked) == wanted and item.is_complete:
+                store.choose(item)
+                return item
         return None
 
-    if (present := find_present()) is not None:  # nothing is written, so nothing is locked
+    if (present := find_present()) is not None:  # nothing is written, so no lock is taken
         return present, False
-    place = store.place(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
-    with store.lock(exact), _with_a_way_out(exact, unlocked):
-        if (present := find_present()) is not None:  # another process installed it meanwhile
+    target = store.place(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
+    with store.lock(exact), _suggest_no_lock(exact, unlocked):
+        if (present := find_present()) is not None:  # installed by another process in the meantime
             return present, False
-        # An environment may have been renamed since; its wheels keep the name that they were built under.
+        # If the environment was renamed, its wheels still have the old name.
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
-        with stage_folder(place) as work:
+        with stage_folder(target) as work:
             if unlocked is None:
                 lock = _fetch_lock(hub, cache_dir, detail)
             else:
@@ -186,47 +191,47 @@ def install(
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
                 record.write(work / RECORD)
-    return store.installed(place, record), True
+    return store.installed(target, record), True
 
 
 @contextmanager
-def _with_a_way_out(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterator[None]:
-    """Say, where the lock is the trouble, how to install without it."""
+def _suggest_no_lock(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterator[None]:
+    """If the lock causes an error, add a hint that installs without it."""
     try:
         yield
     except ClientError as error:
         if unlocked is None and error.code in ("lock_platform", "lock_unserved", "uv_failed"):
             command = f"`wander install {exact} --no-lock`"
             error.hint = (
-                f"{command} uses the newest packages, and so does `--no-lock` of `wander runs replay`"
+                f"{command} installs the newest packages instead, as does `--no-lock` of `wander runs replay`"
             )
         raise
 
 
 @dataclass(frozen=True)
 class _Installation:
-    """What goes into a virtual environment, before it is made."""
+    """The contents of a virtual environment that will be created."""
 
     lock: bytes
-    """As it is kept; it names nothing of this machine."""
+    """The lock to save. It contains no paths of this machine."""
     key: str
-    """Digest of what the virtual environment is known by."""
+    """Digest that identifies the virtual environment."""
     install: str
-    """The lines that uv is given: names and files, each with its digests."""
+    """Requirements for uv: names and files, each with its digests."""
     python: Interpreter
 
     @classmethod
     def of(
         cls, hub: HubApi, cache_dir: Path, lock: bytes, wheel: Wheel, python: Interpreter
     ) -> _Installation:
-        """Return what a lock names for this machine."""
+        """Return the contents that a lock specifies for this machine."""
         lines = install_lines(hub, cache_dir, read_lock(lock), wheel, python)
         key = hashlib.sha256(f"{hashlib.sha256(lock).hexdigest()}\n{wheel.sha256}\n".encode()).hexdigest()
         return cls(lock, key, lines, python)
 
 
 def _fetch_lock(hub: HubApi, cache_dir: Path, detail: VersionDetail) -> bytes:
-    """Return the version's lock."""
+    """Download the version's lock."""
     assert detail.lock is not None
     file = path_below(cache_dir / "locks", detail.lock.sha256, LOCK)
     size = min(detail.lock.size or LARGEST_LOCK, LARGEST_LOCK)
@@ -236,11 +241,11 @@ def _fetch_lock(hub: HubApi, cache_dir: Path, detail: VersionDetail) -> bytes:
 
 @dataclass(frozen=True)
 class Trial:
-    """A virtual environment in which a wheel of this machine is installed."""
+    """A virtual environment with a local wheel."""
 
     python: Path
     runtime: Runtime
-    """What it was made from, which the sandbox needs to know."""
+    """Origin of the virtual environment, for the sandbox."""
     lock: str
 
 
@@ -254,30 +259,30 @@ def try_out(
     warn: Callable[[str], None],
     lock: bytes | None = None,
 ) -> Iterator[Trial]:
-    """Install a wheel of this machine, until the block ends, as `install` would once it is published so.
+    """Install a local wheel like `install` would after it is published. The installation ends with the block.
 
-    What a lock names next to the wheel is installed once, and copied by links for each that needs the same.
-    Raises `ClientError`.
+    The other packages of a lock are installed once, and copied with hard links for every trial that needs the
+    same. Raises `ClientError`.
     """
     this = Wheel.to_publish(wheel, hub, owner)
-    what, metadata = f"{this.project} {this.version}", metadata_of(wheel)
-    python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
+    label, metadata = f"{this.project} {this.version}", metadata_of(wheel)
+    python = choose_python(metadata["Requires-Python"], f"`{label}`", warn)
     with virtualenvs.scratch() as folder:
         if lock is None:
-            made = lock_here(hub, owner, find_supplies(hub, cache_dir, this, warn), what, python)
-            contents = _Installation.of(hub, cache_dir, made, this, python)
-            with _fill(VirtualEnvironments(folder), contents, what) as virtualenv:
+            resolved = lock_here(hub, owner, find_supplies(hub, cache_dir, this, warn), label, python)
+            contents = _Installation.of(hub, cache_dir, resolved, this, python)
+            with _fill(VirtualEnvironments(folder), contents, label) as virtualenv:
                 yield _trial(virtualenv, python, contents.lock.decode())
             return
         own, *others = install_lines(hub, cache_dir, read_lock(lock), this, python).splitlines(keepends=True)
         rest = "".join(sorted(others))
         key = hashlib.sha256(rest.encode()).hexdigest()
         virtualenv = folder / "virtualenv"
-        with _fill(virtualenvs, _Installation(b"", key, rest, python), what) as shared:
+        with _fill(virtualenvs, _Installation(b"", key, rest, python), label) as shared:
             copy_by_links(shared, virtualenv)
         (folder / "own.txt").write_text(own, encoding="utf-8")
         options = ["install", "--quiet", "--no-deps", "-r", str(folder / "own.txt")]
-        install_into(virtualenv, options, doing=f"installing `{what}`")
+        install_into(virtualenv, options, doing=f"installing `{label}`")
         yield _trial(virtualenv, python, lock.decode())
         give_bytecode(virtualenv, shared)
 
@@ -325,32 +330,32 @@ def _record(
 
 
 def packages_in(virtualenv: Path) -> dict[str, str]:
-    """Return names and versions of what a virtual environment holds, as its files tell.
+    """Return the names and versions of the packages in a virtual environment, from its files.
 
-    Its own Python is not asked: it would run what packages of strangers left for its start (`.pth`), and that
-    outside of any sandbox.
+    Its Python is not run, because that would run startup files (`.pth`) from untrusted packages outside of
+    the sandbox.
     """
     folders = [str(folder) for folder in virtualenv.glob("lib/python*/site-packages")]
-    found = {}
-    for each in distributions(path=folders):
-        version = each.version
+    packages = {}
+    for package in distributions(path=folders):
+        version = package.version
         with suppress(InvalidVersion):
             version = str(Version(version))
-        found[str(canonicalize_name(each.name))] = version
-    return found
+        packages[str(canonicalize_name(package.name))] = version
+    return packages
 
 
 def _fill(
-    virtualenvs: VirtualEnvironments, contents: _Installation, what: str, *, force: bool = False
+    virtualenvs: VirtualEnvironments, contents: _Installation, label: str, *, force: bool = False
 ) -> AbstractContextManager[Path]:
-    """Hold the virtual environment of what is to be installed, made where there is none yet."""
+    """Hold the virtual environment for these contents. Creates it if it does not exist."""
 
     def build(folder: Path) -> None:
         make_virtualenv(folder, contents.python.path)
         source = folder / "requirements.txt"
         source.write_text(contents.install, encoding="utf-8")
         options = ["sync", "--quiet", "--require-hashes", str(source)]
-        install_into(folder, options, doing=f"installing `{what}`")
+        install_into(folder, options, doing=f"installing `{label}`")
         source.unlink()
 
     key = key_of(contents.key, contents.python.version)
@@ -358,7 +363,10 @@ def _fill(
 
 
 def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
-    """Return the wheel of a version that a Python can install; if several fit equally, the highest build."""
+    """Return the best wheel of a version for a Python.
+
+    If several wheels are equal, the highest build number wins.
+    """
     supported = {tag: rank for rank, tag in enumerate(python.tags)}
     ranked = [
         (-supported[tag], build, file.filename, file)
@@ -368,7 +376,7 @@ def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
         for tag in tags & supported.keys()
     ]
     if not ranked:
-        listed = "\n".join(file.filename for file in detail.files) or "no files at all"
+        listed = "\n".join(file.filename for file in detail.files) or "no files"
         raise NotFound(
             f"`{detail.owner}/{detail.name}` {detail.version} has no wheel for this machine",
             hint="ask its owner to publish a pure Python wheel",
@@ -379,7 +387,7 @@ def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
 
 
 def _parse(file: FileInfo) -> tuple[BuildTag, frozenset[Tag]]:
-    """Return the build number of a wheel, and what it is for."""
+    """Return the build number and the tags of a wheel."""
     try:
         return parse_wheel_filename(file.filename)[2:]
     except InvalidWheelFilename as error:

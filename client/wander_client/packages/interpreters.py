@@ -1,4 +1,4 @@
-"""The Python that runs a package: this one where it fits, another of this machine, or one that uv fetches."""
+"""Choose the Python for a package: this one if it fits, another on this machine, or one that uv downloads."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from wander_client.errors import ClientError
 from wander_client.packages.uv import run_uv
 
 OLDEST_PYTHON = Version("3.11")
-"""What `wander-sdk` needs at least."""
+"""Oldest Python that `wander-sdk` supports."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """One Python of this machine."""
+    """A Python on this machine."""
 
     path: Path
     version: str
-    """All of it, such as `3.12.1`."""
+    """Full version, such as `3.12.1`."""
     executable: str
-    """The interpreter without symbolic links; that of its base, if it is a virtual environment's."""
+    """Path without symbolic links. For a virtual environment, this is its base interpreter."""
     prefix: str
-    """The folder in which that one is installed, without symbolic links."""
+    """Folder in which this interpreter is installed, without symbolic links."""
 
     @property
     def minor(self) -> str:
-        """Its version as markers have it, such as `3.12`."""
+        """Version as used in markers, such as `3.12`."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def environment(self) -> Environment:
-        """What the markers of requirements say of it."""
+        """Values of the markers in requirements."""
         versions = {"python_version": self.minor, "python_full_version": self.version}
         return {**default_environment(), **versions, "implementation_version": self.version}  # type: ignore[typeddict-item]
 
     @property
     def tags(self) -> list[Tag]:
-        """The tags of wheels that it takes, the best first."""
+        """Supported wheel tags, the best first."""
         if self == HERE:
             return list(sys_tags())
         major, minor, *_ = map(int, self.version.split(".")[:2])
@@ -76,22 +76,22 @@ _DESCRIBE = "; ".join(
         "print(json.dumps([platform.python_version(), *folders]))",
     )
 )
-"""Program that an interpreter runs to describe itself."""
+"""Code that prints the description of an interpreter."""
 
 
 def choose_python(
-    requires: str | None, what: str, note: Callable[[str], None] = lambda text: None
+    requires: str | None, label: str, note: Callable[[str], None] = lambda text: None
 ) -> Interpreter:
-    """Return the Python for something that requires these versions; `note` is told when one is fetched.
+    """Return a Python of the required versions. `note` is called before a Python is downloaded.
 
-    Raises `ClientError` where none is to be had.
+    Raises `ClientError` if there is no such Python.
     """
     try:
-        wanted = SpecifierSet(str(requires or ""))  # a `pyproject.toml` may have anything there
+        wanted = SpecifierSet(str(requires or ""))  # a `pyproject.toml` can contain any value here
     except InvalidSpecifier as error:
         raise ClientError(
-            f"{what} requires Python `{requires}`, which is no version specifier",
-            hint="correct `requires-python` in `pyproject.toml`",
+            f"{label} requires Python `{requires}`, which is not a version specifier",
+            hint="fix `requires-python` in `pyproject.toml`",
             code="python_version",
         ) from error
     if wanted.contains(HERE.version, prereleases=True):
@@ -99,36 +99,37 @@ def choose_python(
     versions = (f"3.{minor}.{micro}" for minor in range(OLDEST_PYTHON.minor, 30) for micro in range(30))
     if not any(wanted.contains(version, prereleases=True) for version in versions):
         raise ClientError(
-            f"{what} needs Python {wanted}, and `wander-sdk` needs >={OLDEST_PYTHON}",
-            hint="allow a newer Python in its `requires-python`, or choose another version of it",
+            f"{label} needs Python {wanted}, and `wander-sdk` needs >={OLDEST_PYTHON}",
+            hint="allow a newer Python in its `requires-python`, or choose another version",
             code="python_version",
         )
     request = f"{wanted},>={OLDEST_PYTHON}"
     try:
         return _find(request)
     except ClientError:
-        note(f"fetching Python {wanted} for {what}: this is {HERE.version}")
+        note(f"downloading Python {wanted} for {label}, because this is {HERE.version}")
     try:
-        run_uv(["python", "install", request], doing=f"fetching Python {wanted}")
+        run_uv(["python", "install", request], doing=f"downloading Python {wanted}")
         return _find(request)
     except ClientError as error:
         raise ClientError(
-            f"{what} needs Python {wanted}; this is {HERE.version}, and no other could be found or fetched",
-            hint=f"install such a Python where there is a network: `uv python install '{request}'`",
+            f"{label} needs Python {wanted}; this is {HERE.version}, and no other could be found or "
+            "downloaded",
+            hint=f"install one while you are online: `uv python install '{request}'`",
             code="python_version",
             detail=error.detail,
         ) from error
 
 
 def _find(request: str) -> Interpreter:
-    """Return the Python that uv finds for a request; raises `ClientError`."""
+    """Return the Python that uv finds for a request. Raises `ClientError` if there is none."""
     arguments = ["python", "find", "--no-project", "--system", request]
-    found = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()})
-    return describe_interpreter(Path(found.strip()))
+    path = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()})
+    return describe_interpreter(Path(path.strip()))
 
 
 def describe_interpreter(path: Path) -> Interpreter:
-    """Return the interpreter at a path, which is run for it; raises `ClientError`."""
+    """Run the interpreter at a path, and return its description. Raises `ClientError` if it does not run."""
     try:
         output = subprocess.run([path, "-I", "-S", "-c", _DESCRIBE], capture_output=True, check=True).stdout  # noqa: S603
         return Interpreter(path, *json.loads(output))
@@ -137,7 +138,7 @@ def describe_interpreter(path: Path) -> Interpreter:
 
 
 def _search_path() -> str:
-    """Return PATH with pyenv's Pythons ahead: what it puts there itself fails for all but the chosen one."""
+    """Return PATH with pyenv's Pythons first, because pyenv's own shims work only for the selected Python."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = map(str, sorted(root.glob("versions/*/bin"), reverse=True))
-    return os.pathsep.join([*found, os.environ.get("PATH", "")])
+    folders = map(str, sorted(root.glob("versions/*/bin"), reverse=True))
+    return os.pathsep.join([*folders, os.environ.get("PATH", "")])
