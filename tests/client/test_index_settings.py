@@ -154,7 +154,7 @@ def test_what_uv_says_is_shown(tmp_path: Path) -> None:
 
 def test_an_index_that_is_down_is_a_network_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv = tmp_path / "venv"
-    run_uv(["venv", "--quiet", "--no-project", str(venv)], doing="making the virtual environment")
+    run_uv(["venv", "--quiet", "--no-project", str(venv)], doing="creating the virtual environment")
     command = [
         "pip",
         "install",
@@ -164,5 +164,5 @@ def test_an_index_that_is_down_is_a_network_fault(tmp_path: Path, monkeypatch: p
         "http://127.0.0.1:9/simple",
     ]
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(Unavailable, match="a package index did not answer"):
+    with pytest.raises(Unavailable, match="a package index did not respond"):
         run_uv([*command, "nothing-of-the-kind"], doing="installing")

@@ -246,7 +246,7 @@ def test_what_is_configured_is_asked(
     ],
 )  # fmt: skip
 def test_a_lock_that_does_not_hold_here_says_so(hub: HubApi, tmp_path: Path, more: dict[str, Any]) -> None:
-    with pytest.raises(ClientError, match=r"the lock of `say-env 0\.1\.0` does not hold for") as refused:
+    with pytest.raises(ClientError, match=r"the lock of `say-env 0\.1\.0` does not support") as refused:
         lock.install_lines(hub, tmp_path, locked(**more), own_wheel(tmp_path))
     assert refused.value.code == "lock_platform"
     assert refused.value.detail

@@ -153,7 +153,7 @@ def test_a_hub_that_serves_none_of_ours_leaves_them_to_the_index(of, source: str
     warnings: list[str] = []
     found = of(source, ["wander-sdk"], warnings=warnings)
     assert (names(found.own), found.at_hand, found.first) == (["sayer"], [], first)
-    assert "does not serve `wander-sdk`: it comes from your package index" in warnings[0]
+    assert "does not serve `wander-sdk`, so it comes from your package index" in warnings[0]
 
 
 LOCK = """

@@ -150,10 +150,10 @@ def test_a_name_under_which_nobody_can_load_it_is_found_before_it_is_published(
 def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wander: Wander) -> None:
     check_result = wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
     assert check_result.status == 0, check_result.err
-    assert "the folder is checked in place of the installed wheel" in check_result.err
+    assert "checking the folder instead of the installed wheel" in check_result.err
     assert "wander check: " in check_result.err
     assert " passed, 2 warnings" in check_result.err
-    assert "in place of" not in publisher.wander("publish", str(package), "--dry-run").err
+    assert "instead of the installed wheel" not in publisher.wander("publish", str(package), "--dry-run").err
 
 
 @pytest.mark.full

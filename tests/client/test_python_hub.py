@@ -268,7 +268,7 @@ def test_an_owner_is_asked_for_before_anything_is_built(
     (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
     with pytest.raises(NotFound, match="there is no owner `bob`"):
         mine.publish(folder, owner="bob")
-    with pytest.raises(UsageError, match="private or internal, not both"):
+    with pytest.raises(UsageError, match="both private and internal"):
         mine.publish(folder, private=True, internal=True)
     with room.http.app.state.database.write() as session:
         token = add_token(session, accounts.add_user(session, "ada"), "hers")

@@ -89,7 +89,7 @@ def test_a_wheel_that_puts_files_where_packages_have_no_business_is_not_installe
     if refused.value.code == "uv_failed":  # uv itself refuses some, which may change
         return
     assert refused.value.code == "unsafe_package"
-    assert f"`Starter 1.00` puts `{place}" in str(refused.value)
+    assert f"`Starter 1.00` installs `{place}" in str(refused.value)
 
 
 def test_what_packages_usually_have_is_installed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from archive_forge import (
 )
 from staged_uploads import published
 from wander.wire.source_tree import tree_digest
-from wander_client.packages.built_package import files_of_the_build, source_tree
+from wander_client.packages.built_package import generated_files, source_tree
 
 MODULES = {"good_env.py": MODULE}
 
@@ -180,9 +180,9 @@ def test_the_client_says_where_the_archive_is_not_the_folder(tmp_path):
     folder.mkdir()
     for name, body in {"pyproject.toml": PROJECT, "good_env.py": MODULE, "changed.py": b"old\n"}.items():
         (folder / name).write_bytes(body)
-    assert files_of_the_build(folder, source_tree(archive)) == ["made.py", "changed.py"]
+    assert generated_files(folder, source_tree(archive)) == ["made.py", "changed.py"]
     (folder / ".gitignore").write_bytes(b"of the folder\n")
-    assert files_of_the_build(folder, source_tree(archive)) == ["made.py", "changed.py", ".gitignore"]
+    assert generated_files(folder, source_tree(archive)) == ["made.py", "changed.py", ".gitignore"]
 
 
 async def test_the_page_tells_of_the_source_and_of_what_was_flagged(hub):

@@ -141,7 +141,7 @@ def test_a_dependency_that_would_replace_it_is_the_packages_fault_at_home_and_on
 
     found = awaited(judge, ended)
     assert found["state"] == "failed"
-    assert "`evil-dep 1.0` puts `pyvenv.cfg`" in found["error"]
+    assert "`evil-dep 1.0` installs `pyvenv.cfg`" in found["error"]
     assert "sandbox" not in found["error"]
 
 

@@ -1,4 +1,4 @@
-"""Which library a package's code is written for, read from its source; nothing of it runs here."""
+"""Detect the library that a package is written for from its source code, without running it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADER = "load_environment"
 TASKSETS = "verifiers.v1"
 
 _EARLY_NAMES = {"Taskset", "TasksetConfig", "Harness", "HarnessConfig", "Toolset", "ToolsetConfig"}
-"""What 0.1.14 offers of `verifiers.v1` at the top of the library; the classic API has none of it."""
+"""Top-level names of the library in 0.1.14 that belong to `verifiers.v1` and not to the classic API."""
 _ONLY_IN: dict[str, frozenset[str]] = {
     "0.1": frozenset(
         {
@@ -36,24 +36,24 @@ _ONLY_IN: dict[str, frozenset[str]] = {
     ),
     "0.3": frozenset({"ACP", "KeptTokens", "LegacyEnvConfig"}),
 }
-"""Names of `verifiers.v1` that the releases of one minor offer and later ones do not."""
+"""Names of `verifiers.v1` that only the releases of one minor version have."""
 
 _TASK = re.compile(r"(.*\.)?Task(set)?(\[.*\])?", re.DOTALL)
 _LATER_NAMES = {"UserMessage", "AssistantMessage", "ToolMessage", "tool_defs", "ClientConfig"}
 LARGEST_SOURCE = 2_000_000
-"""Bytes of a source file that is still read."""
+"""Maximum size of a source file to read, in bytes."""
 
 
 def parse_source(text: bytes | str) -> ast.Module:
-    """Return the tree of a source; empty for one that cannot be parsed."""
+    """Return the syntax tree of a source, or an empty tree if it cannot be parsed."""
     try:
         return parse_alone(lambda: ast.parse(text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last for deep nesting
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two for deep nesting
         return ast.Module(body=[], type_ignores=[])
 
 
 def _write(node: ast.expr) -> str:
-    """Return an expression as text; empty for one that nests too deep."""
+    """Return an expression as text, or an empty text if it is nested too deeply."""
     try:
         return ast.unparse(node)
     except RecursionError:
@@ -61,7 +61,7 @@ def _write(node: ast.expr) -> str:
 
 
 def read_source(path: Path) -> ast.Module:
-    """Return the tree of a file; empty for one that cannot be read or parsed, or is too large."""
+    """Return the syntax tree of a file, or an empty tree if it is unreadable, invalid or too large."""
     try:
         return parse_source(read_plain_file(path, LARGEST_SOURCE))
     except OSError:
@@ -69,7 +69,7 @@ def read_source(path: Path) -> ast.Module:
 
 
 def sources_of_wheel(wheel: Path) -> list[ast.Module]:
-    """Return the parsed sources in a wheel."""
+    """Return the syntax trees of the sources in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return [
             parse_source(archive.read(item))
@@ -79,9 +79,9 @@ def sources_of_wheel(wheel: Path) -> list[ast.Module]:
 
 
 def library_of(trees: Iterable[ast.Module]) -> Library | None:
-    """Return which library the sources are written for; None where they use none of the three.
+    """Return the library that the sources are written for, or None if they use none of the three.
 
-    A package that has a loader of the classic API is classic, though it may have a task set as well.
+    A package with a loader of the classic API is classic, even if it also has a task set.
     """
     trees = list(trees)
     imported = {name for tree in trees for name in imports_of(tree)}
@@ -95,7 +95,7 @@ def library_of(trees: Iterable[ast.Module]) -> Library | None:
         return "verifiers"
     if any(_is_within(name, "wander") for name in imported):
         return "wander"
-    # A source that has the module's name as a text may import it by that.
+    # A source that contains the module's name as a string may import it dynamically.
     by_name = any(
         defines_loader(tree)
         and any(isinstance(node, ast.Constant) and node.value == "verifiers" for node in ast.walk(tree))
@@ -105,14 +105,14 @@ def library_of(trees: Iterable[ast.Module]) -> Library | None:
 
 
 def _loads_classic(tree: ast.Module) -> bool:
-    """Tell whether a source has a loader and imports no task sets at its top; functions may."""
+    """Return whether a source has a loader and does not import task sets at the top level."""
     imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     top = ast.Module(body=imports, type_ignores=[])
     return defines_loader(tree) and not any(_is_within(name, TASKSETS) for name in imports_of(top))
 
 
 def minor_of_tasksets(trees: Iterable[ast.Module]) -> str | None:
-    """Return the minor release of `verifiers.v1` whose names sources use that later ones lack, or None."""
+    """Return the minor release of `verifiers.v1` whose names the sources use, if later ones lack them."""
     trees = list(trees)
     imported = {name for tree in trees for name in imports_of(tree)}
     used = {name for tree in trees for module in ("verifiers", TASKSETS) for name in names_used(tree, module)}
@@ -126,7 +126,7 @@ def minor_of_tasksets(trees: Iterable[ast.Module]) -> str | None:
 
 
 def _sets_on_class(tree: ast.Module) -> bool:
-    """Tell whether a task names its tools or its user in its class, as 0.2 alone has it."""
+    """Return whether a task sets its tools or its user as class attributes, which only 0.2 supports."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return any(
         {"tools", "user"} & set(map(_write, _targets(statement)))
@@ -143,18 +143,18 @@ def _targets(statement: ast.stmt) -> list[ast.expr]:
 
 
 def names_used(tree: ast.Module, module: str) -> set[str]:
-    """Return the names that a source takes from a module: imported ones, and attributes of the module."""
-    found, aliases = set(), set()
+    """Return the names that a source uses from a module: imported names and attributes of the module."""
+    names, aliases = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            aliases |= {each.asname or each.name for each in node.names if each.name == module}
+            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == module}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            whole = {f"{node.module}.{each.name}": each for each in node.names}
-            aliases |= {each.asname or each.name for name, each in whole.items() if name == module}
-            found |= {each.name for each in node.names if node.module == module}
+            whole = {f"{node.module}.{alias.name}": alias for alias in node.names}
+            aliases |= {alias.asname or alias.name for name, alias in whole.items() if name == module}
+            names |= {alias.name for alias in node.names if node.module == module}
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)] if aliases else []
-    plain = [each for each in attributes if isinstance(each.value, ast.Name | ast.Attribute)]
-    return found | {each.attr for each in plain if _write(each.value) in aliases}
+    plain = [attribute for attribute in attributes if isinstance(attribute.value, ast.Name | ast.Attribute)]
+    return names | {attribute.attr for attribute in plain if _write(attribute.value) in aliases}
 
 
 def _is_within(name: str, module: str) -> bool:
@@ -162,18 +162,18 @@ def _is_within(name: str, module: str) -> bool:
 
 
 def imports_of(tree: ast.Module) -> set[str]:
-    """Return the dotted names that a source imports."""
-    found: set[str] = set()
+    """Return the dotted names of the imports in a source."""
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Return the functions, classes, imported and assigned names at the top of a source."""
+    """Return the functions, classes, imports and assigned names at the top level of a source."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -187,7 +187,7 @@ def bound_names(tree: ast.Module) -> set[str]:
 
 
 def defines_loader(tree: ast.Module) -> bool:
-    """Tell whether a source has a `load_environment`: its own, an imported or an assigned one."""
+    """Return whether a source has a `load_environment` at the top level, defined, imported or assigned."""
     return LOADER in bound_names(tree)
 
 
@@ -204,27 +204,30 @@ def tasksets_of(trees: Iterable[ast.Module]) -> set[str]:
 
 
 def list_exports(tree: ast.Module) -> list[str]:
-    """Return what a source names in `__all__`."""
+    """Return the names in a source's `__all__`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and "__all__" in map(_write, node.targets):
             values = getattr(node.value, "elts", [])
-            return [str(each.value) for each in values if isinstance(each, ast.Constant)]
+            return [str(value.value) for value in values if isinstance(value, ast.Constant)]
     return []
 
 
 def generation_of(trees: Iterable[ast.Module]) -> int:
-    """Tell the generation of the classic API by what the sources override and name; 2 where nothing tells."""
+    """Return the generation of the classic API, from the methods and names in the sources.
+
+    The default is 2.
+    """
     nodes = [node for tree in trees for node in ast.walk(tree)]
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    if any(_of_the_first(function) for function in functions):
+    if any(_is_first_generation(function) for function in functions):
         return 1
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return 3 if names & _LATER_NAMES else 2
 
 
-def _of_the_first(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    arguments = [each.arg for each in function.args.args]
+def _is_first_generation(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = [argument.arg for argument in function.args.args]
     if function.name == "is_completed":
         return "messages" in arguments
     if function.name == "rollout":

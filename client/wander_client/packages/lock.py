@@ -1,12 +1,11 @@
 """Locks (PEP 751): every package of an environment version, pinned by the digests of its files.
 
-A lock is resolved once, when a version is published, for every platform and Python that the version allows;
-where the package index is a partial mirror, for this machine's alone, and then the lock says so. It holds the
-version's own wheel, the hub's packages, and what they require.
-
-It has to mean the same on every machine. So the files of PyPI's packages stand at PyPI's addresses, whatever
-mirror served them, no address holds credentials, and `install_lines` asks for names, versions and digests:
-the package index of the machine that installs, mirror or not, supplies the bytes.
+A lock is resolved once, when a version is published, for every platform and Python that the version allows.
+If the package index is a partial mirror, the lock is only for this machine's platform, and says so. It
+contains the version's wheel, the hub's packages, and their dependencies.
+A lock must mean the same on every machine. So the files of PyPI packages have PyPI's URLs, whatever mirror
+served them, and no URL contains credentials. `install_lines` requests names, versions and digests, so the
+package index of the installing machine, mirror or not, supplies the files.
 """
 
 from __future__ import annotations
@@ -72,29 +71,29 @@ _PYPI_FILES = "https://files.pythonhosted.org"
 _PUBLIC_HOSTS = frozenset(
     {"files.pythonhosted.org", "download.pytorch.org", "download-r2.pytorch.org", "pypi.nvidia.com"}
 )
-"""Where files stay: everybody reaches these, and their addresses name the same bytes for ever."""
+"""Hosts whose URLs stay in the lock: they are public, and their URLs always mean the same bytes."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LINE = re.compile(
     r"[a-z0-9][a-z0-9-]*(==[0-9][A-Za-z0-9.!+]*| @ file:///[A-Za-z0-9/._~%+-]+)( --hash=sha256:[0-9a-f]{64})+"
 )
-"""What uv is given for one package, and no more."""
+"""The only form of a requirement that is passed to uv."""
 _LARGEST_DOWNLOAD = 16 << 30
-"""Bytes of all files that a machine takes of a lock."""
-_NO_LOCK = name_option("lock", False) + " publishes without a lock, and the version's page says so"
+"""Maximum size of all files of a lock for one machine, in bytes."""
+_NO_LOCK = name_option("lock", False) + " publishes without a lock; the version's page shows this"
 
 
 @dataclass(frozen=True)
 class ResolvedLock:
-    """The lock of a version, as it is published."""
+    """The lock of a version in its published form."""
 
     content: bytes
     packages: int
     everywhere: bool
-    """False where it holds for this machine's platform and Python alone."""
+    """Whether the lock is for all platforms; False means only this machine's platform and Python."""
 
     @property
     def sha256(self) -> str:
-        """Its digest, which runs pin."""
+        """Digest of the lock, which runs pin."""
         return hashlib.sha256(self.content).hexdigest()
 
 
@@ -108,20 +107,20 @@ def resolve_lock(
     keep_hosts: Collection[str] = (),
     warn: Callable[[str], None] = lambda text: None,
 ) -> ResolvedLock:
-    """Resolve what a wheel needs, with hashes; raises `ClientError` when it cannot be installed.
+    """Lock the dependencies of a wheel, with digests. Raises `ClientError` if they cannot be resolved.
 
-    `owner` is whose environment it is or will be; `exclude_newer`, a date or time, leaves out what package
-    indexes took later; `keep_hosts` are indexes (`host` or `host:port`) that everybody reaches who will
-    install it, whose addresses stay in the lock. `warn` is told where it holds for this machine alone.
+    `owner` is the owner of the environment. `exclude_newer`, a date or time, ignores packages that were
+    uploaded later. `keep_hosts` are public indexes (`host` or `host:port`) whose URLs stay in the lock.
+    `warn` is called if the lock is only for this machine.
     """
     metadata = metadata_of(wheel)
     own = Wheel.to_publish(wheel, hub, owner)
-    what = f"{own.project} {own.version}"
+    label = f"{own.project} {own.version}"
     needs = find_supplies(hub, cache_dir, own, warn)
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
-        data, whole = _resolve(hub, owner, needs, what, [*everywhere, *newer], keep_hosts), True
+        data, is_universal = _resolve(hub, owner, needs, label, [*everywhere, *newer], keep_hosts), True
         content = _write(data).encode()
     except Unavailable:
         raise
@@ -129,27 +128,30 @@ def resolve_lock(
         if error.code != "uv_failed":
             raise
         try:
-            python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
-            content, whole = lock_here(hub, owner, needs, what, python, newer, keep_hosts), False
+            python = choose_python(metadata["Requires-Python"], f"`{label}`", warn)
+            content, is_universal = lock_here(hub, owner, needs, label, python, newer, keep_hosts), False
         except ClientError:
-            error.hint = "correct what the package requires, or look at your package index; " + _NO_LOCK
+            error.hint = "fix the package's requirements, or check your package index; " + _NO_LOCK
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
-        warn(f"the lock is valid for {python} only; your package index lacks what others need: {reason}")
-    return ResolvedLock(content, len(read_lock(content).packages), whole)
+        warn(
+            f"the lock is valid only for {python}, because your package index lacks files for other "
+            f"platforms: {reason}"
+        )
+    return ResolvedLock(content, len(read_lock(content).packages), is_universal)
 
 
 def lock_here(
     hub: HubApi,
     owner: str,
     needs: Supplies,
-    what: str,
+    label: str,
     python: Interpreter,
     options: Sequence[str] = (),
     keep_hosts: Collection[str] = (),
 ) -> bytes:
-    """Return a lock that holds for one Python of this machine; raises `ClientError`."""
-    data = _resolve(hub, owner, needs, what, ["--python", str(python.path), *options], keep_hosts)
+    """Return a lock for one Python of this machine. Raises `ClientError`."""
+    data = _resolve(hub, owner, needs, label, ["--python", str(python.path), *options], keep_hosts)
     data["requires-python"] = f">={python.minor}"
     data["environments"] = [
         f"implementation_name == '{sys.implementation.name}' and python_version == '{python.minor}' "
@@ -159,25 +161,29 @@ def lock_here(
 
 
 def _resolve(
-    hub: HubApi, owner: str, needs: Supplies, what: str, options: Sequence[str], keep_hosts: Collection[str]
+    hub: HubApi, owner: str, needs: Supplies, label: str, options: Sequence[str], keep_hosts: Collection[str]
 ) -> dict[str, Any]:
-    """Return the lock that uv makes of the hub's wheels and all they need, with nothing of this machine.
+    """Resolve the hub's wheels and their dependencies to a lock without any data of this machine.
 
-    What `owner` or `wander` offers comes from the hub alone, whatever other indexes have under its name.
+    Packages of `owner` and of `wander` come only from the hub, whatever other indexes have under the same
+    names.
     """
-    # What is to be upstream's is not the hub's, though the hub has something of that name.
-    elsewhere = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
+    # These packages must come from upstream, even if the hub has packages with the same names.
+    upstream = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
     with (
         tempfile.TemporaryDirectory(prefix="wander-lock-") as name,
-        serve_index_proxy(hub, owner, elsewhere) as proxy,
+        serve_index_proxy(hub, owner, upstream) as proxy,
     ):
         work = Path(name)
         requirements, overriding = work / "requirements.in", work / "overrides.txt"
         wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
         wanted += needs.programs
         if builds_packages() and falls_through(uv_settings(os.environ)):
-            # No archive of another index is built, which would run its code, to be refused below.
-            wanted += [f"--only-binary {each}" for each in hub.projects(owner) if each not in elsewhere]
+            # Otherwise, uv could build an archive from another index, and run its code, before it is rejected
+            # below.
+            wanted += [
+                f"--only-binary {project}" for project in hub.projects(owner) if project not in upstream
+            ]
         requirements.write_text("".join(f"{line}\n" for line in wanted if line))
         overriding.write_text(needs.overrides)
         try:
@@ -187,25 +193,26 @@ def _resolve(
                     "--generate-hashes", *options, "--override", str(overriding),
                     str(requirements), "--output-file", str(work / LOCK),
                 ],
-                doing=f"resolving the dependencies of `{what}`",
+                doing=f"resolving the dependencies of `{label}`",
                 index=proxy.index,
             )  # fmt: skip
         except ClientError as error:
             raise proxy.refusal or error from error
-        made = tomllib.loads(proxy.with_hub_addresses((work / LOCK).read_text(encoding="utf-8")))
-        _refuse_strangers(made, proxy.held, hub.absolute("/"))
-    return _portable(made, needs, {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc})
+        lock = tomllib.loads(proxy.with_hub_addresses((work / LOCK).read_text(encoding="utf-8")))
+        _require_hub_files(lock, proxy.held, hub.absolute("/"))
+    return _portable(lock, needs, {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc})
 
 
-def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
-    """Refuse what another index offers under a name that the hub holds."""
+def _require_hub_files(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
+    """Raise `ClientError` for files of another index under a name that the hub stores."""
     for package in lock["packages"]:
         files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-        strange = [file for file in files if not str(file.get("url", "")).startswith(hub)]
-        if package["name"] in held and strange:
+        foreign = [file for file in files if not str(file.get("url", "")).startswith(hub)]
+        if package["name"] in held and foreign:
             raise ClientError(
-                f"`{package['name']}` {package['version']} is from another index, but the hub holds the name",
-                hint="ask the owner to publish a version that fits, or correct what requires it",
+                f"`{package['name']}` {package['version']} comes from another index, but the hub has a "
+                "package with this name",
+                hint="ask the owner to publish a matching version, or fix the requirement",
                 code="ambiguous_name",
                 detail=_without_secrets(str(package["index"]), package["name"])
                 if "index" in package
@@ -214,26 +221,26 @@ def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) 
 
 
 def origins_in(content: bytes) -> dict[str, str]:
-    """Return where each package of a lock comes from: an index, or the host of its file."""
-    found = {}
+    """Return the index, or the host of the file, for each package of a lock."""
+    origins = {}
     for package in tomllib.loads(content.decode())["packages"]:
         file = (package.get("wheels") or [package.get("sdist") or package.get("archive") or {}])[0]
         url = str(file.get("url", ""))
         parts = urlsplit(url)
-        found[package["name"]] = _index_of(url, package["name"]) or f"{parts.scheme}://{parts.netloc}"
-    return found
+        origins[package["name"]] = _index_of(url, package["name"]) or f"{parts.scheme}://{parts.netloc}"
+    return origins
 
 
 def _index_of(url: str, name: str) -> str | None:
-    """Return the index that lists a file, where its address tells: PyPI, or that of an owner on a hub."""
+    """Return the index of a file if its URL reveals it: PyPI, or the index of an owner on a hub."""
     if url.startswith(f"{_PYPI_FILES}/"):
         return _PYPI
-    place = re.fullmatch(rf"(https?://.+)/files/{re.escape(name)}/[^/]+", url)
-    return f"{place[1]}/simple/" if place else None
+    match = re.fullmatch(rf"(https?://.+)/files/{re.escape(name)}/[^/]+", url)
+    return f"{match[1]}/simple/" if match else None
 
 
 def read_lock(content: bytes) -> Pylock:
-    """Return a lock; raises `ClientError` for anything else."""
+    """Parse a lock. Raises `ClientError` if it is invalid."""
     try:
         return Pylock.from_dict(read_toml(content, LOCK_TEXT))
     except (ValueError, PylockValidationError) as error:
@@ -241,11 +248,11 @@ def read_lock(content: bytes) -> Pylock:
 
 
 def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python: Interpreter = HERE) -> str:
-    """Return what uv installs with `--require-hashes`: the files of a lock that this machine takes.
+    """Return the requirements of a lock for this machine, for uv with `--require-hashes`.
 
-    The wheel of the environment is the one that the hub lists; its packages are as the lock says. No word of
-    a lock gets to uv as it stands: a line is a name, a version and digests that were parsed, for the indexes
-    of this machine, or a file that lies here and has the digest.
+    The environment's wheel is the one on the hub, and its packages come from the lock. No text of a lock is
+    passed to uv unchanged: each line is built from a parsed name, version and digests, or from a local file
+    with the digest.
     """
     label = f"{own.project} {own.version}"
     addresses = _Addresses(hub, lock, own.project)
@@ -257,7 +264,7 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
             _digest_of(package, file.hashes) if not isinstance(file, PackageVcs | PackageDirectory) else ""
         )
         if not digest or file.url is None:
-            raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
+            raise ClientError(f"the lock has no file for `{package.name}`", code="bad_lock")
         address = addresses.read(package, file.url)
         if served := addresses.of_hub(address, package):
             path = find_served(hub, cache_dir, package.name, address.filename, digest, served).path
@@ -271,42 +278,42 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
 
 
 def _select(lock: Pylock, label: str, python: Interpreter) -> list[tuple[Package, Any]]:
-    """Return the packages of a lock that a Python takes, each with its file."""
+    """Return the packages of a lock for a Python, each with its file."""
     try:
-        found = list(lock.select(environment=python.environment, tags=python.tags))
+        selected = list(lock.select(environment=python.environment, tags=python.tags))
     except PylockSelectError as error:
         raise ClientError(
-            f"the lock of `{label}` does not hold for {python}", code="lock_platform", detail=str(error)
+            f"the lock of `{label}` does not support {python}", code="lock_platform", detail=str(error)
         ) from error
-    if sum(max(0, getattr(file, "size", None) or 0) for _, file in found) > _LARGEST_DOWNLOAD:
+    if sum(max(0, getattr(file, "size", None) or 0) for _, file in selected) > _LARGEST_DOWNLOAD:
         raise ClientError(
-            f"the packages of `{label}` have more than {_LARGEST_DOWNLOAD >> 30} GiB, as its lock states",
-            hint="choose another version, or ask its owner to require less",
+            f"the packages of `{label}` have more than {_LARGEST_DOWNLOAD >> 30} GiB, according to its lock",
+            hint="choose another version, or ask its owner to use fewer dependencies",
             code="unsafe_package",
         )
-    return found
+    return selected
 
 
 class _Addresses:
-    """The addresses of a lock, and where this machine gets what they name."""
+    """The URLs of a lock, and where this machine gets the files."""
 
     def __init__(self, hub: HubApi, lock: Pylock, own: str) -> None:
         urls = [
             hub.url,
-            *(file.url for each in lock.packages if each.name == own for file in each.wheels or []),
+            *(file.url for package in lock.packages if package.name == own for file in package.wheels or []),
         ]
         self._home = {origin_of(url) for url in [hub.url, *urls] if url is not None}
-        """Origins of the hub: the current one, and the one when the lock was made."""
+        """Origins of the hub: the current origin, and the origin at the time of the lock."""
         self._indexes = configured_origins(os.environ) | {_PYPI_FILES}
         self._strict = os.environ.get(HUB_JOB) == "1"
 
     def read(self, package: Package, url: str) -> FileAddress:
-        """Return an address in its parts; raises `ClientError` for one that is not plain."""
+        """Parse a URL. Raises `ClientError` if it is not a plain URL."""
         try:
             address = parse_file_address(url, {*self._home, *self._indexes, origin_of(url)})
         except ValueError as error:
             raise ClientError(
-                f"the lock names an address of `{package.name}` that is refused: {error}",
+                f"the lock has an invalid URL for `{package.name}`: {error}",
                 hint="ask its owner to publish a corrected version",
                 code="bad_lock",
                 detail=url[:200],
@@ -314,30 +321,30 @@ class _Addresses:
         return address
 
     def of_hub(self, address: FileAddress, package: Package) -> str | None:
-        """Return the owner whose file of the hub this is; None for a file of others."""
+        """Return the owner of a file on the hub, or None for other files."""
         owner, project = hub_file(address) or ("", "")
-        bundled = owner == HUB_OWNER and project in HUB_PACKAGES  # what hubs bundle, of whichever hub
+        bundled = owner == HUB_OWNER and project in HUB_PACKAGES  # every hub bundles these packages
         return owner if project == package.name and (bundled or address.origin in self._home) else None
 
     def in_index(self, address: FileAddress, package: Package, file: object) -> bool:
-        """Return whether the indexes of this machine have a file."""
+        """Return whether a file comes from the configured indexes."""
         known = address.origin in self._indexes or self._strict
         return known and not isinstance(file, PackageArchive) and package.version is not None
 
     def fetch(
         self, cache_dir: Path, address: FileAddress, package: Package, digest: str, size: int | None
     ) -> Path:
-        """Return a file that lies elsewhere, fetched over https and with its digest checked."""
+        """Download a file from elsewhere over https, and check its digest."""
         if self._strict:
             raise ClientError(
-                f"the lock takes `{package.name}` from an address; this machine asks only its indexes",
-                hint="require a release of it that a package index has",
+                f"the lock has a URL for `{package.name}`, but this machine uses only its indexes",
+                hint="require a release that is in a package index",
                 code="lock_address",
             )
         if not address.origin.startswith("https:"):
             raise ClientError(
-                f"the lock takes `{package.name}` from `{address.origin}`, not an index of this machine",
-                hint="ask its owner to publish a lock whose files come over https",
+                f"the lock takes `{package.name}` from `{address.origin}`, which is not a configured index",
+                hint="ask its owner to publish a lock with https URLs",
                 code="bad_lock",
             )
         target = path_below(cache_dir / "wheels", digest, address.filename)
@@ -346,12 +353,12 @@ class _Addresses:
 
 
 def line_of_file(name: str, path: Path, sha256: str) -> str:
-    """Return the line that makes uv install a file of this machine."""
+    """Return the requirement that makes uv install a local file."""
     return _checked(f"{name} @ {path.as_uri()} --hash=sha256:{sha256}")
 
 
 def _line_of_index(package: Package) -> str:
-    """Return the line that makes uv install a package from the indexes of this machine, by its digests."""
+    """Return the requirement that makes uv install a package from the configured indexes, by its digests."""
     digests = [_digest_of(package, file.hashes) for file in package.wheels or []]
     digests += [_digest_of(package, package.sdist.hashes)] if package.sdist is not None else []
     hashes = " ".join(f"--hash=sha256:{digest}" for digest in digests)
@@ -361,30 +368,28 @@ def _line_of_index(package: Package) -> str:
 def _digest_of(package: Package, hashes: Mapping[str, str]) -> str:
     digest = str(hashes.get("sha256", ""))
     if not _DIGEST.fullmatch(digest):
-        raise ClientError(f"the lock states no SHA-256 of a file of `{package.name}`", code="bad_lock")
+        raise ClientError(f"the lock has no SHA-256 digest for a file of `{package.name}`", code="bad_lock")
     return digest
 
 
 def _checked(line: str) -> str:
-    """Return a line for uv; raises `ClientError` if it could be read as anything else."""
+    """Return a line for uv. Raises `ClientError` if uv could interpret it in another way."""
     if not _LINE.fullmatch(line):
-        raise ClientError(
-            "the lock names a package in a form that is refused", code="bad_lock", detail=line[:200]
-        )
+        raise ClientError("the lock has an invalid package entry", code="bad_lock", detail=line[:200])
     return line
 
 
 def _oldest_python(requires_python: str | None) -> Version:
-    """Return the oldest Python that a package and the SDK allow."""
+    """Return the oldest Python that a package and the SDK support."""
     try:
         bounds = lower_bounds(SpecifierSet(requires_python or ""))
-    except ValueError:  # neither a specifier nor, after `===`, a version
+    except ValueError:  # an invalid specifier, or `===` with an invalid version
         return OLDEST_PYTHON
     return max([OLDEST_PYTHON, *(bound for bound, _ in bounds)])
 
 
 def _portable(lock: Mapping[str, Any], needs: Supplies, hosts: Collection[str]) -> dict[str, Any]:
-    """Return a lock in which nothing is of this machine: neither paths nor mirrors nor credentials."""
+    """Return a lock without data of this machine: no paths, mirrors or credentials."""
     wheels = {str(wheel.path): wheel for wheel in needs.wheels}
     return {
         "lock-version": lock["lock-version"],
@@ -407,27 +412,27 @@ def _portable_package(
     if archive is not None and "url" in archive:
         return kept | {"archive": {**archive, "url": _without_secrets(archive["url"], name)}}
     if "wheels" not in package and "sdist" not in package:
-        place = next((key for key in ("vcs", "directory", "archive") if key in package), "nowhere")
+        source = next((key for key in ("vcs", "directory", "archive") if key in package), "unknown")
         raise ClientError(
-            f"`{name}` cannot be locked: it comes from {'a repository' if place == 'vcs' else 'a folder'}",
-            hint=f"require a release of it; {_NO_LOCK}",
+            f"`{name}` cannot be locked: it comes from {'a repository' if source == 'vcs' else 'a folder'}",
+            hint=f"require a release instead; {_NO_LOCK}",
             code="unlockable",
         )
     if "sdist" in package and "sha256" in package["sdist"].get("hashes", {}):
         kept["sdist"] = _portable_file(package["sdist"], name, hosts)
-    found = [each for each in package.get("wheels", []) if "sha256" in each.get("hashes", {})]
-    if found:
-        kept["wheels"] = [_portable_file(each, name, hosts) for each in found]
+    wheel_files = [file for file in package.get("wheels", []) if "sha256" in file.get("hashes", {})]
+    if wheel_files:
+        kept["wheels"] = [_portable_file(file, name, hosts) for file in wheel_files]
     return kept
 
 
 def _portable_file(file: Mapping[str, Any], name: str, hosts: Collection[str]) -> dict[str, Any]:
-    """Return a file of a package index at an address that every machine may ask."""
+    """Return a file of a package index with a URL that works on every machine."""
     parts = urlsplit(str(file.get("url") or file.get("path")))
     known = parts.scheme in ("https", "http") and parts.netloc.rpartition("@")[2] in hosts
     if known:
         url = _without_secrets(file["url"], name)
-    else:  # where PyPI has a file by its name (docs.pypi.org/api, "predictable URLs")
+    else:  # PyPI's predictable URL of the file (see docs.pypi.org/api)
         filename = parts.path.rpartition("/")[2]
         kind = filename.removesuffix(".whl").split("-")[-3] if filename.endswith(".whl") else "source"
         url = f"{_PYPI_FILES}/packages/{kind}/{name[0]}/{name}/{filename}"
@@ -436,16 +441,18 @@ def _portable_file(file: Mapping[str, Any], name: str, hosts: Collection[str]) -
 
 
 def _without_secrets(url: str, name: str) -> str:
-    """Return an address without user, password, query and fragment."""
+    """Return a URL without user, password, query and fragment."""
     parts = urlsplit(url)
     if parts.scheme not in ("https", "http") or parts.hostname is None:
-        raise ClientError(f"`{name}` cannot be locked: it lies at `{parts.scheme}:`", code="unlockable")
+        raise ClientError(
+            f"`{name}` cannot be locked, because its URL starts with `{parts.scheme}:`", code="unlockable"
+        )
     host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _write(lock: Mapping[str, Any]) -> str:
-    """Return the text of a lock, one line a file."""
+    """Return the text of a lock, with one line per file."""
     import tomlkit
 
     document = tomlkit.document()
@@ -465,10 +472,10 @@ def _inline(value: Any) -> Any:
 
     if isinstance(value, dict):
         table = tomlkit.inline_table()
-        table.update({key: _inline(each) for key, each in value.items()})
+        table.update({key: _inline(item) for key, item in value.items()})
         return table
     if isinstance(value, list):
         array = tomlkit.array()
-        array.extend(_inline(each) for each in value)
+        array.extend(_inline(item) for item in value)
         return array.multiline(len(value) > 1)
     return value

@@ -1,8 +1,8 @@
-"""What an environment needs beside its package index: its own wheel and packages that the hub serves itself.
+"""Packages that an environment needs from the hub: its own wheel, and packages that hubs serve themselves.
 
 `wander-sdk`, `wander-client`, the plugins and the classic API (`wander-compat`, `verifiers`) come from the
-hub's own index (`/wander/simple/`) when it serves them, and are resolved by direct URL: no index can offer
-another package under those names.
+hub's index (`/wander/simple/`) if the hub serves them. They are resolved by direct URL, so that no other
+index can replace them.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from wander_client.packages import classic
 from wander_client.paths import path_below
 
 HUB_OWNER = "wander"
-"""The owner under which a hub serves the packages it runs with."""
+"""Owner of the packages that a hub serves itself."""
 LARGEST_METADATA = 16 << 20
 LARGEST_UNPACKED = 32 << 30
 _FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
-"""Bytes that a wheel of any size may unpack to, and how much more than its size a large one may."""
+"""Size up to which any wheel may unpack, and the maximum compression ratio of larger wheels."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
 INTEGRATIONS = "wander-integrations"
 HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT, INTEGRATIONS, "wander-ray")
-"""What hubs serve themselves."""
+"""Packages that hubs serve themselves."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that the hub lists, downloaded and checked, or one of this machine."""
+    """A downloaded and checked wheel from the hub, or a local wheel."""
 
     project: str
     version: str
@@ -59,7 +59,7 @@ class Wheel:
 
     @classmethod
     def to_publish(cls, path: Path, hub: HubApi, owner: str) -> Wheel:
-        """Return a wheel of this machine, which the hub will serve under an owner."""
+        """Return a local wheel with the URL that it will have on the hub."""
         project, version, *_ = parse_wheel_filename(path.name)
         url = hub.absolute(f"/{owner}/files/{project}/{path.name}")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -67,35 +67,38 @@ class Wheel:
 
 
 def metadata_of(wheel: Path) -> Message:
-    """Return the core metadata in a wheel; raises `ClientError` for a file that has not one."""
+    """Return the core metadata of a wheel. Raises `ClientError` if the file has no valid metadata."""
     try:
         with ZipFile(wheel) as archive:
-            found = [each for each in archive.infolist() if _METADATA.fullmatch(each.filename)]
-            if len(found) == 1 and found[0].file_size <= LARGEST_METADATA:
-                return BytesParser().parsebytes(archive.read(found[0]))
+            entries = [entry for entry in archive.infolist() if _METADATA.fullmatch(entry.filename)]
+            if len(entries) == 1 and entries[0].file_size <= LARGEST_METADATA:
+                return BytesParser().parsebytes(archive.read(entries[0]))
     except (BadZipFile, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise ClientError(f"`{wheel.name}` is not a wheel", code="bad_wheel", detail=str(error)) from error
-    raise ClientError(f"`{wheel.name}` is not a wheel: it has not one METADATA", code="bad_wheel")
+    raise ClientError(
+        f"`{wheel.name}` is not a wheel: it does not have exactly one METADATA", code="bad_wheel"
+    )
 
 
 def requirements_in(metadata: Message) -> list[str]:
-    """Return the requirements that core metadata states, as they are written."""
-    return [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    """Return the requirements in core metadata, unparsed."""
+    return [str(text) for text in metadata.get_all("Requires-Dist") or []]
 
 
-def read_requirement(text: str, what: str) -> Requirement:
-    """Return a requirement that `what` states; raises `ClientError` for one that must not reach uv.
+def read_requirement(text: str, label: str) -> Requirement:
+    """Parse a requirement of the package `label`. Raises `ClientError` if it must not be passed to uv.
 
-    uv reads more than requirements: variables of its environment, options after a line break, programs.
+    uv also accepts environment variables, options after a line break, and programs.
     """
     try:
         requirement = Requirement(text)
         check_requirement(text, requirement.url)
     except (InvalidRequirement, ValueError) as error:
         raise ClientError(
-            f"`{what}` requires `{text[:200]}`, which is refused: {error}",
-            hint="ask its owner to publish a corrected version; a requirement names a package, or a wheel by "
-            "its `https` address",
+            f"`{label}` requires `{text[:200]}`, which is not allowed: {error}",
+            hint="ask its owner to publish a corrected version; a requirement must be a package, or the "
+            "`https` URL of "
+            "a wheel",
             code="unsafe_requirement",
         ) from error
     return requirement
@@ -103,60 +106,60 @@ def read_requirement(text: str, what: str) -> Requirement:
 
 @dataclass(frozen=True)
 class Supplies:
-    """What goes into a virtual environment beside what a package index has."""
+    """Contents of a virtual environment that do not come from a package index."""
 
     own: list[Wheel]
-    """The environment's wheel, then those of the hub's own packages that it needs."""
+    """The environment's wheel, and the hub's own packages that it needs."""
     at_hand: list[Wheel] = field(default_factory=list)
-    """The hub's wheels that are taken where something requires them: `verifiers` in place of upstream's."""
+    """Wheels of the hub that replace required packages, such as `verifiers` instead of upstream's."""
     overrides: str = ""
     first: str = ""
-    """Requirements, a line each, that are resolved before all others."""
+    """Requirements that are resolved before all others, one per line."""
     programs: list[str] = field(default_factory=list)
-    """What scripts in the wheel need when they run."""
+    """Requirements of scripts in the wheel."""
 
     @property
     def wheels(self) -> list[Wheel]:
-        """Every wheel that lies in this machine's cache."""
+        """All wheels in this machine's cache."""
         return [*self.own, *self.at_hand]
 
 
 def find_supplies(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], None]) -> Supplies:
-    """Return what an environment needs of the hub: the SDK, and what serves the classic API to its code.
+    """Return the packages that an environment needs from the hub: the SDK, and the classic API for its code.
 
-    What it requires is read from the wheel itself, as uv will read it.
+    The requirements are read from the wheel, as uv will read them.
     """
-    what, requires_dist = f"{wheel.project} {wheel.version}", requirements_in(metadata_of(wheel.path))
-    wanted = requirements_of(requires_dist, what)
+    label, requires_dist = f"{wheel.project} {wheel.version}", requirements_in(metadata_of(wheel.path))
+    wanted = requirements_of(requires_dist, label)
     own = [wheel]
     for project in (SDK, CLIENT, INTEGRATIONS):
         if project != SDK and project not in wanted:
             continue
         files = hub.index_files(HUB_OWNER, project)
         if files is None:
-            warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
+            warn(f"`{hub.url}` does not serve `{project}`, so it comes from your package index")
             continue
         own.append(fetch_file(hub, cache_dir, project, newest(project, files, wanted.get(project))))
-    sdk = next((each.version for each in own if each.project == SDK), None)
+    sdk = next((item.version for item in own if item.project == SDK), None)
     compat = _newest_served(hub, cache_dir, classic.COMPAT, sdk)
     first = []
     if classic.names_library(wheel.path):
         if compat is not None:
             own.append(compat)
-        elif sdk is None:  # a hub that serves none of these leaves them to the package index
+        elif sdk is None:  # the hub serves none of these, so they come from the package index
             first.append(classic.COMPAT)
     if classic.keeps_upstream(wheel.path, requires_dist):
         upstream = classic.upstream_requirements(wheel.path, requires_dist)
         programs = classic.requirements_of_programs(wheel.path)
-        if any(read_requirement(each, what).url for each in programs):
+        if any(read_requirement(text, label).url for text in programs):
             raise ClientError(
-                f"a program in `{what}` requires a package from an address",
-                hint="ask its owner to require a release of it",
+                f"a script in `{label}` requires a package by URL",
+                hint="ask its owner to require a release instead",
                 code="unsafe_requirement",
             )
-        linked, overrides = _bring_linked(cache_dir, own, what)
+        linked, overrides = _bring_linked(cache_dir, own, label)
         return Supplies(own, linked, overrides, "\n".join([*first, *upstream]), programs)
-    at_hand, overrides = _bring_linked(cache_dir, own, what)
+    at_hand, overrides = _bring_linked(cache_dir, own, label)
     if compat is not None and compat not in own:
         at_hand.append(compat)
         overrides += f"{classic.COMPAT} @ {compat.path.as_uri()}\n"
@@ -166,10 +169,10 @@ def find_supplies(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[st
     return Supplies(own, at_hand, overrides, "\n".join(first))
 
 
-def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wheel], str]:
-    """Return the wheels that requirements name by address, and the lines that make uv take them from here.
+def _bring_linked(cache_dir: Path, own: list[Wheel], label: str) -> tuple[list[Wheel], str]:
+    """Return the wheels that requirements name by URL, with overrides that make uv use the downloaded files.
 
-    uv follows no address itself: it would follow what such a wheel names in turn, in whatever form.
+    uv does not download them itself, because it would follow any further URLs in such a wheel.
     """
     linked: dict[str, Wheel] = {}
     for wheel in own:
@@ -180,8 +183,8 @@ def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wh
                 continue
             if os.environ.get(HUB_JOB) == "1":
                 raise ClientError(
-                    f"`{what}` requires `{name}` from an address; this machine asks only its indexes",
-                    hint="require a release of it that a package index has",
+                    f"`{label}` requires `{name}` by URL, but this machine uses only its indexes",
+                    hint="require a release that is in a package index",
                     code="lock_address",
                 )
             linked[name] = _fetch_required(cache_dir, requirement.url, name)
@@ -190,7 +193,7 @@ def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wh
 
 
 def _fetch_required(cache_dir: Path, url: str, name: str) -> Wheel:
-    """Fetch the wheel at an address that a requirement names; raises `ClientError` for any other file."""
+    """Download a wheel that a requirement names by URL. Raises `ClientError` for any other file."""
     address = parse_file_address(url)
     stated = url.partition("#sha256=")[2]
     folder = stated or hashlib.sha256(address.url.encode()).hexdigest()
@@ -204,19 +207,19 @@ def _fetch_required(cache_dir: Path, url: str, name: str) -> Wheel:
     except InvalidWheelFilename:
         same, nested = False, []
     if not same or nested:
-        fault = "requires another file by its address" if nested else f"is not a wheel of `{name}`"
+        fault = "requires another file by URL" if nested else f"is not a wheel of `{name}`"
         raise ClientError(
             f"`{address.url}` {fault}",
-            hint="a requirement may name the address of a wheel, which requires released packages",
+            hint="a requirement can be the URL of a wheel that requires only released packages",
             code="unsafe_requirement",
         )
     return Wheel(project, str(version), target.resolve(), address.url, digest)
 
 
 def fetch_linked(address: FileAddress, target: Path, sha256: str | None, size: int | None) -> str:
-    """Bring a file of any server to its place in the cache, and return its digest.
+    """Download a file from any server into the cache, and return its digest.
 
-    One whose digest is known is fetched once.
+    A file with a known digest is downloaded only once.
     """
     if sha256 is not None and _has_digest(target, sha256):
         return sha256
@@ -231,46 +234,52 @@ def fetch_linked(address: FileAddress, target: Path, sha256: str | None, size: i
 
 
 def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | None = None) -> Wheel | None:
-    """Return the newest wheel, or that of a version, of a package that this hub may not serve."""
+    """Return the newest wheel of a package, or that of a version, or None if the hub does not serve it."""
     files = hub.index_files(HUB_OWNER, project) or []
     fitting = [file for file in files if version is None or f"-{version}-" in file.filename]
     return fetch_file(hub, cache_dir, project, newest(project, fitting, None)) if fitting else None
 
 
 def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:
-    """Return the versions that a package asks for here, by project; raises for what is no requirement."""
-    found: dict[str, SpecifierSet] = {}
+    """Return the required versions of a package by project.
+
+    Raises `ClientError` for an invalid requirement.
+    """
+    versions: dict[str, SpecifierSet] = {}
     for text in requires_dist:
         requirement = read_requirement(text, what)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found[canonicalize_name(requirement.name)] = requirement.specifier
-    return found
+            versions[canonicalize_name(requirement.name)] = requirement.specifier
+    return versions
 
 
 def newest(project: str, files: list[IndexFile], wanted: SpecifierSet | None) -> FileInfo:
-    """Return the newest wheel of the hub's index page that the specifier allows."""
-    found: list[tuple[Version, IndexFile]] = []
+    """Return the newest wheel in the hub's index that the specifier allows.
+
+    Raises `ClientError` if there is none.
+    """
+    candidates: list[tuple[Version, IndexFile]] = []
     for file in files:
         try:
             version = parse_wheel_filename(file.filename)[1]
         except InvalidWheelFilename:
             continue
         if not file.yanked and (wanted is None or wanted.contains(version, prereleases=True)):
-            found.append((version, file))
-    if not found:
+            candidates.append((version, file))
+    if not candidates:
         served = ", ".join(file.filename for file in files) or "nothing"
         raise ClientError(
-            f"the hub serves no `{project}` that fits `{wanted}`",
-            hint="the environment was written for a different version of Wander than this hub has",
+            f"the hub has no version of `{project}` that matches `{wanted}`",
+            hint="the environment requires another version of Wander than the hub provides",
             code="incompatible_sdk",
-            detail=f"served: {served}",
+            detail=f"available: {served}",
         )
-    _, best = max(found, key=lambda item: item[0])
+    _, best = max(candidates, key=lambda item: item[0])
     return file_info(best)
 
 
 def file_info(file: IndexFile) -> FileInfo:
-    """Return a file of the hub's index page; raises `ClientError` for one without a digest."""
+    """Return a file of the hub's index page. Raises `ClientError` if it has no digest."""
     if file.hashes.sha256 is None:
         raise ClientError(f"the hub lists `{file.filename}` without a digest", code="no_digest")
     return FileInfo(
@@ -286,7 +295,7 @@ def file_info(file: IndexFile) -> FileInfo:
 def find_served(
     hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str, owner: str = HUB_OWNER
 ) -> Wheel:
-    """Return the very wheel that a lock names of an owner's packages; raises where it is not served."""
+    """Return the wheel that a lock names for an owner's package. Raises `ClientError` if it is not served."""
     target = path_below(cache_dir / "wheels", sha256, filename)
     url = hub.absolute(f"/{owner}/files/{project}/{filename}")
     if _has_digest(target, sha256):
@@ -295,14 +304,14 @@ def find_served(
         if file.hashes.sha256 == sha256:
             return fetch_file(hub, cache_dir, project, file_info(file))
     raise ClientError(
-        f"the lock names a `{filename}` that `{hub.url}` does not serve",
+        f"`{hub.url}` does not serve the `{filename}` of the lock",
         code="lock_unserved",
         detail=f"it has sha256:{sha256}",
     )
 
 
 def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
-    """Return a wheel of the hub from the cache, downloading it first when it is not there."""
+    """Return a wheel of the hub from the cache. Downloads it if necessary."""
     try:
         version = parse_wheel_filename(file.filename)[1]
     except InvalidWheelFilename as error:
@@ -314,13 +323,13 @@ def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wh
 
 
 def require_bounded(wheel: Path) -> None:
-    """Raise `ClientError` for a wheel that unpacks to more than it states, or to far more than it has."""
+    """Raise `ClientError` for a wheel that unpacks to more than it states, or to many times its size."""
     most = min(LARGEST_UNPACKED, max(_FREE_UNPACKED, _MOST_RATIO * wheel.stat().st_size))
     try:
         with ZipFile(wheel) as archive, wheel.open("rb") as file:
             entries = archive.infolist()
-            is_bounded = sum(each.file_size for each in entries) <= most
-            is_bounded = is_bounded and all(_is_as_stated(file, each) for each in entries)
+            is_bounded = sum(entry.file_size for entry in entries) <= most
+            is_bounded = is_bounded and all(_is_as_stated(file, entry) for entry in entries)
     except (BadZipFile, OSError, struct.error, zlib.error) as error:
         raise ClientError(f"`{wheel.name}` is not a wheel", code="bad_wheel", detail=str(error)) from error
     if not is_bounded:
@@ -332,7 +341,7 @@ def require_bounded(wheel: Path) -> None:
 
 
 def _require_bounded(wheel: Path) -> None:
-    """Check a wheel that was just fetched; one that is refused does not stay."""
+    """Check a downloaded wheel, and delete it if it is rejected."""
     try:
         require_bounded(wheel)
     except ClientError:
@@ -341,7 +350,7 @@ def _require_bounded(wheel: Path) -> None:
 
 
 def _is_as_stated(file: IO[bytes], entry: ZipInfo) -> bool:
-    """Return whether an entry of an archive unpacks to as many bytes as its header states, and no more."""
+    """Return whether an archive entry unpacks to exactly the size in its header."""
     if entry.compress_type == ZIP_STORED:
         return entry.file_size == entry.compress_size
     if entry.compress_type != ZIP_DEFLATED:
@@ -349,19 +358,19 @@ def _is_as_stated(file: IO[bytes], entry: ZipInfo) -> bool:
     file.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(entry.header_offset + 30 + name + extra)
-    unpacking, left, room = zlib.decompressobj(-zlib.MAX_WBITS), entry.compress_size, entry.file_size
-    while left > 0 and not unpacking.eof and (block := file.read(min(left, 1 << 16))):
-        left -= len(block)
-        while block and not unpacking.eof:
-            room -= len(unpacking.decompress(block, 1 << 20))
-            block = unpacking.unconsumed_tail
+    decompressor, remaining, room = zlib.decompressobj(-zlib.MAX_WBITS), entry.compress_size, entry.file_size
+    while remaining > 0 and not decompressor.eof and (block := file.read(min(remaining, 1 << 16))):
+        remaining -= len(block)
+        while block and not decompressor.eof:
+            room -= len(decompressor.decompress(block, 1 << 20))
+            block = decompressor.unconsumed_tail
             if room < 0:
                 return False
     return True
 
 
 def fetch_into(hub: HubApi, target: Path, url: str, sha256: str, size: int) -> bool:
-    """Download a file of the hub to its place in the cache; return False if it is there with this digest."""
+    """Download a file of the hub into the cache. Returns False if it was already there."""
     if _has_digest(target, sha256):
         return False
     hub.download(url, target, sha256, size=size)

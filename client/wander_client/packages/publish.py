@@ -1,4 +1,4 @@
-"""Publish a folder: build it, lock its packages, check the wheel as it will be installed, send all of it."""
+"""Publish a folder: build it, lock its packages, check the wheel after installing it, and upload."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How a folder is published."""
+    """The options for publishing a folder."""
 
     owner: str | None = None
-    """None means the only owner that it can be."""
+    """Owner to publish under; None means the only possible owner."""
     dry_run: bool = False
-    """Build, check and tell, but send nothing."""
+    """Whether to build, check and show the package without uploading it."""
     private: bool = False
     internal: bool = False
     check: bool = True
@@ -50,56 +50,60 @@ class PublishOptions:
     exclude_newer: str | None = None
     keep_hosts: Collection[str] = ()
     attestations: Path | None = None
-    """Folder with those of wheel and source."""
+    """Folder with the attestations of the wheel and the source distribution."""
     allowed_files: Collection[str] = ()
-    """Files and folders to publish although they look like secrets."""
+    """Files and folders to publish even if they look like secrets."""
 
     def __post_init__(self) -> None:
         if self.private and self.internal:
-            raise UsageError("an environment is private or internal, not both", hint="pass one of them")
+            raise UsageError(
+                "an environment cannot be both private and internal", hint="pass only one of them"
+            )
 
     @property
     def visibility(self) -> Visibility | None:
-        """Who is to see what is new; None leaves it to the owner's settings."""
+        """Visibility of a new environment; None means the owner's setting."""
         return wanted_visibility(self.private or None, internal=self.internal)
 
 
 @dataclass(frozen=True)
 class PublishedFolder:
-    """What came of publishing a folder. The files that were built are gone."""
+    """The result of publishing a folder. The built files have been removed."""
 
     package: BuiltPackage
     owner: str | None
-    """None after a dry run that named none."""
+    """Owner, or None after a dry run without an owner."""
     published: Publication | None
-    """None after a dry run."""
+    """Result of the upload, or None after a dry run."""
     check: CheckSummary | None
     lock: ResolvedLock | None
 
     @property
     def name(self) -> str:
-        """`owner/name`, or the name alone without an owner."""
+        """`owner/name`, or only the name if there is no owner."""
         name = canonicalize_name(self.package.name)
         return f"{self.owner}/{name}" if self.owner else name
 
 
 def publish_folder(
-    context: Invocation, given: Path, wishes: PublishOptions, builder: Builder
+    context: Invocation, given: Path, options: PublishOptions, builder: Builder
 ) -> PublishedFolder:
-    """Publish a folder and tell the steps; raises `ClientError`, and then nothing of it is visible.
+    """Publish a folder and report the steps. Raises `ClientError`, after which nothing of it is visible.
 
-    What `builder` confines is checked in the same sandbox.
-
-    A version never changes: publishing the same bytes again is fine, other bytes need another version.
+    Everything that `builder` runs in a sandbox is also checked in this sandbox.
+    Published versions never change: publishing the same files again does nothing, changed files need a new
+    version.
     """
     folder, output = given.expanduser().resolve(), context.output
     if not folder.is_dir():
-        raise NotFound(f"the folder `{given}` does not exist", hint="`wander new NAME` makes an environment")
+        raise NotFound(
+            f"the folder `{given}` does not exist", hint="run `wander new NAME` to create an environment"
+        )
     name = built_package.require_project(folder)["name"]
-    under = wishes.owner
-    if not wishes.dry_run:  # the token is checked before anything is built
-        with context.hub(login=True, publishes=(wishes.owner, name)) as hub:
-            under = choose_owner(hub, wishes.owner)
+    target_owner = options.owner
+    if not options.dry_run:  # the token is checked before anything is built
+        with context.hub(login=True, publishes=(options.owner, name)) as hub:
+            target_owner = choose_owner(hub, options.owner)
     output.note(f"building {folder.name}")
     with built_package.build_package(folder, builder) as package:
         for warning in package.warnings:
@@ -111,29 +115,37 @@ def publish_folder(
                 output.note(f"  {size:>9,}  {name}")
             if len(members) > SHOWN_FILES:
                 output.note(f"  ... and {len(members) - SHOWN_FILES} more files")
-        require_no_leaks(context, folder, package, wishes.allowed_files)
+        require_no_leaks(context, folder, package, options.allowed_files)
         to_send = True
-        if under is not None and not wishes.dry_run:  # before the seconds that a check takes
+        if target_owner is not None and not options.dry_run:  # before the check, which takes seconds
             with context.hub(login=True) as hub:
-                to_send = not built_package.find_published(hub, under, package)[1]
+                to_send = not built_package.find_published(hub, target_owner, package)[1]
         lock = check = published = None
-        if under is not None and not wishes.dry_run and to_send and wishes.lock:
-            lock = _lock(context, package, under, wishes)
-        if to_send and wishes.check:
+        if target_owner is not None and not options.dry_run and to_send and options.lock:
+            lock = _lock(context, package, target_owner, options)
+        if to_send and options.check:
             check = _check(
-                context, package, under or HUB_OWNER, given, lock, builder.policy, dry_run=wishes.dry_run
+                context,
+                package,
+                target_owner or HUB_OWNER,
+                given,
+                lock,
+                builder.policy,
+                dry_run=options.dry_run,
             )
-        if under is not None and not wishes.dry_run:
-            place = wishes.attestations
-            signed = None if place is None else built_package.attestations_in(place, package)
-            published = _send(context, package, under, check, lock, signed, seen_by=wishes.visibility)
-    return PublishedFolder(package, under, published, check, lock)
+        if target_owner is not None and not options.dry_run:
+            attestations_dir = options.attestations
+            signed = (
+                None if attestations_dir is None else built_package.attestations_in(attestations_dir, package)
+            )
+            published = _send(context, package, target_owner, check, lock, signed, seen_by=options.visibility)
+    return PublishedFolder(package, target_owner, published, check, lock)
 
 
 def require_no_leaks(
     context: Invocation, folder: Path, package: BuiltPackage, allowed: Collection[str]
 ) -> None:
-    """Raise `ClientError` for a package with files that must not be published, such as keys."""
+    """Raise `ClientError` if a package contains files that must not be published, such as keys."""
     from wander_client.packages.building import leaks
 
     values = leaks.secret_variables()
@@ -144,14 +156,14 @@ def require_no_leaks(
 
 
 def choose_owner(hub: HubApi, wanted: str | None) -> str:
-    """Return the owner to publish under: the one that is named, or the only one that it can be.
+    """Return the owner to publish under: the named owner, or the only possible owner.
 
-    Raises `NotFound` for an owner that there is not, `ClientError` for one under whom the caller may not.
+    Raises `NotFound` for an unknown owner, and `ClientError` if the caller may not publish under it.
     """
     who = hub.whoami()
     if wanted is not None:
         owner = wanted.lower()
-        if owner not in who.owners:  # which lists not all under whom an administrator may
+        if owner not in who.owners:  # does not list every owner of an administrator
             try:
                 hub.read(target_path(owner, "members"), MemberList)
             except ClientError as error:
@@ -159,32 +171,33 @@ def choose_owner(hub: HubApi, wanted: str | None) -> str:
                     raise
             if not who.admin:
                 raise ClientError(
-                    f"`{who.user}` may not publish under `{owner}`",
-                    hint=f"you may publish under {', '.join(f'`{one}`' for one in who.owners) or 'nobody'}",
+                    f"`{who.user}` cannot publish under `{owner}`",
+                    hint="you can publish under "
+                    f"{', '.join(f'`{name}`' for name in who.owners) or 'no owner'}",
                     code="not_permitted",
                 )
         return owner
     if who.user in who.owners or len(who.owners) == 1:
         return who.user if who.user in who.owners else who.owners[0]
     raise UsageError(
-        f"`{who.user}` may publish under {len(who.owners)} owners",
+        f"`{who.user}` can publish under {len(who.owners)} owners",
         hint="choose one with " + name_option("owner", "NAME"),
     )
 
 
-def _lock(context: Invocation, package: BuiltPackage, owner: str, wishes: PublishOptions) -> ResolvedLock:
-    """Resolve every package that the environment will run with."""
+def _lock(context: Invocation, package: BuiltPackage, owner: str, options: PublishOptions) -> ResolvedLock:
+    """Lock every package that the environment needs."""
     from wander_client.packages.lock import resolve_lock
 
-    context.output.note("locking the packages that it runs with")
+    context.output.note("locking its packages")
     with context.hub() as hub:
         return resolve_lock(
             hub,
             context.settings.cache_dir,
             owner,
             package.wheel.path,
-            exclude_newer=wishes.exclude_newer,
-            keep_hosts=wishes.keep_hosts,
+            exclude_newer=options.exclude_newer,
+            keep_hosts=options.keep_hosts,
             warn=context.output.warn,
         )
 
@@ -199,7 +212,7 @@ def _check(
     *,
     dry_run: bool,
 ) -> CheckSummary:
-    """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    """Check the package that will be uploaded, and show the result with its warnings."""
     from wander.checks import check_environment
 
     from wander_client.packages.install import try_out
@@ -210,14 +223,14 @@ def _check(
     with ExitStack() as stack:
         hub = stack.enter_context(context.hub())
         content = lock.content if lock is not None else None
-        places = VirtualEnvironments(settings.data_dir), settings.cache_dir
-        trial = try_out(hub, *places, owner, package.wheel.path, output.warn, content)
+        folders = VirtualEnvironments(settings.data_dir), settings.cache_dir
+        trial = try_out(hub, *folders, owner, package.wheel.path, output.warn, content)
         try:
             tried = stack.enter_context(trial)
         except Unavailable as error:
             if not dry_run:
                 raise
-            output.warn(f"{error}; the folder is checked in place of the installed wheel")
+            output.warn(f"{error}; checking the folder instead of the installed wheel")
             folder = given.expanduser().resolve()
             python = python_of(folder, settings.data_dir, output.note)
             runtime = runtime_of(python) if python != Path(sys.executable) else None
@@ -227,9 +240,9 @@ def _check(
                 package.target, python=tried.python, sandbox=policy, runtime=tried.runtime
             )
     built_package.require_sound(report, package, given)
-    for each in report.checks:
-        if each.status == "warn":
-            output.warn(built_package.line_of(each))
+    for result in report.checks:
+        if result.status == "warn":
+            output.warn(built_package.line_of(result))
     summary = built_package.summary_of(report)
     output.note(f"wander check: {summary.counts}")
     return summary
@@ -245,7 +258,7 @@ def _send(
     *,
     seen_by: Visibility | None,
 ) -> Publication:
-    """Send what the hub lacks and make all of it visible."""
+    """Upload the missing files, and make the version visible."""
     output = context.output
     total = package.wheel.size + package.sdist.size
     output.note(f"uploading to {context.settings.hub}")
@@ -270,5 +283,5 @@ def _send(
             told=told,
         )
     if published.resumed_bytes:
-        output.note(f"{published.resumed_bytes:,} bytes were there from an earlier attempt")
+        output.note(f"{published.resumed_bytes:,} bytes were already uploaded by an earlier attempt")
     return published

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind is, and what its example environment does."""
+    """A kind of environment, with its example."""
 
     line: str
-    """One line of help."""
+    """One line for the help."""
     summary: str
     """Description of the package that is written."""
     extra: str = ""
-    """Extra of wander-sdk that it needs."""
+    """Required extra of wander-sdk."""
     options: str = ""
-    """What `wander eval` needs beside the environment and the model."""
+    """Additional options that `wander eval` needs."""
 
     @property
     def requirement(self) -> str:
-        """The requirement on the SDK, as it stands in the package's dependencies."""
+        """Requirement on the SDK for the package's dependencies."""
         return f"wander-sdk[{self.extra}]>=0.1" if self.extra else "wander-sdk>=0.1"
 
 
 _MODULE, _TESTS = "environment.py.txt", "test_environment.py.txt"
-"""What every kind has; its other templates go into the package under their own names."""
+"""Templates that every kind has. Other templates are copied into the package under their own names."""
 JUDGE = " -a judge_model=NAME -a judge_base_url=URL"
 KINDS = {
     "single-turn": Kind("one question, one answer", "Add two numbers."),
@@ -54,7 +54,7 @@ KINDS = {
 
 
 def kinds_help() -> str:
-    """Return the kinds, one a line, aligned."""
+    """Return the kinds, one per line, aligned."""
     width = max(map(len, KINDS))
     return "\n".join(f"  {name:<{width}}  {kind.line}" for name, kind in KINDS.items())
 
@@ -67,11 +67,11 @@ sentencepiece setuptools sklearn spacy sqlalchemy starlette sympy tensorflow tik
 torch tqdm transformers trl typer uv uvicorn verifiers vllm wandb websockets yaml
 """
 POPULAR = frozenset(_WELL_KNOWN.split())
-"""Modules that environments import; a package of that name would stand in their way."""
+"""Modules that environments import, so that they cannot be the name of a package."""
 
 
 def write_package(folder: Path, kind: str) -> list[Path]:
-    """Write the project into a new or empty folder named after it; returns the files, relative to it."""
+    """Write the project into a new or empty folder. Returns the files, relative to the folder."""
     import shutil
     import tempfile
     import tomllib
@@ -118,13 +118,13 @@ def write_package(folder: Path, kind: str) -> list[Path]:
 
 
 def require_free(folder: Path, hint: str) -> None:
-    """Refuse to write into a folder that holds anything."""
+    """Raise `ClientError` if a folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ClientError(f"`{folder}` exists and is not empty", hint=hint, code="folder_not_empty")
 
 
 def fill_templates(folder: Path, content: Mapping[str, Traversable], words: Mapping[str, str]) -> list[Path]:
-    """Write a template for every path, its `@word@`s filled in; return the paths, relative to the folder."""
+    """Write files from templates and fill in `@word@`. Returns their paths, relative to the folder."""
     for relative, template in content.items():
         text = template.read_text(encoding="utf-8")
         for word, value in words.items():
@@ -136,26 +136,27 @@ def fill_templates(folder: Path, content: Mapping[str, Traversable], words: Mapp
 
 
 def package_name(word: str) -> str:
-    """Return the package name for a folder's name; refuses what cannot be a Python module."""
+    """Return the package name for a folder. Raises `UsageError` if it cannot be a Python module."""
     from packaging.utils import canonicalize_name, is_normalized_name
 
     name = canonicalize_name(word)
     module = name.replace("-", "_")
     if not is_normalized_name(name) or not module.isidentifier() or not module.isascii():
         raise UsageError(
-            f"`{word}` cannot name a package", hint="use letters, digits and dashes, a letter first: `my-env`"
+            f"`{word}` cannot name a package",
+            hint="use letters, digits and dashes, starting with a letter, such as `my-env`",
         )
     owner = _owner_of(module)
     if owner is not None:
         raise UsageError(
             f"`{word}` cannot name a package: `{module}` is {owner}",
-            hint=f"choose another name, like `{name}-env`",
+            hint=f"choose another name, such as `{name}-env`",
         )
     return name
 
 
 def _owner_of(module: str) -> str | None:
-    """Return whose word a module's name is already; None when it is free."""
+    """Return the owner of a module's name, or None if the name is free."""
     if keyword.iskeyword(module) or keyword.issoftkeyword(module):
         return "a keyword of Python"
     if module in sys.stdlib_module_names or module in ("test", "tests"):

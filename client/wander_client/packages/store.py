@@ -1,13 +1,12 @@
-"""The environments installed on this machine: one folder a version and digest, complete or not there.
+"""The environments installed on this machine, with one folder per version and digest.
 
 environments/<hub>/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
-    pylock.toml     the version's lock, or what was resolved where it has none (PEP 751)
-    installed.json  what it is: written last, before the folder gets its name
-...-unlocked/       the same version with its lock left aside
-
-`<hub>` is the hub's host and a digest of its URL: what one hub offers never takes the place of what another
-offers under the same name.
-virtualenvs/        the virtual environments, by what is locked (`wander_client.packages.virtualenvs`)
+    pylock.toml     the version's lock, or the lock that was resolved if there is none (PEP 751)
+    installed.json  the record, which is written last
+...-unlocked/       the same version, installed without its lock
+`<hub>` is the hub's host with a digest of its URL, so that environments of different hubs never replace each
+other, even if they have the same name.
+virtualenvs/        the virtual environments, by their locked contents (`wander_client.packages.virtualenvs`)
 """
 
 from __future__ import annotations
@@ -41,12 +40,15 @@ if TYPE_CHECKING:
 RECORD = "installed.json"
 LOCK = "pylock.toml"
 NEVER = 0.0
-"""When an environment was chosen that nobody installed by name."""
+"""Value of `chosen_at` for an environment that nobody installed by name."""
 
 
 @dataclass(frozen=True)
 class InstalledRecord:
-    """`installed.json`: plain, so that listing what is installed starts without pydantic."""
+    """The content of `installed.json`.
+
+    A plain class, so that listing environments does not import pydantic.
+    """
 
     hub: str
     owner: str
@@ -57,68 +59,68 @@ class InstalledRecord:
     wheel_sha256: str
     wheel_url: str
     sdk: str
-    """Version of wander-sdk inside."""
+    """Installed version of wander-sdk."""
     python: str
     installed_at: datetime
     packages_sha256: str
-    """Digest of the lines `name==version` of all packages inside."""
+    """Digest of the lines `name==version` of all installed packages."""
     virtualenv: str
-    """Name of its virtual environment."""
+    """Name of the virtual environment."""
     lock_sha256: str | None = None
-    """Digest of the version's lock, which it was installed from; None without one."""
+    """Digest of the version's lock, or None if it was installed without a lock."""
     unlocked: Unlocked | None = None
-    """Why it was installed without a lock."""
+    """Reason why it was installed without a lock."""
     entry_point: str | None = None
-    """`module:function` as the hub read it from the wheel."""
+    """`module:function`, as the hub read it from the wheel."""
 
     @classmethod
     def parse(cls, text: bytes) -> Self:
-        """Return the record of a file; raises `ValueError` for anything else."""
+        """Parse a record. Raises `ValueError` if it is invalid."""
         try:
-            given = json.loads(text)
-            texts = {name: value for name, value in given.items() if name != "installed_at"}
+            data = json.loads(text)
+            texts = {name: value for name, value in data.items() if name != "installed_at"}
             if not all(isinstance(value, str) or value is None for value in texts.values()):
-                raise TypeError("a field is no text")
-            return cls(**texts, installed_at=datetime.fromisoformat(given["installed_at"]))
+                raise TypeError("a field is not a text")
+            return cls(**texts, installed_at=datetime.fromisoformat(data["installed_at"]))
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"no record of an installed environment: {error}") from error
+            raise ValueError(f"invalid record of an installed environment: {error}") from error
 
     def values(self) -> dict[str, str | None]:
-        """Return its fields as JSON has them."""
+        """Return the fields as they appear in JSON."""
         return {**vars(self), "installed_at": self.installed_at.isoformat().replace("+00:00", "Z")}
 
     def write(self, path: Path) -> None:
-        """Write it as `parse` reads it."""
+        """Write the record in the format that `parse` reads."""
         path.write_text(json.dumps(self.values(), indent=1), encoding="utf-8")
 
     def fits(self, no_lock: bool | None) -> bool:
-        """Tell whether it is what is asked for: with its version's lock, without it, or either (None)."""
+        """Return whether this installation has its lock, does not have it, or either (None), as requested."""
         return no_lock is None or (self.unlocked is not None if no_lock else self.unlocked != "chosen")
 
 
 @dataclass(frozen=True, eq=False)
 class Installed:
-    """One installed environment."""
+    """An installed environment."""
 
     path: Path
     record: InstalledRecord
     virtualenv: Path
     chosen_at: float = NEVER
-    """When it was last asked for, in seconds since 1970."""
+    """Time of the last use by name, in seconds since 1970."""
 
     @property
     def is_chosen(self) -> bool:
-        """Whether its version means it here; not what was installed for one run, without its lock."""
+        """Whether the user installed it by name, and not only for a single run without its lock."""
         return self.chosen_at > NEVER
 
     @property
     def python(self) -> Path:
-        """The interpreter of its virtual environment."""
+        """Interpreter of its virtual environment."""
         return self.virtualenv / "bin" / "python"
 
     @property
     def is_complete(self) -> bool:
-        """Whether its virtual environment is there, and the Python that it was made from."""
+        """Whether its virtual environment exists, and the Python that it was created from."""
         return VirtualEnvironments(self.virtualenv.parent.parent).works(self.virtualenv.name)
 
     @property
@@ -131,136 +133,146 @@ class EnvironmentStore:
     """The folder of installed environments."""
 
     def __init__(self, data_dir: Path, warn: Callable[[str], None] | None = None) -> None:
-        """`warn` is told of each record that cannot be read, which is then passed over; None raises."""
+        """`warn` is called for unreadable records, which are then skipped.
+
+        Without it, they raise an error.
+        """
         self._warn = warn
-        self._told: set[Path] = set()
+        self._warned: set[Path] = set()
         self.root = data_dir / "environments"
         self.virtualenvs = VirtualEnvironments(data_dir)
 
     def all(self) -> list[Installed]:
-        """Return everything that is installed, by owner, name and version."""
-        found = []
+        """Return all installed environments, by owner, name and version."""
+        installed = []
         for path in self.root.glob(f"*/*/*/*/{RECORD}"):
             if path.parent.name.startswith("."):
                 continue
             try:
                 record = InstalledRecord.parse(path.read_bytes())
-                found.append(self.installed(path.parent, record))
-            except FileNotFoundError:  # removed while we looked
+                installed.append(self.installed(path.parent, record))
+            except FileNotFoundError:  # removed in the meantime
                 continue
             except (ValueError, OSError) as error:
                 message = f"`{path}` is not the record of an installed environment"
                 hint = f"remove the folder `{path.parent}` and install again"
                 if self._warn is None:
                     raise ClientError(message, hint=hint, code="damaged") from error
-                if path not in self._told:
-                    self._told.add(path)
+                if path not in self._warned:
+                    self._warned.add(path)
                     self._warn(f"{message}: {hint}")
-        if len(found) < 2:
-            return found
+        if len(installed) < 2:
+            return installed
         from packaging.version import Version
 
         return sorted(
-            found,
-            key=lambda one: (one.record.owner, one.record.name, Version(one.record.version), one.chosen_at),
+            installed,
+            key=lambda item: (
+                item.record.owner,
+                item.record.name,
+                Version(item.record.version),
+                item.chosen_at,
+            ),
         )
 
     def find(self, name: EnvironmentName, hub: str) -> list[Installed]:
-        """Return the installed versions of a hub's environment that the name allows, oldest first.
+        """Return the installed versions of a hub's environment that match a name, the oldest first.
 
-        Of a version that is there with its lock and without, what was chosen last comes last.
+        If a version is installed with and without its lock, the installation that was chosen last is last.
         """
         return [
-            one
-            for one in self.all()
-            if (one.record.owner, one.record.name) == (name.owner, name.name)
-            and one.record.hub == hub
-            and name.fits(one.record.version)
+            item
+            for item in self.all()
+            if (item.record.owner, item.record.name) == (name.owner, name.name)
+            and item.record.hub == hub
+            and name.fits(item.record.version)
         ]
 
     def place(self, hub: str, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
-        """Return the folder of one version of a hub with that digest, existing or not."""
+        """Return the folder for a version of a hub with this digest, which may not exist."""
         suffix = "" if locked else "-unlocked"
         version = f"{name.version}-{wheel_sha256[:12]}{suffix}"
         return path_below(self.root, folder_of_hub(hub), name.owner, name.name, version)
 
     def choose(self, installed: Installed) -> None:
-        """Note that an installed environment is used now, and is what its version means here."""
-        with contextlib.suppress(OSError):  # on a disk that is only read
+        """Mark an installed environment as used now, and as the default for its version."""
+        with contextlib.suppress(OSError):  # on a read-only disk
             (installed.path / RECORD).touch()
         self.virtualenvs.mark_used(installed.record.virtualenv)
 
     def set_chosen_at(self, installed: Installed, moment: float) -> None:
-        """Note when an installed environment was chosen, `NEVER` for one that is used by a single run."""
-        with contextlib.suppress(OSError):  # on a disk that is only read
+        """Set when an installed environment was chosen. `NEVER` is for environments of a single run."""
+        with contextlib.suppress(OSError):  # on a read-only disk
             os.utime(installed.path / RECORD, (moment, moment))
 
     def lock(self, name: EnvironmentName) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock of an environment of any hub, so that two installs of it take turns."""
+        """Hold the lock of an environment of any hub, so that only one process installs it at a time."""
         return hold_lock(self.root, f"{name.owner}--{name.name}")
 
-    def installed(self, place: Path, record: InstalledRecord) -> Installed:
+    def installed(self, folder: Path, record: InstalledRecord) -> Installed:
         """Return the installed environment of a folder and its record."""
-        chosen_at = (place / RECORD).stat().st_mtime
-        return Installed(place, record, self.virtualenvs.root / record.virtualenv, chosen_at)
+        chosen_at = (folder / RECORD).stat().st_mtime
+        return Installed(folder, record, self.virtualenvs.root / record.virtualenv, chosen_at)
 
     def remove(self, installed: Installed) -> None:
-        """Remove an installed environment, with its virtual environment when no other uses it."""
+        """Remove an installed environment, and its virtual environment if nothing else uses it."""
         discard(installed.path)
         for folder in list(installed.path.parents)[:3]:
-            with contextlib.suppress(OSError):  # other versions or environments are still there
+            with contextlib.suppress(OSError):  # contains other versions or environments
                 folder.rmdir()
         key = installed.record.virtualenv
-        if key not in {one.record.virtualenv for one in self.all()}:
+        if key not in {item.record.virtualenv for item in self.all()}:
             self.virtualenvs.remove(key)
 
     def stale(self) -> list[Path]:
-        """Return what installations and removals left that were killed."""
+        """Return the leftovers of installations and removals that were killed."""
         folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*"), *self.root.glob("*/*/*")]
-        inner = [each for folder in folders if folder.is_dir() for each in stale_in(folder)]
+        inner = [path for folder in folders if folder.is_dir() for path in stale_in(folder)]
         return [*inner, *stale_in(self.virtualenvs.root)]
 
 
 def folder_of_hub(url: str) -> str:
-    """Return the name of the folder with what was installed from a hub."""
+    """Return the name of the folder for environments of a hub."""
     host = re.sub(r"[^A-Za-z0-9.]+", "-", url.partition("://")[2]).strip("-.")[:60] or "hub"
     return f"{host}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 State = Literal["ok", "broken", "unreferenced", "unfinished"]
 _SETTLED = timedelta(minutes=10)
-"""An installation that runs now has used its virtual environment within this time."""
+"""Time within which a running installation uses its virtual environment."""
 
 
 @dataclass(frozen=True)
 class CachedEnvironment:
-    """One virtual environment, or what an installation left that was killed."""
+    """A virtual environment, or the leftovers of a killed installation."""
 
     path: Path
     state: State
-    """`broken`: its Python is gone; `unreferenced`: nothing uses it; `unfinished`: a killed build."""
+    """`broken`: its Python is missing; `unreferenced`: nothing uses it; `unfinished`: a killed build."""
     space: Space
     last_used: datetime
     users: tuple[Installed, ...] = ()
-    """The installed environments that run in it."""
+    """Installed environments that use it."""
 
 
 def list_cached(store: EnvironmentStore) -> list[CachedEnvironment]:
-    """Return everything in the store, the most recently used first; killed builds come last."""
+    """Return all virtual environments, the most recently used first. Killed builds come last."""
     users: dict[str, list[Installed]] = {}
-    for one in store.all():
-        users.setdefault(one.record.virtualenv, []).append(one)
-    found = []
+    for item in store.all():
+        users.setdefault(item.record.virtualenv, []).append(item)
+    cached = []
     for key in store.virtualenvs.names():
-        path, ones = store.virtualenvs.root / key, tuple(users.pop(key, ()))
-        state: State = "ok" if ones else "unreferenced"
+        path, environments = store.virtualenvs.root / key, tuple(users.pop(key, ()))
+        state: State = "ok" if environments else "unreferenced"
         if not store.virtualenvs.works(key):
             state = "broken"
-        found.append(CachedEnvironment(path, state, space_of(path), store.virtualenvs.last_used(key), ones))
-    found += [  # those whose virtual environment is not there
-        CachedEnvironment(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
-        for ones in users.values()
-        for one in ones
+        cached.append(
+            CachedEnvironment(path, state, space_of(path), store.virtualenvs.last_used(key), environments)
+        )
+    cached += [  # installed environments without a virtual environment
+        CachedEnvironment(item.path, "broken", space_of(item.path), item.record.installed_at, (item,))
+        for environments in users.values()
+        for item in environments
     ]
     stale = [
         CachedEnvironment(
@@ -268,42 +280,42 @@ def list_cached(store: EnvironmentStore) -> list[CachedEnvironment]:
         )
         for path in store.stale()
     ]
-    return sorted(found, key=lambda each: each.last_used, reverse=True) + stale
+    return sorted(cached, key=lambda entry: entry.last_used, reverse=True) + stale
 
 
 def prunable(
-    found: list[CachedEnvironment], unused_for: timedelta | None, now: datetime
+    cached: list[CachedEnvironment], unused_for: timedelta | None, now: datetime
 ) -> list[CachedEnvironment]:
-    """Return what can go: broken, unfinished, unreferenced, and with `unused_for` what was not used so long.
+    """Return the entries that can be removed: broken, unfinished, unreferenced, or unused for `unused_for`.
 
-    A virtual environment that nothing uses yet may belong to an installation that runs now: it stays a while.
+    An unreferenced virtual environment may belong to a running installation, so it is kept for a while.
     """
     return [
-        each
-        for each in found
-        if each.state in ("broken", "unfinished")
-        or (each.state == "unreferenced" and now - each.last_used > _SETTLED)
-        or (unused_for is not None and now - each.last_used > unused_for)
+        entry
+        for entry in cached
+        if entry.state in ("broken", "unfinished")
+        or (entry.state == "unreferenced" and now - entry.last_used > _SETTLED)
+        or (unused_for is not None and now - entry.last_used > unused_for)
     ]
 
 
 def prune(store: EnvironmentStore, chosen: list[CachedEnvironment]) -> list[CachedEnvironment]:
-    """Remove what was chosen, with the environments installed in it; returns what went.
+    """Remove virtual environments with the environments installed in them. Returns the removed entries.
 
-    What an installation holds at this moment stays.
+    Entries that an installation holds at the moment are kept.
     """
     import shutil
 
     gone = []
-    for each in chosen:
-        if each.state == "unfinished":
-            shutil.rmtree(each.path, ignore_errors=True)
+    for entry in chosen:
+        if entry.state == "unfinished":
+            shutil.rmtree(entry.path, ignore_errors=True)
         else:
-            for one in each.users:
-                with store.lock(one.name), contextlib.suppress(FileNotFoundError):
-                    store.remove(one)
-            if each.path.parent == store.virtualenvs.root and each.path.exists():
-                store.virtualenvs.remove(each.path.name)
-        if not each.path.exists():
-            gone.append(each)
+            for user in entry.users:
+                with store.lock(user.name), contextlib.suppress(FileNotFoundError):
+                    store.remove(user)
+            if entry.path.parent == store.virtualenvs.root and entry.path.exists():
+                store.virtualenvs.remove(entry.path.name)
+        if not entry.path.exists():
+            gone.append(entry)
     return gone

@@ -1,11 +1,10 @@
-"""The virtual environments of this machine: one for a lock, wheel and Python, complete or not there.
+"""The virtual environments of this machine, one per lock, wheel and Python.
 
-virtualenvs/<first 16 of a sha256>-py3.11.9/            one of these; its `.used` is as old as its last use
-virtualenvs/.making-*/                                  one that is built; its `.lock` is held meanwhile
-virtualenvs/.locks/                                     who builds or uses which
-virtualenvs/.runtimes/                                  the Python that each was made from, for the sandbox
-
-Whatever ends a build, nothing half-made gets the name; the next build and `wander cache prune` sweep it away.
+virtualenvs/<first 16 of a sha256>-py3.11.9/            a virtual environment; `.used` has the time of its
+last use virtualenvs/.making-*/                                  a build in progress, which holds its `.lock`
+virtualenvs/.locks/                                     locks of builds and uses
+virtualenvs/.runtimes/                                  origin of each virtual environment, for the sandbox
+An incomplete build never gets its final name. The next build and `wander cache prune` remove it.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ if TYPE_CHECKING:
 _TEMPORARY = (".making-", ".gone-")
 _USED, _LOCK, _RUNTIMES = ".used", ".lock", ".runtimes"
 _YOUNG_SECONDS = 60.0
-"""A temporary folder of this age may not have got its lock yet."""
+"""Age up to which a temporary folder may not have its lock yet, in seconds."""
 
 
 def key_of(contents_sha256: str, python: str) -> str:
-    """Return the name of the virtual environment with these contents under a version of Python."""
+    """Return the name of the virtual environment with these contents and version of Python."""
     return f"{contents_sha256[:16]}-py{python}"
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a folder takes of the disk, in bytes."""
+    """The disk space of a folder, in bytes."""
 
     size: int
-    """All of its files."""
+    """Total size of its files."""
     frees: int
-    """Those that nothing else has: uv links most files to its own cache."""
+    """Size of the files that nothing else links to: uv links most files to its cache."""
 
 
 class VirtualEnvironments:
@@ -54,19 +53,19 @@ class VirtualEnvironments:
         self.root = data_dir / "virtualenvs"
 
     def names(self) -> list[str]:
-        """Return the names of all that are there, also of those whose Python is gone."""
+        """Return the names of all virtual environments, including those whose Python is missing."""
         if not self.root.is_dir():
             return []
-        return sorted(each.name for each in self.root.iterdir() if not each.name.startswith("."))
+        return sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
 
     def works(self, key: str) -> bool:
-        """Tell whether one is there and the Python that it was made from is still installed."""
+        """Return whether a virtual environment exists, together with the Python that it was created from."""
         made_from = self._made_from(key)
         return bool(made_from) and Path(made_from[0]).exists() and (self.root / key).is_dir()
 
     def runtime(self, key: str) -> Runtime | None:
-        """Return what a virtual environment was made from; None if that is not recorded."""
-        from wander.sandbox.visible import Runtime  # costs what a listing of environments does not need
+        """Return the origin of a virtual environment, or None if it is not recorded."""
+        from wander.sandbox.visible import Runtime  # late, because listing environments does not need it
 
         if not (made_from := self._made_from(key)):
             return None
@@ -74,64 +73,64 @@ class VirtualEnvironments:
         return Runtime(executable, prefix, version, str(self.root / key))
 
     def _made_from(self, key: str) -> list[str]:
-        """Return interpreter, prefix and version as they were recorded; empty if they were not."""
+        """Return the recorded interpreter, prefix and version, or an empty list."""
         try:
-            found: list[str] = json.loads((self.root / _RUNTIMES / key).read_bytes())
+            origin: list[str] = json.loads((self.root / _RUNTIMES / key).read_bytes())
         except (OSError, ValueError):
             return []
-        return found
+        return origin
 
     @contextlib.contextmanager
     def hold(
         self, key: str, python: Interpreter, build: Callable[[Path], None], *, force: bool = False
     ) -> Iterator[Path]:
-        """Yield the virtual environment of a key, built first if it is not there.
+        """Yield the virtual environment of a key. Builds it if it does not exist.
 
-        `build` fills an empty folder with a virtual environment of `python`. That is recorded outside, before
-        anything of a package is unpacked. Of two that want the same, one builds and the other waits;
-        different ones are built side by side.
+        `build` fills an empty folder with a virtual environment of `python`. The origin is recorded outside
+        of the folder before any package is unpacked. If two processes need the same virtual environment, one
+        builds it while the other waits.
         """
         import shutil
 
-        place = self.root / key
+        target = self.root / key
         with hold_lock(self.root, key):
             if force or not self.works(key):
-                for left in stale_in(self.root):
-                    shutil.rmtree(left, ignore_errors=True)
-                with stage_folder(place) as work:
+                for path in stale_in(self.root):
+                    shutil.rmtree(path, ignore_errors=True)
+                with stage_folder(target) as work:
                     self._record(key, python)
                     build(work)
             self.mark_used(key)
-            yield place
+            yield target
 
     def _record(self, key: str, python: Interpreter) -> None:
         folder = self.root / _RUNTIMES
         folder.mkdir(exist_ok=True)
-        written = folder / f"{key}.new"
-        written.write_text(json.dumps([python.executable, python.prefix, python.version]))
-        written.replace(folder / key)
+        temporary = folder / f"{key}.new"
+        temporary.write_text(json.dumps([python.executable, python.prefix, python.version]))
+        temporary.replace(folder / key)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield an empty folder on the same disk, for as long as the block lasts."""
+        """Yield an empty folder on the same disk, which is removed after the block."""
         with _temporary_in(self.root) as temporary:
             work = temporary / "work"
             work.mkdir()
             yield work
 
     def mark_used(self, key: str) -> None:
-        """Note that a virtual environment is used now; nothing happens for one that is not there."""
-        with contextlib.suppress(OSError):  # gone, or on a disk that is only read
+        """Mark a virtual environment as used now. Does nothing if it does not exist."""
+        with contextlib.suppress(OSError):  # missing, or on a read-only disk
             (self.root / key / _USED).touch()
 
     def last_used(self, key: str) -> datetime:
-        """Return when a virtual environment was last built or used."""
-        place = self.root / key
-        found = place / _USED if (place / _USED).exists() else place
-        return datetime.fromtimestamp(found.stat().st_mtime, UTC)
+        """Return the time of the last build or use of a virtual environment."""
+        folder = self.root / key
+        marker = folder / _USED if (folder / _USED).exists() else folder
+        return datetime.fromtimestamp(marker.stat().st_mtime, UTC)
 
     def remove(self, key: str) -> bool:
-        """Remove one unless somebody builds or installs it now; returns whether it went."""
+        """Remove a virtual environment unless another process uses it. Returns whether it was removed."""
         try:
             with hold_lock(self.root, key, wait=False):
                 discard(self.root / key)
@@ -142,14 +141,14 @@ class VirtualEnvironments:
 
 
 def runtime_of(python: Path) -> Runtime | None:
-    """Return what the virtual environment of an interpreter was made from; None if that is not recorded."""
+    """Return the origin of an interpreter's virtual environment, or None if it is not recorded."""
     virtualenv = python.parent.parent
     return VirtualEnvironments(virtualenv.parent.parent).runtime(virtualenv.name)
 
 
 @contextlib.contextmanager
 def hold_lock(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of one thing in a folder of many; raises `BlockingIOError` instead of waiting."""
+    """Hold the lock with this name in a folder. Without `wait`, raises `BlockingIOError` if it is held."""
     folder = root / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("w") as file:
@@ -158,20 +157,23 @@ def hold_lock(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stage_folder(place: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `place` that becomes `place` when the block succeeds."""
-    with _temporary_in(place.parent) as temporary:
+def stage_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `target`, which replaces `target` if the block succeeds."""
+    with _temporary_in(target.parent) as temporary:
         work = temporary / "work"
         work.mkdir()
         yield work
-        with contextlib.suppress(FileNotFoundError):  # there was none
-            os.rename(place, temporary / "old")
-        os.rename(work, place)
+        with contextlib.suppress(FileNotFoundError):  # `target` did not exist
+            os.rename(target, temporary / "old")
+        os.rename(work, target)
 
 
 @contextlib.contextmanager
 def _temporary_in(folder: Path) -> Iterator[Path]:
-    """Yield a folder whose lock is held; it is gone after the block, or swept away when this is killed."""
+    """Yield a locked temporary folder.
+
+    It is removed after the block, or swept later if the process is killed.
+    """
     import shutil
     import tempfile
 
@@ -180,14 +182,14 @@ def _temporary_in(folder: Path) -> Iterator[Path]:
     try:
         with (temporary / "lock-to-be").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            os.rename(file.name, temporary / _LOCK)  # so that nobody ever finds it there and free
+            os.rename(file.name, temporary / _LOCK)  # renamed after locking, so that nobody finds it unlocked
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def copy_by_links(source: Path, target: Path) -> None:
-    """Copy a virtual environment; its files are those of the source wherever the disk can link."""
+    """Copy a virtual environment, with hard links instead of copies where the disk supports them."""
     import shutil
 
     shutil.copytree(source, target, symlinks=True, copy_function=_link_or_copy)
@@ -198,29 +200,29 @@ def _link_or_copy(source: str, target: str) -> None:
 
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # no links on this disk, or too many of one file
+    except OSError:  # the disk does not support links, or the file has too many
         shutil.copy2(source, target, follow_symlinks=False)
 
 
 def give_bytecode(copy: Path, original: Path) -> None:
-    """Give what was compiled in a copy to the virtual environment that it was copied from.
+    """Move bytecode that was compiled in a copy to the original virtual environment.
 
-    The next copy need not compile it again, which takes most of the time in which an environment loads.
+    The next copy then does not compile it again, which takes most of the time for loading an environment.
     """
     for cache in copy.glob("lib/python3*/site-packages/**/__pycache__"):
-        place = original / cache.relative_to(copy)
-        if not place.parent.is_dir():  # of the copy alone
+        target = original / cache.relative_to(copy)
+        if not target.parent.is_dir():  # exists only in the copy
             continue
-        place.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
         for compiled in cache.iterdir():
-            source = place.parent / f"{compiled.name.partition('.')[0]}.py"
-            if source.exists() and not (place / compiled.name).exists():
-                with contextlib.suppress(FileExistsError):  # somebody else gave it meanwhile
-                    _link_or_copy(str(compiled), str(place / compiled.name))
+            source = target.parent / f"{compiled.name.partition('.')[0]}.py"
+            if source.exists() and not (target / compiled.name).exists():
+                with contextlib.suppress(FileExistsError):  # added by another process in the meantime
+                    _link_or_copy(str(compiled), str(target / compiled.name))
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; it is out of sight before its files go."""
+    """Remove a folder. It is renamed first, so that nobody sees it partly removed."""
     import shutil
     import tempfile
 
@@ -228,19 +230,19 @@ def discard(folder: Path) -> None:
     try:
         os.rename(folder, gone / folder.name)
     finally:
-        shutil.rmtree(gone, ignore_errors=True)  # what is left is swept later
+        shutil.rmtree(gone, ignore_errors=True)  # leftovers are swept later
 
 
 def stale_in(folder: Path) -> list[Path]:
-    """Return the temporary folders of builds and removals in a folder whose process was killed."""
+    """Return the temporary folders of killed builds and removals."""
     if not folder.is_dir():
         return []
-    found = sorted(each for each in folder.iterdir() if each.name.startswith(_TEMPORARY))
-    return [each for each in found if not _is_held(each)]
+    temporaries = sorted(path for path in folder.iterdir() if path.name.startswith(_TEMPORARY))
+    return [path for path in temporaries if not _is_held(path)]
 
 
 def _is_held(temporary: Path) -> bool:
-    """Tell whether the process that made a temporary folder still works in it."""
+    """Return whether the process that created a temporary folder still uses it."""
     try:
         with (temporary / _LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,22 +252,22 @@ def _is_held(temporary: Path) -> bool:
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
             return time.time() - temporary.stat().st_mtime < _YOUNG_SECONDS
-        return True  # gone meanwhile
+        return True  # removed in the meantime
 
 
 def space_of(folder: Path) -> Space:
-    """Return what a folder takes of the disk, each file counted once however often it is linked."""
+    """Return the disk space of a folder. Files with several links count once."""
     seen: set[tuple[int, int]] = set()
     size = frees = 0
     for parent, _, files in os.walk(folder):
         for name in files:
             try:
-                found = os.lstat(os.path.join(parent, name))
+                status = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:
                 continue
-            if (found.st_dev, found.st_ino) in seen:
+            if (status.st_dev, status.st_ino) in seen:
                 continue
-            seen.add((found.st_dev, found.st_ino))
-            size += found.st_size
-            frees += found.st_size if found.st_nlink == 1 else 0
+            seen.add((status.st_dev, status.st_ino))
+            size += status.st_size
+            frees += status.st_size if status.st_nlink == 1 else 0
     return Space(size, frees)
