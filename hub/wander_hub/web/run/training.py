@@ -76,7 +76,7 @@ _FIRST = (
 """Is it learning, is the signal alive, is the policy sane: in this order, the rest by name."""
 _GROUPS = {
     "Rewards": ("reward", "groups_without", "frac_reward"),
-    "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "rollouts", "clip", "completions"),
+    "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "rollouts", "clip", "sampling"),
     "Optimizer": ("loss", "grad", "learning_rate"),
     "Time": ("seconds",),
 }
