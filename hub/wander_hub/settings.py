@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     """Whether to maintain links to publicly downloadable files in `DATA/public`, so that nginx can send them
     without asking the hub."""
     presigned_seconds: int = Field(default=0, ge=0, le=7 * 24 * 3600)
-    """With an object store: seconds for which a presigned download address is valid. Downloads are redirected
+    """With an object store: validity of a presigned download address in seconds. Downloads are redirected
     to it; with 0, the hub sends the files itself."""
     bundled_packages: bool = True
     """Whether to publish the hub's own versions of the SDK and client under the owner `wander` at startup."""
@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     max_model_bytes: int = Field(default=8 * 1024 * MIB, gt=0)
     """Maximum total size of the files of one model revision."""
     transfer_hours: float = Field(default=72, gt=0)
-    """Hours for which the hub keeps an unfinished upload of a version, a model or a run, counted from its
+    """Hours that the hub keeps an unfinished upload of a version, a model or a run, counted from its
     last part."""
     max_open_transfers: int = Field(default=50, ge=1)
     """Maximum number of unfinished uploads per user."""

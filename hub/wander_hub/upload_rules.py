@@ -1,4 +1,4 @@
-"""All reasons for which the hub rejects or flags an upload: stable code, fault, remedy.
+"""All reasons why the hub rejects or flags an upload: stable code, fault, remedy.
 
 `docs/package-index.md` shows this table, and a test compares the two. A rule with `optional` concerns taste
 or trust, not validity, so an operator can set it to `allow`, `flag` or `refuse` (`WANDER_HUB_UPLOAD_POLICY`).

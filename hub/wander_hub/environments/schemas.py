@@ -55,12 +55,12 @@ class EnvironmentFilter:
             "license": self.license,
             "requires": self.requires,
         }
-        found = [
+        marks = [
             mark(name, value)
             for name, value in {**named, "checked": self.checked}.items()
             if value is not None
         ]
-        return found if self.tag is None else [f"#{self.tag.lower()}", *found]
+        return marks if self.tag is None else [f"#{self.tag.lower()}", *marks]
 
 
 def mark(name: str, value: str | bool) -> str:

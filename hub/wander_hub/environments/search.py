@@ -32,7 +32,7 @@ PLACES = (("name", False), ("head", False), ("head", True), ("body", False))
 """Search steps in order: where to search, and whether words are prefixes."""
 _MOST_WORDS = 12
 _SHORTEST, _LONG = 4, 8
-"""Word lengths from which one letter, and from which two letters, may be wrong."""
+"""Shortest words in which one letter, and two letters, may be wrong."""
 _MOST_NEAR = 5
 _MOST_NAMES = 50_000
 """Maximum number of newest names that are compared with a misspelled word."""
@@ -41,7 +41,7 @@ _FEW = 1000
 _README_CHARACTERS = 20_000
 _PUBLIC, _INTERNAL = "public", "internal"
 _MOST_SCOPES = 100
-"""Largest number of a reader's roles with which the index itself filters by permission. The rows are filtered
+"""Largest number of roles of a reader for filtering by permission in the index itself. The rows are filtered
 in any case."""
 _CONFIGURATION = "english"
 _WORDS = re.compile(r"[^\W_]+")

@@ -155,8 +155,8 @@ def suggestions(session: Session, owner: str, name: str) -> list[str]:
 def find_version(session: Session, environment: Environment, version: str) -> Version:
     """Return a version (`latest` means the newest); raise a 404 problem if it does not exist."""
     wanted = environment.latest_version if version == "latest" else version
-    if found := repository.version_of(session, environment, wanted):
-        return found
+    if existing := repository.version_of(session, environment, wanted):
+        return existing
     label = environment.label
     present = [row.version for row in list_versions(session, environment) if row.deleted_at is None]
     listed = ", ".join(f"`{number}`" for number in present[:_MOST_NAMED])

@@ -37,7 +37,7 @@ _TRANSFERS = "/api/v1/transfers/"
 """Prefix of the paths for parts of uploads, which have a budget of their own because there are many parts."""
 _LONGEST_ADDRESS = 45
 _UNPROVEN = "wander.unproven"
-"""Key of the scope that marks unverified credentials, and prefix of the address to which they are counted."""
+"""Key of the scope that marks unverified credentials, and prefix of the address that they count against."""
 _MOST_PROVEN = 50_000
 """Number of verified credentials that are remembered; the least recently used are forgotten first."""
 

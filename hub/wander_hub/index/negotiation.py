@@ -19,7 +19,7 @@ _OFFERS = {
 
 _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
 ENCODINGS = ("zstd", "gzip")
-"""Encodings in which pages are stored in addition to their plain bytes, smallest first."""
+"""Encodings of stored pages, in addition to the plain bytes, smallest first."""
 _REMEMBERED = 256
 """Installers send only a few different headers; headers that strangers make up must not fill the memory."""
 

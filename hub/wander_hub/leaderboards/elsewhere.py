@@ -51,8 +51,8 @@ def _elsewhere() -> Select[BoardEntry, Board, str | None]:
     here = select(BoardEntry.model).where(BoardEntry.board_id == shown, BoardEntry.counts)
     query = select(BoardEntry, Board, Run.name).join(Board, Board.id == BoardEntry.board_id)
     query = query.join(Run, Run.run_id == BoardEntry.run_id)
-    some = Board.version_id.in_(bindparam("version_ids", expanding=True))
-    query = query.where(some, Board.id != shown, BoardEntry.counts, BoardEntry.model.not_in(here))
+    published = Board.version_id.in_(bindparam("version_ids", expanding=True))
+    query = query.where(published, Board.id != shown, BoardEntry.counts, BoardEntry.model.not_in(here))
     order = (Board.version_id.desc(), BoardEntry.tier, BoardEntry.shortfall, BoardEntry.run_id)
     return query.order_by(*order).limit(_LOOKED_AT)
 

@@ -52,7 +52,7 @@ def list_packages(storage: Storage, sha256: str, size: int) -> tuple[tuple[str, 
 
 @dataclass(frozen=True)
 class LockedVersion:
-    """The version to which a lock must belong."""
+    """The version that a lock must match."""
 
     name: str
     """Normalized name of the environment's distribution."""

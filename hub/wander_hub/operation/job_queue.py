@@ -216,8 +216,8 @@ def _subject_of(job: Job, known: Mapping[tuple[str, Any], Subject]) -> Subject:
 
 
 def _runs(session: Session, ids: list[Any]) -> dict[Any, Subject]:
-    found = environments.visible(session).join(Run, Run.environment_id == Environment.id)
-    query = found.where(Run.run_id.in_(ids)).with_only_columns(Run.run_id, Owner.name, Environment.name)
+    visible = environments.visible(session).join(Run, Run.environment_id == Environment.id)
+    query = visible.where(Run.run_id.in_(ids)).with_only_columns(Run.run_id, Owner.name, Environment.name)
     return {
         run_id: Subject(f"run {run_id[-10:]} on {owner}/{name}", f"/runs/{run_id}#verification")
         for run_id, owner, name in session.execute(query)
@@ -225,9 +225,9 @@ def _runs(session: Session, ids: list[Any]) -> dict[Any, Subject]:
 
 
 def _versions(session: Session, ids: list[Any]) -> dict[Any, Subject]:
-    found = environments.visible(session).join(Version, Version.environment_id == Environment.id)
-    found = found.where(Version.id.in_(ids), Version.deleted_at.is_(None))
-    query = found.with_only_columns(Version.id, Owner.name, Environment.name, Version.version)
+    visible = environments.visible(session).join(Version, Version.environment_id == Environment.id)
+    visible = visible.where(Version.id.in_(ids), Version.deleted_at.is_(None))
+    query = visible.with_only_columns(Version.id, Owner.name, Environment.name, Version.version)
     return {
         number: Subject(f"{owner}/{name} {version}", f"/{owner}/{name}/versions/{version}")
         for number, owner, name, version in session.execute(query)

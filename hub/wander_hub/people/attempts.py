@@ -69,7 +69,7 @@ def _count(database: Database, keys: dict[str, str]) -> int:
     """Count a failure under each key, or return the seconds to wait if it is too early."""
 
     def count(session: Session) -> int:
-        found = []
+        counted = []
         session.execute(delete(Attempts).where(Attempts.until < now() - _KEPT))
         if wait := _wait([row for key in keys.values() if (row := session.get(Attempts, key))]):
             return wait  # a rejected attempt is not counted
@@ -79,11 +79,11 @@ def _count(database: Database, keys: dict[str, str]) -> int:
                 row = Attempts(sha256=key, failures=0, until=now())
                 session.add(row)
                 session.flush()
-            found.append((kind, row))
-        if wait := _wait([row for _, row in found]):
+            counted.append((kind, row))
+        if wait := _wait([row for _, row in counted]):
             return wait
         moment = now()
-        for kind, row in found:
+        for kind, row in counted:
             row.failures = (row.failures >> min((moment - row.until) // _HALVED, 30)) + 1
             over = min(row.failures - _FREE[kind], 10)
             row.until = moment + min(timedelta(seconds=2**over if over >= 0 else 0), _LONGEST)

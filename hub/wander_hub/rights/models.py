@@ -68,16 +68,17 @@ class Token(Base):
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
     """The only environment that the token is valid for."""
     environment_name: Mapped[str | None] = mapped_column(String(200))
-    """Name of the environment of `owner_id` to which the token is limited, even if it does not exist yet."""
+    """Name of the only environment of `owner_id` that the token is valid for, even if it does not exist
+    yet."""
     claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """Verified claims of the trusted publisher that obtained this token; None for a user's own token."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"), index=True)
     """Token that created this token. Revoking it revokes this token as well."""
     version_id: Mapped[int | None]
-    """Version of the environment to which the token's reads are limited, together with what the version
+    """The only version of the environment that the token can read, together with what the version
     requires."""
     job_id: Mapped[int | None]
-    """Job of the hub for which the token was created. The token is only valid while the job runs."""
+    """Job of the hub that uses the token. The token is only valid while the job runs."""
     user: Mapped[User] = relationship(lazy="raise")
     owner: Mapped[Owner | None] = relationship(lazy="raise")
     environment: Mapped[Environment | None] = relationship(lazy="raise")

@@ -15,7 +15,7 @@ from wander_hub.environments.repository import visible
 from wander_hub.rights.models import Grant, Token
 
 _TARGET = (joinedload(Token.owner), joinedload(Token.environment).joinedload(Environment.owner))
-"""Loader options for the owner or environment to which a token is limited."""
+"""Loader options for the owner or environment that limits a token."""
 
 
 def token_hashed(session: Session, sha256: str) -> Token | None:
@@ -63,7 +63,7 @@ def tokens_made_with(session: Session, ids: Sequence[int]) -> Sequence[Token]:
 
 
 def grants_of_user(session: Session, user_id: int) -> list[tuple[str, Role]]:
-    """Return the environments on which a user has a role of their own, by name, each with the role."""
+    """Return the environments where a user has a role of their own, by name, each with the role."""
     query = visible(session).join(Grant, Grant.environment_id == Environment.id)
     query = query.where(Grant.user_id == user_id).order_by(Owner.name, Environment.name)
     rows = session.execute(query.with_only_columns(Owner.name, Environment.name, Grant.role))

@@ -38,7 +38,8 @@ def may(identity: Identity, permission: Permission, environment: Environment) ->
 def environment_for(
     session: Session, identity: Identity, permission: Permission, owner: str, name: str
 ) -> Environment:
-    """Return a locked environment on which the caller has a permission; raise 404, 410 or 403 otherwise."""
+    """Return an environment, locked, if the caller has a permission on it; raise 404, 410 or 403
+    otherwise."""
     environment = service.find(session, owner, name)
     owner_id = environment.owner_id
     repository.lock_owner(session, environment.owner)

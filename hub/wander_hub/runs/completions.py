@@ -1,4 +1,4 @@
-"""Digests of completions, with which a board finds runs with the same answers.
+"""Digests of completions, used by boards to find runs with the same answers.
 
 The digest of a completion covers all assistant messages of a rollout: content, reasoning and tool calls. Only
 letters and digits count, without letter case, unless a message consists of nothing else. Changes to spaces

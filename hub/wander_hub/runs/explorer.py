@@ -64,7 +64,7 @@ class RolloutFilter(BaseModel):
     metric_max: Bound = None
     stop_reason: Annotated[str, Field(max_length=1000)] = ""
     failure: Annotated[str, Field(max_length=20)] = ""
-    """Boundary at which the rollout failed."""
+    """Boundary where the rollout failed."""
     fault: Annotated[str, Field(max_length=200)] = ""
     """Error and message as the run's page groups them, with every number replaced by `#`."""
     stratum: Annotated[int | None, BeforeValidator(_or_none)] = None

@@ -140,7 +140,7 @@ def _check_plan(manifest: RunManifest) -> None:
             raise bad_manifest(f"{fault}; the hub's clock shows {now():%Y-%m-%d %H:%M} UTC")
     info = manifest.environment.info
     functions = info.reward_functions
-    bounds = [pair for pair in (info.reward_bounds, *(each.bounds for each in functions)) if pair]
+    bounds = [pair for pair in (info.reward_bounds, *(function.bounds for function in functions)) if pair]
     numbers = [*(end for pair in bounds for end in pair), *(function.weight for function in functions)]
     if any(low > high for low, high in bounds) or any(abs(number) > _LARGEST for number in numbers):
         raise bad_manifest(f"bounds are reversed, or bounds or weights are beyond {_LARGEST:g}")

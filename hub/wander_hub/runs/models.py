@@ -214,7 +214,8 @@ class RunExamination(Base):
 
 
 class SigningKey(Base):
-    """A public key with which a user signs runs. Revoked keys are kept because of earlier signatures."""
+    """A public key that verifies a user's signatures of runs. Revoked keys are kept because of earlier
+    signatures."""
 
     __tablename__ = "signing_keys"
 

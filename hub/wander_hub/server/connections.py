@@ -20,7 +20,7 @@ class HubProtocol(HttpToolsProtocol):
     head_seconds = 20.0
     """Seconds from the connection, or from the first byte of a later request, to the end of the head."""
     unread_seconds = 60.0
-    """Seconds for which a client may stop reading its answer."""
+    """Seconds that a client may stop reading its answer."""
     _head_timer: TimerHandle | None = None
     _unread_timer: TimerHandle | None = None
     _head_bytes = 0

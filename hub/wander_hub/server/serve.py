@@ -40,7 +40,7 @@ _END_SECONDS = 20
 """Seconds that each of several processes has for its shutdown, in addition to `drain_seconds`."""
 _BACKLOG, _FILES = 2048, 65_536
 _KEPT_OPEN_SECONDS = 75
-"""Seconds for which a connection may be idle. This is longer than the 60 s of common proxies, which could
+"""Seconds that a connection may be idle. This is longer than the 60 s of common proxies, which could
 otherwise send a request just as the hub closes the connection."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C; SIGTERM exits with 0."""

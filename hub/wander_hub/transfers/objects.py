@@ -1,4 +1,4 @@
-"""Finds the stored objects to which rows refer, and deletes unreferenced objects."""
+"""Finds the stored objects that rows refer to, and deletes unreferenced objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH = 500
 _ALWAYS = (RunChunk.object_sha256, RunArtifact.sha256, Run.order_sha256, TransferPart.object_sha256)
 """Columns of runs and of transfers with digests of objects."""
 _MOST_HELD = 20_000
-"""Number of chunks up to which all objects are compared at once, at a kilobyte each."""
+"""Largest number of chunks with which all objects are compared at once, at a kilobyte each."""
 _REMOVED_AT_ONCE = 100
 """Number of objects that one transaction deletes while it blocks others from storing objects."""
 
@@ -47,7 +47,7 @@ def in_use(session: Session, digests: Sequence[str]) -> set[str]:
 
 
 def discard(database: Database, storage: Storage, digests: Iterable[str]) -> list[str]:
-    """Delete the objects to which nothing refers; return their digests.
+    """Delete the unreferenced objects; return their digests.
 
     Call this after the commit of the change that removed the references. A crash in between then leaves
     unreferenced objects, which `wander-hub fsck` finds, but never a missing object.

@@ -38,7 +38,7 @@ VISIBILITY_FIELD = "wander_visibility"
 
 @dataclass(frozen=True)
 class Place:
-    """The environment and version to which files are added; both are None for a new name."""
+    """The environment and version that files are added to; both are None for a new name."""
 
     environment: Environment | None = None
     version: Version | None = None

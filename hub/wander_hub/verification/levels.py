@@ -43,7 +43,7 @@ def level_from(
       all rollouts and for the highest level. Anyone may request less. That lowers the level only if a replay
       finds a difference, because a rubric may need state that only a replay recreates.
 
-    A replay in which every rollout was the same raises the level. A replay that found a difference twice
+    A replay that reproduces every rollout raises the level. A replay that found a difference twice
     lowers it. Afterwards, raising it again takes the same number of replays without a difference. A rescoring
     does not settle a difference that a replay found, because the environment may have sent other messages. A
     replay that could not finish or compare makes a run `unverifiable` only if no other verification says

@@ -56,7 +56,7 @@ runpy.run_module("wander_client", run_name="__main__", alter_sys=True)
 the hub."""
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
-"""Prefixes of variables with which operators configure the package index for the dependencies of
+"""Prefixes of variables that configure the package index for the dependencies of
 environments."""
 _FOLDERS = {
     "DATA": ".local/share/wander",

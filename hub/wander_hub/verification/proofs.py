@@ -84,13 +84,13 @@ def _describe(report: ReplayReport, level: VerificationLevel) -> Outcome:
     if report.differing:
         count = f"{report.differing:,} of {report.replayed:,} rollouts"
         return "contradicted", f"{count} produced different results when {verb}"
-    told = f"{report.same:,} of {report.expected:,} rollouts {verb}, all with the same results"
+    outcome = f"{report.same:,} of {report.expected:,} rollouts {verb}, all with the same results"
     if report.twice:
-        told += f"; {report.twice:,} of them twice, in different surroundings"
+        outcome += f"; {report.twice:,} of them twice, in different surroundings"
     if report.undecided:
-        told += f"; {report.undecided:,} failed in the replay: {report.undecided_reason}"
+        outcome += f"; {report.undecided:,} failed in the replay: {report.undecided_reason}"
     if report.answered:
-        told += f"; in {report.answered:,} of them {report.taken_as_recorded}"
+        outcome += f"; in {report.answered:,} of them {report.taken_as_recorded}"
     if report.level == level:
-        return "proved", told
-    return "open", f"a sample: {told}" if report.sampled else told
+        return "proved", outcome
+    return "open", f"a sample: {outcome}" if report.sampled else outcome

@@ -38,7 +38,7 @@ class Guard(httpcore.NetworkBackend):
     def __init__(self, networks: Sequence[str], deadline: float, resolver: Resolve = resolve) -> None:
         self._networks, self._resolver = networks, resolver
         self.deadline = deadline
-        """Time at which requests fail. Callers move it for several requests or long answers."""
+        """Time when requests fail. Callers move it for several requests or long answers."""
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(

@@ -31,7 +31,7 @@ _GONE = 410
 _FAILING = timedelta(days=5)
 """Time of continuous failure after which a webhook is disabled."""
 KEPT = timedelta(days=30)
-"""Time for which deliveries are kept."""
+"""Retention time of deliveries."""
 _JOBS_KEPT = timedelta(days=1)
 _AT_ONCE = 2
 _BATCH = 200

@@ -25,7 +25,7 @@ class Webhook(Base):
     owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"), index=True)
     """Owner whose environments it covers; None for all public environments."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
-    """Environment to which it is limited; None for all environments of the owner."""
+    """Only environment that it covers; None for all environments of the owner."""
     url: Mapped[str] = mapped_column(Text)
     events: Mapped[list[EventName]] = mapped_column(JSON)
     """Names of the wanted events; empty for all events."""

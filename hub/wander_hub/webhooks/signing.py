@@ -22,7 +22,7 @@ def new_secret() -> str:
 
 
 def new_message_id() -> str:
-    """Return a new id by which a receiver recognizes repeated messages."""
+    """Return a new message ID, which lets receivers recognize repeated messages."""
     return f"msg_{secrets.token_hex(14)}"
 
 
