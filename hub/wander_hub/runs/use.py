@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
+from wander.wire import EnvironmentSummary
 from wander.wire.environments import ModelUse, UsedBy
 
 from wander_hub.accounts.models import User
@@ -37,6 +38,23 @@ def get_use(session: ReadSession, owner: str, name: str) -> UsedBy:
 
 def used_by(session: Session, environment: Environment) -> UsedBy:
     """Return the use of an environment, within what the reader may see."""
+    required_by, forks = list_dependents(session, environment)
+    values = {"environment_id": environment.id}
+    runs = session.execute(_newest_runs(session.info.get(READER)), values).all()
+    models, authors = Counter(model for model, _ in runs), Counter(author for _, author in runs)
+    return UsedBy(
+        required_by=required_by,
+        forks=forks,
+        runs=environment.run_count,
+        models=[ModelUse(model=model, runs=number) for model, number in models.most_common(_MOST_NAMES)],
+        authors=[author for author, _ in authors.most_common(_MOST_NAMES)],
+    )
+
+
+def list_dependents(
+    session: Session, environment: Environment
+) -> tuple[list[EnvironmentSummary], list[EnvironmentSummary]]:
+    """Return the environments that require an environment and its forks, within what the reader may see."""
     owner = environment.owner.name
     # A required name belongs to the owner who requires it, or to the owner whose namespace contains it.
     is_shared = owner == BUNDLED_OWNER or f"{environment.name}-".startswith(f"{owner}-")
@@ -46,15 +64,10 @@ def used_by(session: Session, environment: Environment) -> UsedBy:
     marked = search.marked(session, wanted, None if is_shared else environment.owner_id)
     is_required = session.scalar(select(marked.c.id).limit(1)) is not None  # false for most environments
     required_by = browse.page(session, wanted)[0] if is_required else []
-    reader, values = session.info.get(READER), {"environment_id": environment.id}
-    runs = session.execute(_newest_runs(reader), values).all()
-    models, authors = Counter(model for model, _ in runs), Counter(author for _, author in runs)
-    return UsedBy(
-        required_by=[service.summary_of(user) for user in required_by if user.id != environment.id],
-        forks=[service.summary_of(fork) for fork in session.scalars(_forks(reader), values)],
-        runs=environment.run_count,
-        models=[ModelUse(model=model, runs=number) for model, number in models.most_common(_MOST_NAMES)],
-        authors=[author for author, _ in authors.most_common(_MOST_NAMES)],
+    forks = session.scalars(_forks(session.info.get(READER)), {"environment_id": environment.id})
+    return (
+        [service.summary_of(user) for user in required_by if user.id != environment.id],
+        [service.summary_of(fork) for fork in forks],
     )
 
 

@@ -11,7 +11,6 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
-from wander.wire.environments import UsedBy
 from wander.wire.gate import MANIFEST_HEAD, ROLLOUT, read_record
 from wander.wire.verification import HubCheck
 
@@ -95,7 +94,8 @@ class EnvironmentView:
     parent: str | None
     downloads: list[int]
     """Of the last days, the newest last."""
-    used_by: UsedBy
+    required_by: list[EnvironmentSummary]
+    forks: list[EnvironmentSummary]
     maintained: bool
     """Whether the visitor may see to its settings."""
     starred: bool
@@ -125,6 +125,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     locked: tuple[tuple[str, str], ...] = ()
     with spare_missing(set()):  # who downloads it is told
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
+    required_by, forks = use.list_dependents(visit.session, found)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", chosen.readme_html, count=1)
     readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
@@ -150,7 +151,8 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         successor=environments.successor_of(found),
         parent=environments.parent_of(visit.session, found),
         downloads=_count_downloads(visit.session, found),
-        used_by=use.used_by(visit.session, found),
+        required_by=required_by,
+        forks=forks,
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
         starred=visit.caller is not None and stars.is_starred(visit.session, visit.caller.user_id, found),
     )
