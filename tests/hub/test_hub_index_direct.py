@@ -172,13 +172,13 @@ async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, setti
 async def test_answers_are_kept_while_nothing_changes(both, make_wheel, monkeypatch, sqlite_alone):
     hub, _ = both
     asked: list[str] = []
-    one = AnonymousReader._one
+    first_row = AnonymousReader._first_row
 
     async def noted(self, key, *rest):
         asked.append(key[0])
-        return await one(self, key, *rest)
+        return await first_row(self, key, *rest)
 
-    monkeypatch.setattr(AnonymousReader, "_one", noted)
+    monkeypatch.setattr(AnonymousReader, "_first_row", noted)
     kinds = {PAGE: "page", "/alice/simple/": "list", WHEEL: "file", f"{WHEEL}.metadata": "file"}
     for path, kind in kinds.items():
         asked.clear()

@@ -117,7 +117,7 @@ def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgre
         settings = Settings(data=tmp_path, database_url=url)
         with working("--listen", "127.0.0.1:0", "--data", str(tmp_path), **given) as worker:
             health = worker.says("health: ").split()[-1]
-            worker.says("waiting for the newest schema")
+            worker.says("waiting for the newest database schema")
             database = Database(url)
             database.migrate()
             worker.says("waiting for jobs")
@@ -138,7 +138,7 @@ def test_it_ends_while_it_waits_and_ctrl_c_has_a_status_of_its_own(postgres, tmp
         postgres.database(migrated=False) as url,
         working("--data", str(tmp_path), WANDER_HUB_DATABASE_URL=url) as worker,
     ):
-        worker.says("waiting for the newest schema")
+        worker.says("waiting for the newest database schema")
         assert worker.ended(signal.SIGINT) == 130
 
 

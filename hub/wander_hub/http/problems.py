@@ -24,7 +24,7 @@ from wander.wire import Problem
 from wander.wire.gate import Refused
 
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
-from wander_hub.http.spelling import redirect_misspelt
+from wander_hub.http.spelling import redirect_misspelled
 from wander_hub.security import without_secrets
 from wander_hub.storage import ObjectMissing, log_missing
 
@@ -92,7 +92,7 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
 
     def answer(request: Request, error: Exception) -> Response:
         unrouted = isinstance(error, HTTPException) and error.status_code in (404, 405)
-        if unrouted and (redirect := redirect_misspelt(request)) is not None:
+        if unrouted and (redirect := redirect_misspelled(request)) is not None:
             return redirect
         failure = error if isinstance(error, HubProblem) else problem_of(error)
         if failure.status == HTTPStatus.UNAUTHORIZED:

@@ -23,7 +23,7 @@ from wander.wire.gate import CONTROL, Refused, TextKind, read_json
 from wander_hub.http.bodies import read_body
 from wander_hub.http.boundary import Needs, needs_of
 from wander_hub.http.problems import HubProblem
-from wander_hub.http.spelling import may_be_misspelt, redirect_misspelt
+from wander_hub.http.spelling import may_be_misspelled, redirect_misspelled
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -78,7 +78,7 @@ class HubRoute(APIRoute):
         )  # twine and uv do not follow redirects of uploads
 
         async def admit(request: Request) -> Response:
-            if not is_upload and may_be_misspelt(request) and (redirect := redirect_misspelt(request)):
+            if not is_upload and may_be_misspelled(request) and (redirect := redirect_misspelled(request)):
                 return redirect
             if misplaced := sorted((_QUERY_NAMES & set(request.query_params)) - names):
                 raise _refuse_query(misplaced, names)

@@ -55,7 +55,7 @@ def _patterns_of(app: FastAPI) -> list[_Pattern]:
     return patterns
 
 
-def may_be_misspelt(request: Request) -> bool:
+def may_be_misspelled(request: Request) -> bool:
     """Return whether the matched path may be a non-canonical spelling of another path."""
     path, params = request.scope["path"], request.path_params
     return (
@@ -67,7 +67,7 @@ def may_be_misspelt(request: Request) -> bool:
     )
 
 
-def redirect_misspelt(request: Request) -> RedirectResponse | None:
+def redirect_misspelled(request: Request) -> RedirectResponse | None:
     """Return the redirect to the canonical spelling of a path; None if the path is canonical or unknown."""
     given = request.scope["path"]
     path = re.sub("/+", "/", given).rstrip("/")

@@ -25,7 +25,7 @@ from wander_hub.index.schemas import IndexedProject, RenderedPage
 Statement: TypeAlias = Select[*tuple[Any, ...]]
 Row: TypeAlias = tuple[Any, ...]
 _BUSY_MILLISECONDS = 50
-"""How long the event loop waits for a locked database (in WAL mode, readers rarely wait); after that the
+"""Time that the event loop waits for a locked database (in WAL mode, readers rarely wait); after that the
 routes take over."""
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("wander_hub")
 
 _ACCEPT = f"{JSON_V1}, {HTML_V1};q=0.2, text/html;q=0.1"
 _FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
-"""How long a page, the absence of a page, and the silence of the upstream are remembered."""
+"""Lifetimes of a cached page, of the absence of a page, and of the silence of the upstream."""
 _KEPT_BYTES = 64 * 1024 * 1024
 _AT_ONCE = 8
 """Pages requested at the same time; each may have several megabytes."""
