@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select
 from wander.wire import Histogram
 from wander_hub import names
-from wander_hub.accounts.repository import NEIGHBOURS
+from wander_hub.accounts.repository import NEIGHBORS
 from wander_hub.app import create_app
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
@@ -304,7 +304,7 @@ async def test_a_large_hub_looks_at_a_page_of_names(hub, monkeypatch):
     hint = (await hub.get("/api/v1/environments/alice/task-0501x")).json()["hint"]
     assert "`alice/task-0501`" in hint
     assert "task-0500" not in hint  # which is private
-    assert 0 < max(looked_at) <= 2 * NEIGHBOURS
+    assert 0 < max(looked_at) <= 2 * NEIGHBORS
     page = (await hub.get("/alice", headers=HTML)).text
     assert page.count('href="/alice/simple/task-') == 49
     assert '<a href="/alice/simple/">more</a>' in page
