@@ -181,7 +181,7 @@ class Asks(wander.Client):
 def test_a_client_that_waits_for_its_own_loop_is_told(env):
     failure = env.rollout_sync(Asks(env), 0).failure
     assert "Asks.complete" in failure.message, "its own name"
-    assert "this waits for the loop that it was called on" in failure.message
+    assert "this call would block the loop on which it runs" in failure.message
 
 
 def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
@@ -204,7 +204,7 @@ def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
     ("options", "said"),
     [
         ({"sandbox": "yes"}, "invalid `sandbox='yes'`"),
-        ({"workers": "4"}, "`workers='4'` is no number"),
+        ({"workers": "4"}, "`workers='4'` is not a number"),
     ],
 )
 def test_options_of_another_kind_are_refused(folder, options, said):

@@ -95,7 +95,7 @@ def test_files_and_comparisons(env, home):
     assert len(good.save(home / "rows.jsonl").read_text().splitlines()) == 4
     kept = wander.Run(good.save(home / "kept"))
     assert (kept.id, kept.reward) == (good.id, good.reward)
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         good.save(home / "kept")
     found = bad.compare(good)
     assert (found.difference, found.wins) == (1.0, 4)
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_was_played(folder, home):
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("True\n", 0), err
-    assert 'go on with `resume="runs/stopped"`' in err
+    assert 'resume with `resume="runs/stopped"`' in err
     assert "Traceback" not in err
 
 
@@ -182,7 +182,7 @@ def test_what_fails_is_told(env, home):
             env.evaluate_sync(SOLVER, **wrong)
     with pytest.raises(TypeError, match="siz"):
         env.evaluate_sync(SOLVER, siz=3)
-    with pytest.raises(UsageError, match="`int` is no model"):
+    with pytest.raises(UsageError, match="`int` is not a model"):
         env.evaluate_sync(3)
 
 

@@ -385,5 +385,5 @@ def test_both_have_the_same_calls_with_the_same_words() -> None:
         *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "run", "runs"),
         *("verify", "whoami", "push_model", "pull_model", "aio", "close"),
     }
-    assert (Hub.info.__doc__ or "").startswith("Return what there is to know")
+    assert (Hub.info.__doc__ or "").startswith("Return the details")
     assert wander.Hub is Hub

@@ -54,7 +54,7 @@ async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder
         "temperature": "sampling={",
         "seeds": "seed",
     }.items():
-        with pytest.raises(UnknownKeyword, match=f"there is no argument `{wrong}` of `evaluate`") as caught:
+        with pytest.raises(UnknownKeyword, match=f"unknown argument `{wrong}` of `evaluate`") as caught:
             await env.evaluate(SOLVER, **{wrong: 3})
         assert isinstance(caught.value, TypeError)
         assert f"`{right}" in caught.value.hint
@@ -66,13 +66,13 @@ async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder
     with pytest.raises(ArgumentsUnfit, match="no argument `num_workers`") as unfit:
         wander.load(folder, num_workers=2, progress=False)
     assert "did you mean `workers`?" in unfit.value.hint
-    with pytest.raises(ConfigError, match="`num_steps` is no section") as section:
+    with pytest.raises(ConfigError, match="`num_steps` is not a section") as section:
         wander.train(env, model="smollm2", num_steps=3)
     assert section.value.hint == "did you mean `steps`?"
     with pytest.raises(ConfigError) as field:
         wander.sft("rows.jsonl", model="smollm2", out="sft", learning_rate=1e-4)
     assert field.value.hint == 'write `schedule={"learning_rate": 0.0001}`'
-    with pytest.raises(UsageError, match="there is no argument `tokens`") as hub:
+    with pytest.raises(UsageError, match="unknown argument `tokens`") as hub:
         wander.Hub(tokens="x")
     assert hub.value.hint == "did you mean `token`?"
 
@@ -113,7 +113,7 @@ def test_values_that_cannot_be_are_told(env, options, said):
 
 def test_a_rollout_takes_an_example_or_its_position(env):
     for wrong in ("x", -1):
-        with pytest.raises(UsageError, match="is no example"):
+        with pytest.raises(UsageError, match="is not an example"):
             env.rollout_sync(SOLVER, wrong)
     with pytest.raises(UsageError, match="`sampling` is not a table"):
         env.rollout_sync(SOLVER, 0, sampling="hot")
@@ -133,7 +133,7 @@ def test_a_run_or_a_metric_that_there_is_not_is_told_with_the_near_one(env, home
     name = next(iter(run.metrics))
     with pytest.raises(KeyError) as caught:
         run.metrics[f"{name}s"]
-    assert caught.value.__notes__ == [f"there is no metric `{name}s`: did you mean `{name}`?"]
+    assert caught.value.__notes__ == [f"unknown metric `{name}s`: did you mean `{name}`?"]
     with pytest.raises(RunError) as other:
         wander.Run("runs/before2")
     assert other.value.hint == "did you mean `runs/before`?"

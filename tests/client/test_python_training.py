@@ -109,7 +109,7 @@ def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
     run = env.evaluate_sync(model, tokenizer=tokenizer, n=2, sampling={"max_tokens": 4})
     assert (run.model, run.summary.rollouts, model.training) == ("tiny", 2, True)
     assert run.manifest.model.weights_sha256 is None, "they may have changed since they were read"
-    with pytest.raises(UsageError, match="needs its tokenizer"):
+    with pytest.raises(UsageError, match="requires its tokenizer"):
         env.evaluate_sync(model, n=2)
 
 
@@ -159,12 +159,12 @@ def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
 def test_wrong_settings_are_told(env, home):
     with pytest.raises(ConfigError, match="stps"):
         wander.train(env, model="smollm2", schedule={"stps": 3}, progress=False)
-    with pytest.raises(UsageError, match="`sandbox` is that of the loaded environment"):
+    with pytest.raises(UsageError, match="`sandbox` is set by the loaded environment"):
         wander.train(env, model="smollm2", sandbox=True)
-    with pytest.raises(ConfigError, match="`batch` is no section"):
+    with pytest.raises(ConfigError, match="`batch` is not a section"):
         wander.train(env, model="smollm2", batch=64)
     (home / "phases.toml").write_text('[[phases]]\nkind = "grpo"\n[phases.model]\npath = "smollm2"\n')
-    with pytest.raises(UsageError, match="does not say which phase") as steps:
+    with pytest.raises(UsageError, match="does not apply to a training with phases") as steps:
         wander.train(env, "phases.toml", steps=3)
     assert 'phases={"grpo": {"schedule": {"steps": 3}}}' in steps.value.hint
     (home / "games.toml").write_text('[[phases]]\nkind = "rollouts"\n[phases.rollouts]\nmodel = "smollm2"\n')

@@ -55,7 +55,11 @@ def echo(messages: list[dict[str, str]]) -> str:
         ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is not", "`num_examples`?"),
         (one(more="rollouts = 0"), "eval[1]: `rollouts`", "evaluating.md"),
         (one().replace("= 4", '= "most"'), "eval[1]: `num_examples`", "evaluating.md"),
-        (one(more="sampling = { temperature = -1 }"), "eval[1]: sampling argument `temperature`", "correct"),
+        (
+            one(more="sampling = { temperature = -1 }"),
+            "eval[1]: sampling argument `temperature`",
+            "fix the value",
+        ),
         ("name = 'x'", "`eval` is missing", "evaluating.md"),
         ("eval = []", "`eval`: list should have at least 1 item", "fix the file"),
         ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "add `model"),
@@ -65,7 +69,7 @@ def echo(messages: list[dict[str, str]]) -> str:
         (one(more="budget_usd = 1.0"), "eval[1]: a budget in USD needs the model's prices", "prices"),
         (one("nowhere/model:x:y"), "eval[1]", ""),
         (one().replace("./say-env", "./none"), "suite.toml: eval[1]: ", ""),
-        (one("hf:"), "suite.toml: eval[1]: `hf:` has no model name", "hf:ORGANISATION/NAME"),
+        (one("hf:"), "suite.toml: eval[1]: `hf:` has no model name", "hf:ORGANIZATION/NAME"),
     ],
 )
 def test_a_fault_is_told_with_its_key_before_anything_plays(

@@ -1,1 +1,1 @@
-"""What `import wander` gives to scripts and notebooks: environments by name, runs, training, a hub."""
+"""The Python API of `import wander`: environments by name, runs, training, and a hub."""

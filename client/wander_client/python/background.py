@@ -1,7 +1,7 @@
-"""The event loop on which environments live that a program loaded: one, in a thread of its own.
+"""The event loop for environments that a program loads. It runs in its own thread.
 
-So the same calls work in a script, in Jupyter, whose own loop runs while a cell does, and in any thread: a
-coroutine function hands its work over and waits without holding its loop up, a plain function waits.
+So the same calls work in a script, in Jupyter (whose own loop is running) and in any thread: a coroutine
+function hands its work over and waits without blocking its own loop, and a plain function blocks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 CLOSE_SECONDS = 15.0
-"""How long the end of the program, or of a call that was interrupted, waits for what cleans up."""
+"""Seconds that the end of the program, or an interrupted call, waits for cleanup."""
 
 _held: LoopThread | None = None
 _holding = threading.Lock()
 _closing: set[Future[None]] = set()
-"""What is being closed without anybody who waits for it."""
+"""Closing operations that nobody waits for."""
 
 
 def background() -> LoopThread:
-    """Return the loop; the first call starts it."""
+    """Return the loop. The first call starts it."""
     global _held
     with _holding:
         if _held is None:
@@ -47,13 +47,13 @@ def background() -> LoopThread:
 
 
 async def hand_over(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on that loop and await its result here; a cancellation is passed on."""
+    """Run a coroutine on the loop and await its result here. Cancellation is passed on."""
     with explained():
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background().loop))
 
 
 def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on that loop and wait; an interrupt cancels it, and waits until it has cleaned up."""
+    """Run a coroutine on the loop and block. An interrupt cancels it, and waits for its cleanup."""
     ended = threading.Event()
 
     async def whole() -> Result:
@@ -66,8 +66,8 @@ def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
         if asyncio.get_running_loop() is background().loop:
             work.close()
             raise UsageError(
-                "this waits for the loop that it was called on",
-                hint="a client awaits what has a twin without `_sync`: `await env.rollout(...)`",
+                "this call would block the loop on which it runs",
+                hint="in a client, await the method without `_sync`: `await env.rollout(...)`",
             )
     with explained():
         try:
@@ -80,21 +80,23 @@ def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
 def blocking(
     method: Callable[Parameters, Coroutine[Any, Any, Result]],
 ) -> Callable[Parameters, Result]:
-    """Return a coroutine function as a plain one, which waits for its result."""
+    """Return a plain function that runs a coroutine function and waits for its result."""
 
     @functools.wraps(method)
     def wait(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
         return wait_for(method(*arguments, **options))
 
     wait.__name__ = f"{method.__name__}_sync"
-    wait.__doc__ = f"Do what `{method.__name__}` does, and wait for it; works where an event loop runs, too."
+    wait.__doc__ = (
+        f"Call `{method.__name__}` and wait for its result. Also works while an event loop is running."
+    )
     return wait
 
 
 def close_later(stack: contextlib.AsyncExitStack, process: int) -> None:
-    """Close what nobody holds any more, without waiting: the garbage collector calls this anywhere.
+    """Close an environment that is no longer referenced, without waiting: the garbage collector calls this.
 
-    In a child that the `process` which opened it forked there is nothing to close.
+    Does nothing in a forked child, because only the `process` that opened the environment closes it.
     """
     if _held is not None and process == os.getpid():
         future = asyncio.run_coroutine_threadsafe(stack.aclose(), _held.loop)
@@ -103,7 +105,7 @@ def close_later(stack: contextlib.AsyncExitStack, process: int) -> None:
 
 
 def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Make a function a call of Python: its errors are `explained`, and a keyword it lacks is told."""
+    """Decorate a function of the Python API: explain its errors, and suggest names for unknown keywords."""
 
     @functools.wraps(call)
     def plain(*arguments: Any, **options: Any) -> Any:
@@ -122,14 +124,15 @@ def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameter
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Show an error's hint and details in its traceback, with options as keywords.
+    """Add an error's hint and details to its traceback, with options as Python keywords.
 
-    What the system or the connection refused becomes a `ClientError`, as for the command.
+    Errors of the system or the connection become `ClientError`s, as in the command.
     """
     try:
         yield
     except (ClientError, WanderError) as error:
-        # The command blames its line; here the environment's own error says it better.
+        # The command explains wrong arguments by its options. In Python, the environment's own error is
+        # clearer.
         shown = error.__cause__ if isinstance(error.__cause__, ArgumentsRefused) else error
         _write_in_python(shown)
         _add_notes(shown)
@@ -145,7 +148,7 @@ def explained() -> Iterator[None]:
 
 
 def _write_in_python(error: ClientError | WanderError) -> None:
-    """Name options as keywords in the message, the hint and the details of an error."""
+    """Replace options by keywords in the message, the hint and the details of an error."""
     error.args = tuple(in_python(text) if isinstance(text, str) else text for text in error.args)
     error.hint = in_python(error.hint) if error.hint else None
     if isinstance(error, ClientError) and error.detail:
@@ -153,29 +156,29 @@ def _write_in_python(error: ClientError | WanderError) -> None:
 
 
 def _add_notes(error: BaseException) -> None:
-    told = (getattr(error, "detail", None), getattr(error, "hint", None), getattr(error, "request_id", None))
-    notes = [f"{name}{text}" for name, text in zip(("", "hint: ", "request: "), told, strict=True) if text]
+    parts = (getattr(error, "detail", None), getattr(error, "hint", None), getattr(error, "request_id", None))
+    notes = [f"{name}{text}" for name, text in zip(("", "hint: ", "request: "), parts, strict=True) if text]
     for note in notes:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 
 
 def _end() -> None:
-    """Wait for what is being closed, then end the loop."""
+    """Wait for pending closing operations, then stop the loop."""
     global _held
     if _held is None:
         return
     for future in list(_closing):
         try:
             future.result(CLOSE_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the program ends; what did not close is told of
+        except Exception as error:  # noqa: BLE001 - the program ends, so it is only printed
             sys.stderr.write(f"wander: an environment did not close: {error}\n")
     _held.close()
     _held = None
 
 
 def _forget() -> None:
-    """Begin anew in a forked process, which has none of its parent's threads."""
+    """Start without a loop in a forked process, which has none of its parent's threads."""
     global _held
     _held = None
     _closing.clear()

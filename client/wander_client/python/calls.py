@@ -1,13 +1,12 @@
-"""Methods that stand once and are two: plain ones on `Hub`, coroutines on `AsyncHub`.
+"""Methods that are written once and exist twice: blocking on `Hub`, as coroutines on `AsyncHub`.
 
     class HubCalls:
         @Request
         def whoami(self) -> Whoami: ...
 
     Hub().whoami()              # a Whoami
-    await AsyncHub().whoami()   # the same, by a worker thread, so that an event loop goes on meanwhile
-
-`Listing` is for methods that yield: an iterator on one, an asynchronous iterator on the other.
+    await AsyncHub().whoami()   # the same, in a worker thread, so that the event loop is not blocked
+`Listing` is for methods that yield: it makes an iterator on `Hub`, an asynchronous iterator on `AsyncHub`.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ T = TypeVar("T")
 
 
 class Plain(Protocol):
-    """Whose calls return when they are done."""
+    """An object whose calls block until they are done."""
 
     @property
     def _waits(self) -> Literal[True]: ...
 
 
 class Asynchronous(Protocol):
-    """Whose calls are awaited."""
+    """An object whose calls are awaited."""
 
     @property
     def _waits(self) -> Literal[False]: ...
 
 
 class Request(Generic[P, T]):
-    """A call with one answer."""
+    """A call with a single result."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None:
         self._function = function
@@ -51,7 +50,7 @@ class Request(Generic[P, T]):
     @overload
     def __get__(self, of: Asynchronous, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, of: Any, kind: type) -> Any:
-        """Return the call for one of the two kinds; of a class the function, for those who read it."""
+        """Return the blocking or awaitable call. On a class, return the function, for documentation tools."""
         function = self._function
         if of is None:
             return function
@@ -70,7 +69,7 @@ class Request(Generic[P, T]):
 
 
 class Listing(Generic[P, T]):
-    """A call that yields one row after the other; nothing is asked before the first is wanted."""
+    """A call that yields rows. The first request is sent when the first row is needed."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Iterator[T]]) -> None:
         self._function = function
@@ -82,7 +81,10 @@ class Listing(Generic[P, T]):
     @overload
     def __get__(self, of: Asynchronous, kind: type) -> Callable[P, AsyncIterator[T]]: ...
     def __get__(self, of: Any, kind: type) -> Any:
-        """Return the call for one of the two kinds; of a class the function, for those who read it."""
+        """Return the blocking or asynchronous iterator.
+
+        On a class, return the function, for documentation tools.
+        """
         function = self._function
         if of is None:
             return function

@@ -1,4 +1,4 @@
-"""`wander.load`: an environment by name, installed where it is absent, in a process of its own."""
+"""`wander.load`: load an environment by name in its own process. Installs it if necessary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _NO_OPTIONS = frozenset({"self", "model", "tokenizer", "out", "resume", "only_failed", "engine"})
 """Arguments of `evaluate` that are not settings of an evaluation."""
 _PAGE = 500
-"""Examples that are fetched at once while a dataset is walked."""
+"""Number of examples to fetch at a time while iterating over a dataset."""
 
 
 @called_from_python
@@ -58,27 +58,26 @@ def load(
     arguments: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> LoadedEnvironment:
-    """Load an environment, `owner/name[@version]` or `./folder`, and run it in a process of its own.
+    """Load an environment, `owner/name[@version]` or `./folder`, and run it in its own process.
 
-    What is absent is installed first, as `wander install` does it: the exact version, its digest checked,
-    with the packages of its lock. Close the handle, or use it in a `with`.
-
-    - `hub`, `token`: a URL, or a name of the settings file; by default those of the `wander` command.
-    - `workers`: processes that play it; more help where its code computes for long.
-    - `sandbox`: True confines it (Linux), a mapping sets limits: `{"memory": "2G"}`.
-    - `no_lock`: True takes the newest packages instead of the locked ones.
-    - `progress`: False says nothing while it installs, plays and trains.
-    - `arguments` and all further keywords go to its `load_environment`.
-
-    Raises `NotFound`, `LoginRequired` or `Unavailable` from the hub, and `LoadError` where it does not load;
-    arguments that it does not take are `wander.errors.ArgumentsUnfit`.
+    If it is not installed, it is installed first, as by `wander install`: the exact version, with its digest
+    checked and the packages of its lock. Close the returned handle, or use it in a `with` statement.
+    - `hub`, `token`: URL or name from the settings file, and token. The defaults are those of the `wander`
+    command.
+    - `workers`: number of processes. More processes help if the environment computes for a long time.
+    - `sandbox`: True runs it in the sandbox (Linux). A mapping sets limits: `{"memory": "2G"}`.
+    - `no_lock`: True installs the newest packages instead of the locked ones.
+    - `progress`: False hides progress while it installs, plays and trains.
+    - `arguments` and all other keywords are passed to its `load_environment`.
+    Raises `NotFound`, `LoginRequired` or `Unavailable` from the hub, and `LoadError` if it cannot be loaded.
+    Arguments that it does not accept raise `wander.errors.ArgumentsUnfit`.
     """
     context = open_invocation(hub, token, progress=progress)
     given = {**(arguments or {}), **more}
     spec = os.fspath(environment) if isinstance(environment, str) else str(Path(environment).resolve())
     _require_owner(spec)
     if not isinstance(workers, int):
-        raise UsageError(f"`workers={workers!r}` is no number", hint="pass `workers=2`")
+        raise UsageError(f"`workers={workers!r}` is not a number", hint="for example: `workers=2`")
     policy = choose_policy(*sandbox_options(sandbox), default=confines(context.settings, spec))
     location = locate(context, spec, no_lock=no_lock)
     choice = WorkerChoice(workers)
@@ -95,22 +94,22 @@ def load(
 
 
 def _require_owner(spec: str) -> None:
-    """Raise `UsageError` for a bare name that is an environment of this Python."""
+    """Raise `UsageError` for a name without an owner that is installed in this Python."""
     from wander.loading import installed_environments
 
     if "/" not in spec and spec in installed_environments():
         raise UsageError(
-            f"`{spec}` names no owner",
-            hint=f'`wander.load("OWNER/{spec}")` installs it from a hub; '
-            f'`wander.load_environment("{spec}")` loads the one of this Python, in this process',
+            f"`{spec}` has no owner",
+            hint=f'`wander.load("OWNER/{spec}")` installs it from a hub, and '
+            f'`wander.load_environment("{spec}")` loads the package in this Python and process',
         )
 
 
 class LoadedEnvironment:
-    """An environment in a process of its own, with the methods of one in this process.
+    """An environment in its own process, with the same methods as an environment in this process.
 
-    `load` makes one. Use it from any thread, in a script or while an event loop runs: what is `async` has a
-    twin that waits, `rollout_sync` and so on.
+    `load` returns it. Use it from any thread, in a script or while an event loop is running: every `async`
+    method has a blocking version, such as `rollout_sync`.
     """
 
     def __init__(self, loaded: Loaded, stack: contextlib.AsyncExitStack) -> None:
@@ -121,17 +120,17 @@ class LoadedEnvironment:
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """The environment's description of itself."""
         return self._loaded.opened.handle.info
 
     @property
     def name(self) -> str:
-        """`owner/name@version` of an installed environment, the path of a folder."""
+        """`owner/name@version` of an installed environment, or the path of a folder."""
         return self._loaded.name
 
     @property
     def _playing(self) -> Loaded:
-        """What plays; raises `UsageError` once it is closed, and in a forked process."""
+        """The open environment. Raises `UsageError` after it is closed, and in a forked process."""
         fault = "was loaded by another process" if os.getpid() != self._process else "is closed"
         if not self._closer.alive or os.getpid() != self._process:
             raise UsageError(f"`{self.name}` {fault}", hint=f'load it here: `wander.load("{self.name}")`')
@@ -139,18 +138,18 @@ class LoadedEnvironment:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What was passed to its `load_environment`."""
+        """Arguments that were passed to its `load_environment`."""
         return dict(self._loaded.opened.pin.arguments)
 
     @called_from_python
     def dataset(self, split: Split = "train") -> Examples:
-        """Return the examples of a split, or those of the other one when the environment lacks it."""
+        """Return the examples of a split, or those of the other split if the environment does not have it."""
         return Examples(self, choose("split", split, get_args(Split)))
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return `count` examples from position `start` of the stored order; None means to the end.
+        """Return `count` examples from index `start` in the stored order. None means all until the end.
 
-        Raises `DatasetError` for all of an endless dataset.
+        Raises `DatasetError` if an endless dataset is requested completely.
         """
         return await hand_over(self._playing.opened.handle.examples(split, start, count))
 
@@ -167,22 +166,22 @@ class LoadedEnvironment:
         base_url: str | None = None,
         tokenizer: Any = None,
     ) -> Rollout:
-        """Play one episode to its end and score it.
+        """Play an example to its end and score it.
 
-        `example` may be its position in the split; `index` tells rollouts of one example apart. Never raises
-        for a failed rollout: the failure is in the record, and such a rollout is not scored.
+        `example` can be an index in the split. `index` distinguishes several rollouts of an example. A failed
+        rollout raises no error: the failure is in the record, and the rollout is not scored.
         """
         if isinstance(example, Example):
             asked = example
         elif not isinstance(example, int) or example < 0:
             raise UsageError(
-                f"`{example!r}` is no example",
-                hint='pass one of `env.dataset("eval")`, or its position from 0',
+                f"`{example!r}` is not an example",
+                hint='pass an example of `env.dataset("eval")`, or its index',
             )
         elif found := await self.examples(split, example, 1):
             asked = found[0]
         else:
-            raise IndexError(f"the {split} split has no example at position {example}")
+            raise IndexError(f"the {split} split has no example at index {example}")
         return await hand_over(
             play_rollout(
                 *(self._playing, model, tokenizer, base_url, asked),
@@ -211,7 +210,7 @@ class LoadedEnvironment:
         tokenizer: Any = None,
         device: str | None = None,
     ) -> list[Rollout]:
-        """Play what `evaluate` plays, and return the rollouts in order without saving them."""
+        """Play the rollouts of an evaluation, and return them in order without saving them."""
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
         return await hand_over(play_rollouts(self._playing, model, tokenizer, options))
 
@@ -245,29 +244,32 @@ class LoadedEnvironment:
         resume: str | os.PathLike[str] | None = None,
         only_failed: bool = False,
     ) -> Run:
-        """Evaluate a model, as `wander eval` does, and return the run, whose folder has every rollout.
+        """Evaluate a model, like `wander eval`, and return the run. The run's folder contains every rollout.
 
-        What is not said is as for the command, or as the run has it that `resume` names.
-
-        - `model`: a `Client`, a name as `wander eval -m` takes it, a checkpoint's folder, or a Hugging Face
-          model in memory with its `tokenizer`. A client's methods are awaited on an event loop of its own.
-        - `n`: examples of the `split`, 20 unless said, or `"all"`; `rollouts`: of each, 1 unless said.
-        - `sampling`: `{"temperature": 0.7, "max_tokens": 256}`; what is not said the endpoint decides.
-          `compact_at` leaves out the oldest turns of longer conversations, of a model in this process.
-        - `concurrency`: model calls at once, 32 unless said; `max_rollouts`: rollouts at once, twice that.
+        The defaults are those of the command, or those of the run in `resume`.
+        - `model`: a `Client`, a name as for `wander eval -m`, a checkpoint folder, or a Hugging Face model in
+        memory with its
+          `tokenizer`. A client's methods are awaited on a separate event loop.
+        - `n`: number of examples of the `split`, or `"all"`; the default is 20. `rollouts`: rollouts per
+          example; the default is 1.
+        - `sampling`: such as `{"temperature": 0.7, "max_tokens": 256}`. The endpoint decides everything else.
+          For a model in this process, `compact_at` leaves out the oldest turns of longer conversations.
+        - `concurrency`: concurrent model calls; the default is 32. `max_rollouts`: concurrent rollouts; the
+        default is twice
+          the concurrency.
         - `base_url`, `key_variable`: an OpenAI-compatible endpoint, and the variable with its key.
-        - `call_timeout`: seconds that one call may take; `cache` keeps answers of endpoints for later runs.
-        - `players`: who plays whom beside the model, `{"O": "scripted:tictactoe.players:optimal"}`.
-        - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
-        - `shard`: `"0/8"` plays the first of eight parts of the run alone; `Run.merge` makes one run of them.
-        - `engine`: `"ray://HOST:PORT/32"` plays 32 shards on that cluster, a model that is named. The shards
-          are kept next to `out`, which must be on a file system that all nodes mount.
-        - `out`: the run's folder; by default a new one below `runs`.
-        - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.
-
-        Interrupted or cancelled, it keeps what was played for `resume`. Raises `ModelError` for an endpoint
-        that cannot be used, `UsageError` for an empty split, and `ClientError` where every rollout failed;
-        some that fail are a warning.
+        - `call_timeout`: time limit of a call in seconds. `cache`: keep the endpoint's responses for later
+        runs.
+        - `players`: models of the other players: `{"O": "scripted:tictactoe.players:optimal"}`.
+        - `budget_tokens`, and `budget_usd` with `prices`: no rollout starts after the budget is spent.
+        - `shard`: `"0/8"` plays only the first of eight parts of the run. `Run.merge` merges the parts.
+        - `engine`: `"ray://HOST:PORT/32"` plays 32 shards on this cluster, with a model that is named. The
+          shards are saved next to `out`, which must be on a file system that all nodes mount.
+        - `out`: folder of the run; the default is a new folder in `runs`.
+        - `resume`: a run or its folder: plays missing and failed rollouts, with `only_failed` only the failed
+        ones. If it is interrupted or cancelled, the rollouts are saved for `resume`. Raises `ModelError` if
+        the endpoint cannot be used, `UsageError` for an empty split, and `ClientError` if every rollout
+        failed. If some rollouts failed, it warns.
         """
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
         return await evaluate(
@@ -279,15 +281,15 @@ class LoadedEnvironment:
         )
 
     rollout_sync = blocking(rollout)
-    """`rollout`, which waits; works where an event loop runs, too."""
+    """Blocking version of `rollout`, which also works while an event loop is running."""
     rollouts_sync = blocking(rollouts)
-    """`rollouts`, which waits; works where an event loop runs, too."""
+    """Blocking version of `rollouts`, which also works while an event loop is running."""
     evaluate_sync = blocking(evaluate)
-    """`evaluate`, which waits; works where an event loop runs, too."""
+    """Blocking version of `evaluate`, which also works while an event loop is running."""
 
     @called_from_python
     def train_dataset(self, n: int | None = None) -> Any:
-        """Return the first `n` training examples, all for None, as a dataset for a `GRPOTrainer`."""
+        """Return the first `n` training examples, or all if None, as a dataset for a `GRPOTrainer`."""
         from wander.train.rollouts.own_trainer import training_prompts
 
         return training_prompts(self.dataset("train").examples(0, n))
@@ -301,15 +303,14 @@ class LoadedEnvironment:
         compact_at: int | None = None,
         run_seed: int = 0,
     ) -> EnvironmentRollouts:
-        """Return the `rollout_func` of a `GRPOTrainer` of your own, beside `train_dataset` and `reward_func`.
-
-        The trainer's model plays this environment, in a process of its own that ends with this handle:
-        `max_tokens` a turn, by default `max_completion_length`, and `max_rollout_tokens` the conversation,
-        whose oldest turns are left out from `compact_at` tokens on.
+        """Return the `rollout_func` for your own `GRPOTrainer`, to use with `train_dataset` and
+        `reward_func`. The trainer's model plays this environment in a separate process, which ends with this
+        handle. `max_tokens` limits a turn (by default `max_completion_length`), and `max_rollout_tokens` the
+        conversation. Above `compact_at` tokens, the oldest turns are left out.
         """
         from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
-        loaded = self._playing  # not the handle, which would be held by what closes it
+        loaded = self._playing  # not `self`, which would then never be collected
         func = EnvironmentRollouts(
             lambda choice: open_again(loaded),
             max_tokens=max_tokens,
@@ -322,13 +323,13 @@ class LoadedEnvironment:
 
     @property
     def reward_func(self) -> Callable[..., list[float | None]]:
-        """The reward that the environment gave, as one of a `GRPOTrainer`'s `reward_funcs`."""
+        """The environment's reward, as a function for a `GRPOTrainer`'s `reward_funcs`."""
         from wander.train.rollouts.own_trainer import reward
 
         return reward
 
     def close(self) -> None:
-        """Tear the environment down and end its process; safe to call twice."""
+        """Close the environment and stop its process. Calling it again does nothing."""
         if self._closer.detach() is not None and os.getpid() == self._process:
             wait_for(self._stack.aclose())
 
@@ -351,7 +352,7 @@ class LoadedEnvironment:
 
 
 class Examples(Sequence[Example]):
-    """The examples of one split, fetched as they are asked for; an endless split has no `len`."""
+    """The examples of a split, fetched when they are needed. An endless split has no `len`."""
 
     def __init__(self, environment: LoadedEnvironment, split: Split) -> None:
         self._environment = environment
@@ -359,12 +360,12 @@ class Examples(Sequence[Example]):
 
     @property
     def length(self) -> int | None:
-        """Number of examples; None when the split is endless."""
+        """Number of examples, or None for an endless split."""
         info = self._environment.info
         return info.eval_examples if self.split == "eval" else info.train_examples
 
     def examples(self, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return up to `count` examples from position `start`; None means to the end."""
+        """Return up to `count` examples from index `start`. None means all until the end."""
         return wait_for(self._environment.examples(self.split, start, count))
 
     def __len__(self) -> int:
@@ -381,7 +382,7 @@ class Examples(Sequence[Example]):
             if self.length is None and (index.stop is None or index.stop < 0 or (index.start or 0) < 0):
                 raise DatasetError(
                     f"the {self.split} split of `{self._environment.info.name}` is endless",
-                    hint="say where to end: `dataset[:100]`",
+                    hint="set an end, for example: `dataset[:100]`",
                 )
             places = range(*index.indices(index.stop if self.length is None else self.length))
             low = min(places, default=0)
@@ -390,7 +391,7 @@ class Examples(Sequence[Example]):
         place = index + len(self) if index < 0 else index
         found = self.examples(place, 1) if place >= 0 else []
         if not found:
-            raise IndexError(f"the {self.split} split has no example at position {index}")
+            raise IndexError(f"the {self.split} split has no example at index {index}")
         return found[0]
 
     def __iter__(self) -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""Evaluations that a program asks for, played by the code of `wander eval` on an open environment."""
+"""Evaluations from Python: they use the code of `wander eval` on an open environment."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ if TYPE_CHECKING:
     from wander.types import Example, Rollout
 
 Sampling = SamplingArgs | Mapping[str, Any] | None
-"""`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
+"""`temperature`, `top_p`, `max_tokens` and other arguments of the endpoint."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An environment that is open, with what it was opened with."""
+    """An open environment, with the options that it was opened with."""
 
     context: Invocation
     opened: OpenedEnvironment
     sandbox: SandboxPolicy | None
     workers: WorkerChoice
     files: Mapping[str, str] | None
-    """Digests of a folder's files as they were then; None for what is installed."""
+    """Digests of the folder's files when it was loaded, or None for an installed environment."""
 
     @property
     def name(self) -> str:
-        """`owner/name@version` of an installed environment, the path of a folder."""
+        """`owner/name@version` of an installed environment, or the path of a folder."""
         return self.opened.location.exact_name
 
 
@@ -78,15 +78,15 @@ async def evaluate(
     only_failed: bool,
     engine: str | None = None,
 ) -> Run:
-    """Evaluate, save the run, and return it; `options` that are None are not said."""
+    """Evaluate, save the run, and return it. Options that are None are not set."""
     context, location = loaded.context, loaded.opened.location
     if engine is not None:
         if only_failed or options.get("shard") is not None:
             name = "only_failed" if only_failed else "shard"
-            raise UsageError(f"`{name}` means nothing with `engine`", hint=f"leave out `{name}`")
+            raise UsageError(f"`{name}` cannot be used with `engine`", hint=f"remove `{name}`")
         return await _evaluate_on_engine(loaded, model, options, out, resume, engine)
     if only_failed and resume is None:
-        raise UsageError("`only_failed` goes on with a run", hint="name it: `resume=run`")
+        raise UsageError("`only_failed` requires `resume`", hint="pass `resume=run`")
     name, pool = open_model_pool(context, model, tokenizer)
     _require_same_files(loaded)
     said = _said(loaded, name, options)
@@ -99,10 +99,10 @@ async def evaluate(
         command = f'env.evaluate(model, resume="{run_dir}")'
         if read_settings_of(run_dir).is_own:
             settings = settings_to_resume(context, run_dir, said, command)
-        else:  # everything is as the program says
+        else:  # started by somebody else, so all settings come from this call
             settings = new_settings(loaded, said)
     if resume is None and (run_dir / "run.json").exists():
-        raise UsageError(f"`{run_dir}` holds a run already", hint=f'go on with it by `resume="{run_dir}"`')
+        raise UsageError(f"`{run_dir}` already contains a run", hint=f'resume it with `resume="{run_dir}"`')
     evaluation = Evaluation(
         context, settings, location, run_dir, resume=resume is not None, opened=loaded.opened
     )
@@ -119,10 +119,11 @@ async def _evaluate_on_engine(
     resume: str | os.PathLike[str] | None,
     word: str,
 ) -> Run:
-    """Play in shards on a cluster; a cancellation ends them in order, and is passed on when all is kept."""
+    """Play in shards on a cluster. On cancellation, the shards are saved before it is passed on."""
     if not isinstance(model, str):
         raise UsageError(
-            "an engine loads the model on other machines", hint="name the model as `wander eval -m` does"
+            "an engine loads the model on other machines",
+            hint="pass the name of a model, as for `wander eval -m`",
         )
     address = EngineAddress.parse(word)
     engine, context, cancelled = load_engine(address.engine), loaded.context, threading.Event()
@@ -156,7 +157,7 @@ async def play_rollout(
     run_seed: int,
     sampling: Sampling,
 ) -> Rollout:
-    """Play one rollout of an example."""
+    """Play a rollout of an example."""
     name, pool = open_model_pool(loaded.context, model, tokenizer)
     settings = new_settings(loaded, _said(loaded, name, {"base_url": base_url, "sampling": sampling}))
     async with open_client(loaded, pool, settings) as client:
@@ -168,7 +169,7 @@ async def play_rollout(
 async def play_rollouts(
     loaded: Loaded, model: Model, tokenizer: Any, options: Mapping[str, Any]
 ) -> list[Rollout]:
-    """Play what an evaluation with these options plays, and keep it in memory alone."""
+    """Play the rollouts of an evaluation with these options, and keep them in memory."""
     from wander.evals.run.runner import evaluate as play_plan
 
     name, pool = open_model_pool(loaded.context, model, tokenizer)
@@ -182,7 +183,7 @@ async def play_rollouts(
 
 @contextlib.asynccontextmanager
 async def open_client(loaded: Loaded, pool: ModelPool, settings: EvaluationSettings) -> AsyncIterator[Client]:
-    """Yield the client of a model that is there, as far as that can be found out."""
+    """Yield the client of a model, after checking that the model is available."""
     location = loaded.opened.location
     choice, log = settings.choose_model(), default_log(loaded.context, location)
     pool.require(choice)
@@ -193,7 +194,7 @@ async def open_client(loaded: Loaded, pool: ModelPool, settings: EvaluationSetti
 
 @contextlib.asynccontextmanager
 async def open_again(loaded: Loaded) -> AsyncIterator[EnvironmentHandle]:
-    """Yield the same environment in another process, on the loop of whoever asks."""
+    """Yield the same environment in another process, on the caller's loop."""
     context, opened = loaded.context, loaded.opened
     again = open_environment(
         context,
@@ -207,7 +208,7 @@ async def open_again(loaded: Loaded) -> AsyncIterator[EnvironmentHandle]:
 
 
 def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
-    """Return the settings that a run keeps, so that `wander eval --resume` goes on with it, too."""
+    """Return the settings that are saved with a run, so that `wander eval --resume` can also resume it."""
     settings = settings_for(said, loaded.context.settings)
     kept = {
         "sandbox": loaded.sandbox,
@@ -218,7 +219,7 @@ def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
 
 
 def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as the command would have typed them, by its keys."""
+    """Return the options by the names of the settings."""
     said = {KEYS.get(key, key): value for key, value in options.items() if value is not None}
     if isinstance(said.get("sampling"), Mapping):
         said["sampling"] = dict(said["sampling"])
@@ -229,7 +230,7 @@ def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, A
 async def _play_to_its_end(
     evaluation: Evaluation, pool: ModelPool, *, only_failed: bool, exactly: bool
 ) -> EvaluationResult:
-    """Play on the background loop; a cancellation ends it in order, and is passed on when all is kept."""
+    """Play on the background loop. On cancellation, the rollouts are saved before it is passed on."""
     from wander.evals.run.stopping import StopRequest
 
     stop, loop = StopRequest(), background().loop
@@ -241,13 +242,13 @@ async def _play_to_its_end(
         loop.call_soon_threadsafe(stop.request)
         result = await asyncio.shield(ended)
         if result.interrupted:
-            told = explain_interruption(result)
-            evaluation.context.output.note(f'{told}: go on with `resume="{result.run_dir}"`')
+            interruption = explain_interruption(result)
+            evaluation.context.output.note(f'{interruption}: resume with `resume="{result.run_dir}"`')
         raise
 
 
 def _require_same_files(loaded: Loaded) -> None:
-    """Refuse to record a folder's code as what is played when it has changed since it was loaded."""
+    """Raise `ClientError` if a folder's code has changed since it was loaded."""
     folder = loaded.opened.location.folder
     if folder is None or loaded.files is None:
         return

@@ -1,4 +1,4 @@
-"""A hub for programs: what the commands `search`, `info`, `publish`, `install`, `post`... do, as methods."""
+"""A hub for programs, with the commands `search`, `info`, `publish`, `install`, `post`... as methods."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wander.wire.boards import ModelElsewhere
 
 RunLike = str | os.PathLike[str]
-"""A run's folder, or its id or the beginning of it; a run that `evaluate` returned is its folder."""
+"""A run's folder, its ID, or the beginning of its ID. A `Run` counts as its folder."""
 
 
 _COLUMNS = ("rank", "model", "reward", "interval", "level", "by", "posted")
@@ -49,29 +49,29 @@ _COLUMNS = ("rank", "model", "reward", "interval", "level", "by", "posted")
 
 @dataclass(frozen=True)
 class Board(Sequence["LeaderboardRow"]):
-    """The rows of a leaderboard, best first; a notebook shows it as a table."""
+    """The rows of a leaderboard, the best first. Notebooks show it as a table."""
 
     leaderboard: Leaderboard
-    """Everything that the hub says about the board."""
+    """The board as the hub returned it."""
 
     @property
     def name(self) -> str | None:
-        """Name of the board among those of its version; None if the version has no run."""
+        """Name of the board, or None if the version has no runs."""
         return self.leaderboard.board
 
     @property
     def protocol(self) -> str:
-        """What all rows have in common: split, examples, rollouts, arguments, limits."""
+        """Properties that all rows share: split, examples, rollouts, arguments, limits."""
         return protocol_text(self.leaderboard)
 
     @property
     def others(self) -> list[BoardInfo]:
-        """The busiest other boards of the version; pass one as `hub.leaderboard(environment, board=...)`."""
+        """Largest other boards of the version, for `hub.leaderboard(environment, board=...)`."""
         return self.leaderboard.others
 
     @property
     def elsewhere(self) -> list[ModelElsewhere]:
-        """Models that only other boards of the environment have, and why these cannot be compared."""
+        """Models that are only on other boards of the environment, and why they cannot be compared."""
         return self.leaderboard.elsewhere
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Board(Sequence["LeaderboardRow"]):
 
 
 class Session(Invocation):
-    """One hub for a program: connections are kept, and a login elsewhere counts from the next call on."""
+    """A session with a hub. It keeps connections open, and a new login applies from the next call."""
 
     def __init__(
         self,
@@ -130,14 +130,14 @@ class Session(Invocation):
             return contextlib.nullcontext(self._connections[token])
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections. The next call opens new connections."""
         with self._lock:
             while self._connections:
                 self._connections.popitem()[1].close()
 
 
 class HubCalls:
-    """What can be asked of a hub; `Hub` and `AsyncHub` have all of it."""
+    """The methods that `Hub` and `AsyncHub` share."""
 
     @called_from_python
     def __init__(
@@ -148,27 +148,28 @@ class HubCalls:
         progress: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Name a hub; nothing is sent yet.
+        """Choose a hub. No request is sent yet.
 
-        - `url`: its URL, or its name in `settings.toml`. None: `WANDER_HUB`, else what the file says, else
-          the only hub that is logged in to, else `http://127.0.0.1:8600`.
-        - `token`: None: `WANDER_TOKEN`, else the one that `wander login` stored for this hub, else none.
-        - `progress`: False says nothing while it publishes, installs and posts.
-        - `transport`: carries the requests, in place of a connection.
-
-        Raises `UsageError` for what is no hub. Every call raises `ClientError`s (`NotFound`, `LoginRequired`,
-        `Unavailable`, `UsageError`) with a `code`, a `hint` and, where the hub answered, its `request_id`.
+        - `url`: URL, or a name from `settings.toml`. The default is `WANDER_HUB`, else the hub in the file,
+        else the only hub
+          you are logged in to, else `http://127.0.0.1:8600`.
+        - `token`: the default is `WANDER_TOKEN`, else the token that `wander login` stored for this hub.
+        - `progress`: False hides progress while it publishes, installs and posts.
+        - `transport`: replaces the HTTP connection.
+        Raises `UsageError` if `url` is not a hub URL. Every call raises `ClientError`s (`NotFound`,
+        `LoginRequired`, `Unavailable`, `UsageError`) with a `code`, a `hint` and, if the hub responded, its
+        `request_id`.
         """
         self._session = Session(url, token, transport, progress=progress)
         self.url = self._session.settings.hub
-        """The hub's URL."""
+        """URL of the hub."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
     @Request
     def whoami(self) -> Whoami:
-        """Return whose token is in use, and what it is good for."""
+        """Return the user of the token, and its scopes."""
         with self._session.hub(login=True) as hub:
             return hub.whoami()
 
@@ -185,19 +186,19 @@ class HubCalls:
         checked: bool | None = None,
         sort: Literal["relevance", "updated", "newest", "runs", "downloads", "stars"] | None = None,
     ) -> Iterator[EnvironmentSummary]:
-        """Yield the environments that match: of a search for words at most 200, else as many as there are."""
+        """Yield the matching environments. A search with words returns at most 200 of them."""
         filters = {"owner": owner, "tag": tag, "kind": kind, "license": license, "sort": sort}
         with self._session.hub() as hub:
             yield from hub.every_environment(query, **filters, deterministic=deterministic, checked=checked)
 
     @Request
     def info(self, environment: str) -> PublishedEnvironment:
-        """Return what there is to know of `owner/name`, or of `owner/name@version`."""
+        """Return the details of `owner/name` or `owner/name@version`."""
         return describe(self._session, parse_name(environment))
 
     @Listing
     def versions(self, environment: str) -> Iterator[VersionDetail]:
-        """Yield the versions of `owner/name`, the newest first, yanked ones included."""
+        """Yield the versions of `owner/name`, the newest first, including yanked versions."""
         name = parse_name(environment)
         with self._session.hub() as hub:
             for version in hub.environment(name.owner, name.name).all_versions:
@@ -214,10 +215,10 @@ class HubCalls:
         check: bool = True,
         lock: bool = True,
     ) -> Publication:
-        """Build the environment of a folder, lock its packages, check it and upload it; takes seconds.
+        """Build the environment of a folder, lock its packages, check it and upload it. This takes seconds.
 
-        A version never changes: publishing the same bytes again sends nothing, other bytes raise
-        `ClientError` with the code `version_exists`, and what the check faults `check_failed`.
+        Published versions never change: publishing the same files again does nothing. Changed files raise
+        `ClientError` with the code `version_exists`, and failed checks with the code `check_failed`.
         """
         from wander_client.packages.publish import PublishOptions, publish_folder
 
@@ -237,10 +238,10 @@ class HubCalls:
         owner: str | None = None,
         name: str | None = None,
     ) -> Path:
-        """Begin an environment with a version of another, and return the folder of its source.
+        """Create an environment from a version of another, and return the folder with its source.
 
-        The hub has it too, under your name or another `owner`. With a new `name`, which a fork of your own
-        needs, it is in the folder alone until you publish it.
+        The fork also appears on the hub, under your name or `owner`. With a new `name`, which is required to
+        fork your own environment, it appears on the hub when you publish it.
         """
         from wander_client.packages.origins.fork import fork
 
@@ -249,10 +250,10 @@ class HubCalls:
 
     @Request
     def install(self, environment: str, *, force: bool = False, lock: bool | None = None) -> Installed:
-        """Install `owner/name[@version]` into a virtual environment of its own, unless it is there.
+        """Install `owner/name[@version]` into its own virtual environment, unless it is installed.
 
-        `lock=False` takes the newest packages in place of those that the version is locked to; None what was
-        chosen last for this version, at first the lock.
+        `lock=False` installs the newest packages instead of the locked ones. None means the last choice for
+        this version, at first with the lock.
         """
         from wander_client.packages.install import install
 
@@ -272,10 +273,10 @@ class HubCalls:
         name: str = "",
         incomplete: bool = False,
     ) -> RunDetail:
-        """Put a run of this machine on the hub's leaderboard, with every rollout, for all to read.
+        """Post a run on this machine to the hub's leaderboard. Its rollouts become public.
 
-        `private` shows it to those alone who have a role on the environment, `sign` takes this machine's key
-        (`wander auth key new`), `name` is what lists and boards call it, `incomplete` takes a run that lacks
+        With `private`, only members of the environment see it. `sign` uses this machine's key (`wander auth
+        key new`). `name` is shown in lists and on leaderboards. `incomplete` accepts a run with missing
         rollouts. Posting again changes nothing.
         """
         from wander_client.runs import posting
@@ -289,10 +290,10 @@ class HubCalls:
     def push_model(
         self, name: str, model: str | os.PathLike[str], *, private: bool | None = None
     ) -> ModelRevision:
-        """Put a trained model on the hub as `owner/name`: a checkpoint's folder, or a training run.
+        """Push a trained model to the hub as `owner/name`, from a checkpoint folder or a training run.
 
-        The same files again send nothing, and what broke off goes on. `private` is for a new model; None
-        leaves it to the owner's settings. Raises `UsageError` for what is no checkpoint.
+        Pushing the same files again does nothing, and an interrupted push continues. `private` is for a new
+        model; None means the owner's setting. Raises `UsageError` if `model` is not a checkpoint.
         """
         from wander_client.training.pushing import push_model
 
@@ -301,9 +302,8 @@ class HubCalls:
 
     @Request
     def pull_model(self, name: str) -> Path:
-        """Fetch `owner/name[@revision]`, digests checked, and return its folder; again sends nothing.
-
-        `hub:owner/name` means it from then on, wherever a model is named.
+        """Download `owner/name[@revision]`, check its digests, and return its folder. Uses the cache if
+        possible. Afterwards, `hub:owner/name` is the name of this model everywhere.
         """
         from wander_client.models.pulling import pull_model
 
@@ -321,14 +321,15 @@ class HubCalls:
         stratum: int | None = None,
         limit: int | None = None,
     ) -> Board:
-        """Return the ranked runs of `owner/name[@version]`; without a `limit`, all of them.
+        """Return the ranked runs of `owner/name[@version]`. Without `limit`, returns all of them.
 
-        - `board`: one of `others` or its name. None means the pinned board, else the busiest one. The
-          result's `name` says which board it is.
+        - `board`: a board of `others`, or its name. None means the pinned board, else the board with the most
+        runs. The result's
+          `name` is the name of the board.
         - `runs`: `"best"` shows the first run of each model and account, `"mean"` the mean of its runs,
           `"all"` every run.
-        - `level`: the lowest verification level. `model`: a part of the model's name.
-        - `stratum`: fills the `stratum` of each row with what the run earned on that part of the examples.
+        - `level`: minimum verification level. `model`: part of the model's name.
+        - `stratum`: sets the `stratum` of each row to the reward on this part of the examples.
         """
         name = parse_name(environment)
         asked = board.name if isinstance(board, Board) else getattr(board, "board", board)
@@ -339,18 +340,19 @@ class HubCalls:
 
     @Request
     def run(self, run_id: str) -> Run:
-        """Return a posted run by its id, or by the beginning or the end of it.
+        """Return a posted run by its ID, or by the beginning or the end of its ID.
 
-        Its rollouts are downloaded when they are first needed, and kept in the cache.
+        Its rollouts are downloaded when they are first needed, and cached.
         """
         with self._session.hub() as hub:
             return Run.of_posted(self._session, hub.run(run_id))
 
     @Listing
     def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
-        """Yield the posted runs that you may see, the newest first; `environment` is `owner/name`.
+        """Yield the posted runs that you can see, the newest first. `environment` is `owner/name`.
 
-        Their manifests are without the ids and strata of the examples, of which a run may have a million.
+        Their manifests do not contain the IDs and strata of the examples, because a run can have a million of
+        them.
         """
         with self._session.hub() as hub:
             yield from hub.every_run(environment=environment, model=model)
@@ -359,10 +361,10 @@ class HubCalls:
     def verify(
         self, run: RunLike, *, level: LevelSought = "highest", sample: int | None = None, wait: bool = True
     ) -> VerificationInfo:
-        """Have the hub play a posted run again in its sandbox; its `report` says how many rollouts differ.
+        """Ask the hub to replay a posted run in its sandbox. The `report` counts the rollouts that differ.
 
-        `sample` plays this many rollouts, drawn at random; without `wait` it returns what is under way.
-        Raises `ClientError` with the code `verification_failed` where the hub could not play it.
+        `sample` replays a random sample of this size. Without `wait`, returns the pending verification.
+        Raises `ClientError` with the code `verification_failed` if the hub could not replay the run.
         """
         hint = "levels are `highest`, `rescored` and `replayed`; a sample has at least 1 rollout"
         wanted = validate(VerificationRequest, {"level": level, "sample": sample}, hint)
@@ -379,9 +381,9 @@ class HubCalls:
 
 
 class Hub(HubCalls):
-    """A hub whose calls return when they are done.
+    """A hub whose calls block until they are done.
 
-    A script, a notebook whose event loop runs, and several threads at once may use one:
+    Works in scripts, in notebooks with a running event loop, and in several threads at the same time:
 
         hub = wander.Hub()
         for environment in hub.search("game"):
@@ -392,13 +394,13 @@ class Hub(HubCalls):
 
     @property
     def aio(self) -> AsyncHub:
-        """The same calls for coroutines, over the same connections."""
+        """The same hub for coroutines, with the same connections."""
         other = AsyncHub.__new__(AsyncHub)
         other._session, other.url = self._session, self.url
         return other
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections. The next call opens new connections."""
         self._close()
 
     def __enter__(self) -> Hub:
@@ -409,9 +411,9 @@ class Hub(HubCalls):
 
 
 class AsyncHub(HubCalls):
-    """The same for coroutines; `wander.Hub().aio` is one too.
+    """A hub for coroutines. `wander.Hub().aio` also returns one.
 
-    Every call is awaited, and a worker thread does it:
+    Every call is awaited, and runs in a worker thread:
 
         async with wander_client.AsyncHub() as hub:
             board = await hub.leaderboard("acme/wordle")
@@ -422,7 +424,7 @@ class AsyncHub(HubCalls):
     _waits: Literal[False] = False
 
     async def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections. The next call opens new connections."""
         self._close()
 
     async def __aenter__(self) -> AsyncHub:

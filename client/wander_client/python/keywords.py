@@ -1,4 +1,4 @@
-"""Keywords that a call does not take, answered with the near ones that it takes."""
+"""Errors for unknown keywords, with suggestions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from wander_client.errors import UsageError
 from wander_client.terminal.suggestions import did_you_mean
 
 KEYS = {"n": "num_examples", "url": "hub"}
-"""The settings of keywords that have another name in Python."""
+"""Settings of keywords that have another name in Python."""
 KEYWORDS = {key: keyword for keyword, key in KEYS.items()}
-"""The keywords of settings that have another name in Python."""
+"""Keywords of settings that have another name in Python."""
 
 
 class UnknownKeyword(UsageError, TypeError):
-    """A call has no such keyword."""
+    """A call does not have this keyword."""
 
 
 def require_keywords(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise `UnknownKeyword`, with the near name, for what a call does not take."""
+    """Raise `UnknownKeyword`, with a suggestion, for keywords that a call does not accept."""
     parameters = inspect.signature(call).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -30,15 +30,15 @@ def require_keywords(call: Callable[..., Any], given: Mapping[str, Any]) -> None
         if name not in parameters:
             of = "" if call.__name__ == "__init__" else f" of `{call.__name__}`"
             known = ", ".join(f"`{keyword}`" for keyword in _keywords(call))
-            hint = find_near(call, name) or f"it takes {known}"
-            raise UnknownKeyword(f"there is no argument `{name}`{of}", hint=hint)
+            hint = find_near(call, name) or f"it accepts {known}"
+            raise UnknownKeyword(f"unknown argument `{name}`{of}", hint=hint)
 
 
 def find_near(call: Callable[..., Any], name: str) -> str | None:
-    """Return the hint with the keyword of a call that a wrong one stands for."""
+    """Return a hint with the keyword that was probably meant."""
     known = _keywords(call)
     if name in SamplingArgs.model_fields and "sampling" in known:
-        return f'write `sampling={{"{name}": ...}}`'
+        return f'pass `sampling={{"{name}": ...}}`'
     return did_you_mean(KEYWORDS.get(name, name), known)
 
 

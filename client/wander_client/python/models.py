@@ -1,4 +1,4 @@
-"""What a program may pass as a model: a client, a name, a folder, or a Hugging Face model in memory."""
+"""Models from Python: a client, a name, a folder, or a Hugging Face model in memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from wander_client.models.pool import GivenModel, ModelPool
 
 
 class CausalModel(Protocol):
-    """A Hugging Face model with a language model's head."""
+    """A Hugging Face model with a language model head."""
 
     config: Any
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Sample, as its library does."""
+        """Generate tokens, as in transformers."""
 
 
 Model: TypeAlias = Union[Client, str, "os.PathLike[str]", CausalModel]
-"""A `Client`; a name as `wander eval -m` takes it (`smollm2`, `hf:NAME`, `scripted:MODULE:FUNCTION`, or that
-of a model behind `base_url`); a checkpoint's folder; or a Hugging Face model that is in memory."""
+"""A `Client`; a name as for `wander eval -m` (`smollm2`, `hf:NAME`, `scripted:MODULE:FUNCTION`, or the name
+of a model at `base_url`); a checkpoint folder; or a Hugging Face model in memory."""
 
 
 def open_model_pool(context: Invocation, model: Model, tokenizer: Any = None) -> tuple[str, ModelPool]:
-    """Return a model's name, and what opens its client; raises `UsageError` for what is no model."""
+    """Return a model's name, and the pool that opens its client. Raises `UsageError` for any other value."""
     if isinstance(model, Client):
         return model.model, GivenModel(context, model, close=False)
     if isinstance(model, str):
@@ -37,11 +37,11 @@ def open_model_pool(context: Invocation, model: Model, tokenizer: Any = None) ->
         return str(Path(model).expanduser().resolve()), ModelPool(context)
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise UsageError(
-            f"a `{type(model).__name__}` is no model",
-            hint="pass a name, a checkpoint's folder, a `wander.Client`, or a Hugging Face model",
+            f"a `{type(model).__name__}` is not a model",
+            hint="pass a name, a checkpoint folder, a `wander.Client`, or a Hugging Face model",
         )
     if tokenizer is None:
-        raise UsageError("a model in memory needs its tokenizer", hint="pass `tokenizer=` beside the model")
+        raise UsageError("a model in memory requires its tokenizer", hint="also pass `tokenizer=`")
     from wander.models.client import TransformersClient
     from wander.models.loading import LoadedModel, model_name
 
@@ -49,6 +49,6 @@ def open_model_pool(context: Invocation, model: Model, tokenizer: Any = None) ->
     name = model_name(Path(source)) if Path(source).is_dir() else source
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    # Without a folder: its weights may have changed since they were read.
+    # No path, because the weights may have changed since they were loaded.
     client = TransformersClient(LoadedModel(model=model, tokenizer=tokenizer, name=name, path=None))
     return name, GivenModel(context, client, close=True)

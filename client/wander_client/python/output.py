@@ -1,4 +1,4 @@
-"""What a program is told while it waits: a line where something begins, and a bar."""
+"""Output for programs: notes, and a progress bar."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _log = logging.getLogger("wander")
 
 
 class PythonOutput(Output):
-    """Speaks to a program: bars by `tqdm.auto`, warnings as Python's; without `progress` warnings alone."""
+    """Output with bars by `tqdm.auto` and Python warnings. Without `progress`, only warnings."""
 
     def __init__(self, *, progress: bool = True) -> None:
         super().__init__("quiet")
-        self._tells = progress
+        self._shows_progress = progress
 
     @property
     def shows_progress(self) -> bool:
-        """True when progress is to be told."""
-        return self._tells
+        """True if progress is shown."""
+        return self._shows_progress
 
     def note(self, text: str) -> None:
-        """Tell what happens, above a bar; in the log `wander` where nothing is to be shown."""
+        """Print a note above the bar. Without progress, write it to the logger `wander`."""
         text = in_python(text)
-        if self._tells:
-            # Notebooks paint stderr red.
+        if self._shows_progress:
+            # Notebooks show stderr with a red background.
             stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
             _tqdm().write(text, file=stream)
         else:
             _log.info(text)
 
     def warn(self, text: str) -> None:
-        """Warn as Python does."""
+        """Issue a Python warning."""
         text = in_python(text)
         self.warnings.append(text)
         warnings.warn_explicit(text, UserWarning, *_find_caller())
@@ -54,7 +54,7 @@ class PythonOutput(Output):
     @contextmanager
     def progress(self, title: str, total: int | None, *, unit: str = "") -> Iterator[Progress]:
         """Show a bar."""
-        if not self._tells:
+        if not self._shows_progress:
             yield Progress(title, total)
             return
         with _tqdm()(desc=title, total=total, unit=f" {unit}" if unit else "it") as bar:
@@ -67,7 +67,7 @@ _MACHINERY = frozenset(
 
 
 def _find_caller() -> tuple[str, int]:
-    """Return file and line of the code that called Wander; it waits in the main thread for Wander's own."""
+    """Return the file and line of the code that called Wander, in this thread or in the main thread."""
     frames = sys._current_frames()
     for thread in (threading.current_thread(), threading.main_thread()):
         frame = frames.get(thread.ident or 0)
@@ -103,9 +103,9 @@ def open_invocation(
     progress: bool = True,
     transport: httpx.BaseTransport | None = None,
 ) -> Invocation:
-    """Return what calls on one hub share: its settings and token, and the output.
+    """Return the state for calls on a hub: settings, token and output.
 
-    `hub` is a URL or a name of the settings file, by default that of the command; so is the token.
+    `hub` is a URL or a name from the settings file. The defaults are those of the command.
     """
     given = None if token is None else Credential(token, "the argument `token`")
     return Invocation(CommonOptions(hub=hub), PythonOutput(progress=progress), transport, given=given)
@@ -113,6 +113,6 @@ def open_invocation(
 
 def _tqdm() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a notebook has no ipywidgets, so that the bar is text
+        warnings.simplefilter("ignore")  # tqdm warns in notebooks without ipywidgets
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
     return tqdm

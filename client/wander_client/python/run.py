@@ -1,4 +1,4 @@
-"""A run as a value: its reward, rollouts, tables and charts, and how to derive it again."""
+"""A run as an object: its reward, rollouts, tables and charts, and methods to repeat it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class Run(os.PathLike[str]):
-    """A run: what was asked for, every rollout, and what they come to.
+    """A run, with its settings, rollouts and results.
 
-    `path` is its folder, as `env.evaluate` and `wander eval` make it. Raises `RunError` for another folder.
-    A posted run comes from `hub.run(ID)`.
+    `path` is its folder, which `env.evaluate` or `wander eval` created. Raises `RunError` for another folder.
+    `hub.run(ID)` returns a posted run.
     """
 
     @called_from_python
@@ -61,19 +61,19 @@ class Run(os.PathLike[str]):
 
     @property
     def path(self) -> Path:
-        """The run's folder; a posted run is downloaded into the cache first."""
+        """Folder of the run. A posted run is downloaded into the cache first."""
         self._local()
         return self._path
 
     def _local(self) -> LocalRun:
-        """Return the run on this machine, downloaded first if it is posted."""
+        """Return the run on this machine. A posted run is downloaded first."""
         if isinstance(self._found, LocalRun):
             return self._found
         return self._open(self._found.download())
 
     @property
     def _here(self) -> Invocation:
-        """The hub, settings and output that the run belongs to."""
+        """Hub, settings and output for the run."""
         if self._context is None:
             self._context = open_invocation()
         return self._context
@@ -81,28 +81,28 @@ class Run(os.PathLike[str]):
     @classmethod
     @called_from_python
     def merge(cls, shards: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Run:
-        """Make the run of which these are the shards (`env.evaluate(..., shard="0/8")`), in a new folder.
+        """Merge the shards of a run (`env.evaluate(..., shard="0/8")`) into a new folder.
 
-        Raises `RunError` where one is missing, there twice, not played to its end, or of another run.
+        Raises `RunError` if a shard is missing, passed twice, unfinished, or from another run.
         """
         from wander_client.suites.merge import merge
 
-        (merged,) = merge([Path(each) for each in shards], Path(out))
+        (merged,) = merge([Path(shard) for shard in shards], Path(out))
         return cls(merged.run_dir)
 
     @property
     def id(self) -> str:
-        """The run's id, here and on a hub."""
+        """ID of the run, here and on a hub."""
         return self.manifest.run_id
 
     @property
     def manifest(self) -> RunManifest:
-        """What pins the run: environment, model, sampling, seed, examples."""
+        """Pinned inputs of the run: environment, model, sampling, seed, examples."""
         return self._found.manifest
 
     @property
     def summary(self) -> RunSummary:
-        """Every aggregate, derived from the rollouts."""
+        """Aggregates that are computed from the rollouts."""
         return self._found.summary
 
     @property
@@ -118,12 +118,12 @@ class Run(os.PathLike[str]):
 
     @property
     def reward(self) -> float | None:
-        """Mean reward over the examples; None when nothing was scored."""
+        """Mean reward over the examples, or None if no rollout was scored."""
         return self.summary.reward_mean
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the reward, clustered by example; None where too few were scored."""
+        """95 % interval of the reward, clustered by example, or None if there are too few scored rollouts."""
         low, high = self.summary.reward_low, self.summary.reward_high
         return None if low is None or high is None else (low, high)
 
@@ -134,19 +134,18 @@ class Run(os.PathLike[str]):
 
     @property
     def failed(self) -> int:
-        """Rollouts that failed: they have no reward and count in no mean."""
+        """Number of failed rollouts, which have no reward and are not in any mean."""
         return self.summary.failed
 
     @property
     def rollouts(self) -> Rollouts:
-        """Every rollout, read from the disk when it is needed; a posted run is downloaded first."""
+        """The rollouts, read from disk when they are needed. A posted run is downloaded first."""
         return Rollouts(self._local())
 
     @called_from_python
     def to_arrow(self, *, tokens: bool = False) -> Any:
-        """Return a `pyarrow.Table`, a row a rollout; `tokens` adds ids and log-probabilities, a list a turn.
-
-        Needs `wander-sdk[data]`; what has no fixed shape (`answer`, `info`) is JSON text.
+        """Return a `pyarrow.Table` with one row per rollout. `tokens` adds token IDs and log-probabilities
+        per turn. Requires `wander-sdk[data]`. Values without a fixed shape (`answer`, `info`) are JSON text.
         """
         from wander.evals.export import arrow_table
 
@@ -154,9 +153,8 @@ class Run(os.PathLike[str]):
 
     @called_from_python
     def to_pandas(self, *, tokens: bool = False) -> Any:
-        """Return a `pandas.DataFrame`, a row a rollout, a column `metrics.NAME` for each reward function.
-
-        Needs `wander-sdk[pandas]`.
+        """Return a `pandas.DataFrame` with one row per rollout and a column `metrics.NAME` per reward
+        function. Requires `wander-sdk[pandas]`.
         """
         from wander.evals.export import data_frame
 
@@ -174,7 +172,7 @@ class Run(os.PathLike[str]):
             for _ in export_runs([self._local()], place):
                 pass
         elif place.exists():
-            raise UsageError(f"`{place}` is there already", hint="name a new folder")
+            raise UsageError(f"`{place}` already exists", hint="choose a new folder")
         else:
             with refuse_unsafe():
                 copy_plain_folder(self.path, place)
@@ -182,7 +180,7 @@ class Run(os.PathLike[str]):
 
     @called_from_python
     def evidence(self) -> RunEvidence:
-        """Return what the hub proved about the posted run, level by level.
+        """Return what the hub verified about the posted run, level by level.
 
         Raises `NotFound` if the hub does not have the run.
         """
@@ -202,18 +200,16 @@ class Run(os.PathLike[str]):
         concurrency: int = 64,
         sandbox: bool | Mapping[str, Any] | None = None,
     ) -> ReplayReport:
-        """Play the run again from its recorded completions, without a model, and compare every rollout.
+        """Replay the run from its recorded completions, without a model, and compare every rollout.
 
-        - `level`: `"replayed"`, `"rescored"` (the rubric alone, on the stored transcripts) or `"highest"`.
+        - `level`: `"replayed"`, `"rescored"` (only the rubric, on the stored transcripts) or `"highest"`.
         - `sample`: replay only this many rollouts, drawn with `seed`.
-        - `arguments`: environment arguments, in place of the run's.
-        - `folder`: a folder of the environment, in place of the pinned version.
-        - `no_lock`: use the newest packages instead of those of the run's lock.
+        - `arguments`: environment arguments to use instead of the run's.
+        - `folder`: folder of the environment to use instead of the pinned version.
+        - `no_lock`: use the newest packages instead of the run's lock.
         - `sandbox`: as in `wander.load`.
-
-        The report's `level` is the one that the run would reach, and `divergences` are the rollouts that
-        differ. What a run of somebody else may decide on this machine is the same as for
-        `wander runs replay`.
+        The report's `level` is the level that the run would reach, and `divergences` are the rollouts that
+        differ. For a run from somebody else, the same restrictions apply as for `wander runs replay`.
         """
         from wander.wire.verification import VerificationRequest
 
@@ -265,10 +261,11 @@ class Run(os.PathLike[str]):
     ) -> Rerun:
         """Evaluate again with everything that the manifest pins, and test whether the two runs agree.
 
-        - `model`, `base_url`: as `env.evaluate` takes them; None means the run's own. If the run is somebody
-          else's, its endpoint is asked only if you name it.
-        - `margin`: largest difference that counts as the same, as a share of the rewards' range.
-        - `out`: the new run's folder.
+        - `model`, `base_url`: as in `env.evaluate`. None means those of the run. If somebody else made the
+        run, its endpoint is
+          called only if you pass it.
+        - `margin`: largest difference that counts as agreement, as a fraction of the reward range.
+        - `out`: folder of the new run.
         - `arguments`, `folder`, `sandbox`: as in `replay`.
         """
         from wander_client.evaluate.rerun import repeat_run
@@ -292,14 +289,14 @@ class Run(os.PathLike[str]):
 
     @property
     def _origin(self) -> FoundRun:
-        """The run as it was found: a posted one stays somebody else's after its download."""
+        """The run as it was opened. A posted run still counts as foreign after its download."""
         return self._posted or self._found
 
     @called_from_python
     def compare(self, other: Run | str | os.PathLike[str]) -> Comparison:
-        """Return how another run differs from this one, example by example: above 0 it does better.
+        """Compare another run with this run, example by example. Above 0, the other run does better.
 
-        Raises `RunError` for runs of two environments, or without a shared example.
+        Raises `RunError` if the runs have different environments or no examples in common.
         """
         from wander.evals.stats.comparison import compare_runs
 
@@ -308,7 +305,10 @@ class Run(os.PathLike[str]):
 
     @called_from_python
     def plot(self) -> Any:
-        """Return a chart of the rewards and of every reward function's mean; needs `wander-sdk[plots]`."""
+        """Return a chart of the rewards and of the mean of each reward function.
+
+        Requires `wander-sdk[plots]`.
+        """
         from wander.evals.report.charts import (
             chart_histogram,
             chart_intervals,
@@ -347,7 +347,7 @@ class Run(os.PathLike[str]):
         return f"<table>{cells}</table>"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return what a notebook shows of it."""
+        """Return the rows that a notebook shows."""
         summary = self.summary
         count = f"{summary.rollouts:,} of {summary.expected:,}, over {summary.examples:,} examples"
         return [
@@ -366,29 +366,29 @@ class Run(os.PathLike[str]):
 
     def _reward_text(self) -> str:
         if self.reward is None:
-            return "nothing scored"
+            return "no rollout was scored"
         return f"reward {_mean_text(self.reward, self.summary.reward_low, self.summary.reward_high)}"
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """A run that repeats another one, and how the two compare."""
+    """A run that repeats another run, with the comparison of both."""
 
     run: Run
     """The new run."""
     agreement: Agreement
-    """The test: its verdict, the difference with its interval, and in what else the runs differ."""
+    """Result of the test: verdict, difference with its interval, and other differences between the runs."""
     agrees: bool
-    """Whether the runs agree; False also if too little was played to tell (`agreement.verdict`)."""
+    """Whether the runs agree; also False if there are too few examples to tell (`agreement.verdict`)."""
 
 
 class Metrics(dict[str, "MetricSummary"]):
-    """What a run says of every reward function, by name."""
+    """The metrics of a run's reward functions, by name."""
 
     def __missing__(self, name: str) -> MetricSummary:
         missing = KeyError(name)
-        hint = did_you_mean(name, self) or f"the run has {', '.join(self) or 'none'}"
-        missing.add_note(f"there is no metric `{name}`: {hint}")
+        hint = did_you_mean(name, self) or f"the run has {', '.join(self) or 'no metrics'}"
+        missing.add_note(f"unknown metric `{name}`: {hint}")
         raise missing
 
 
@@ -397,7 +397,7 @@ def _mean_text(mean: float, low: float | None, high: float | None) -> str:
 
 
 class Rollouts(Sequence[Rollout]):
-    """The rollouts of a run in the order of its record, read from the disk whenever they are asked for."""
+    """The rollouts of a run, in the order of the record, read from disk when they are needed."""
 
     def __init__(self, run: LocalRun) -> None:
         self._run = run
@@ -420,7 +420,7 @@ class Rollouts(Sequence[Rollout]):
             return [found[place] for place in places]
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
-            raise IndexError(f"the run has {len(self)} rollouts, none at {index}")
+            raise IndexError(f"the run has {len(self)} rollouts, so there is no index {index}")
         return next(islice(self, place, None))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`wander.train` and `wander.sft`: the code of the commands, called from Python."""
+"""`wander.train` and `wander.sft`: the training commands as Python functions."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from wander_client.training.run import TrainingCommand
 
 Model = str | os.PathLike[str] | Mapping[str, Any] | None
-"""A checkpoint's folder, `smollm2`, a Hugging Face name; or a section: `{"path": ..., "lora_rank": 8}`."""
+"""A checkpoint folder, `smollm2`, a Hugging Face name, or a section: `{"path": ..., "lora_rank": 8}`."""
 Config = str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | None
 """Settings as a TOML file, or as its sections."""
 
 
 class TrainingRun(Run):
-    """A finished training run: its folder, its model, and how it learnt."""
+    """A finished training run, with its folder, model and learning curves."""
 
     def __init__(
         self, path: str | os.PathLike[str], result: GRPOResult, phases: Mapping[str, Path] | None = None
     ) -> None:
         super().__init__(path)
         self.phases = dict(phases or {})
-        """The folder of each phase, by name; empty of a run without phases."""
+        """Folder of each phase, by name; empty for a run without phases."""
         self.result = result
-        """Steps, seconds, the reward of the first and the last tenth of the steps, the best checkpoint."""
+        """Steps, seconds, rewards of the first and the last tenth of the steps, and the best checkpoint."""
 
     @property
     def checkpoint(self) -> Path:
@@ -55,16 +55,16 @@ class TrainingRun(Run):
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """The metrics of every step."""
+        """Metrics of every step."""
         from wander.train.records.files import read_metrics
 
         return read_metrics(self.path)
 
     @called_from_python
     def plot(self) -> Any:
-        """Return the learning curves as one chart, None of a run of fewer than two steps.
+        """Return the learning curves as a chart, or None if the run has fewer than two steps.
 
-        Needs `wander-sdk[plots]`.
+        Requires `wander-sdk[plots]`.
         """
         from wander.evals.report.charts import drawn_in_notebooks
         from wander.train.watch.plots import chart_runs, read_plotted
@@ -108,17 +108,17 @@ def new_model(
     token: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Make an untrained tiny model, as `wander model new tiny` does; needs `wander-sdk[train]`.
+    """Create an untrained tiny model, like `wander model new tiny`. Requires `wander-sdk[train]`.
 
-    Its tokenizer is made from transcripts. Pass either `environment` or `transcripts`, else it raises
+    Its tokenizer is trained on transcripts. Pass either `environment` or `transcripts`; otherwise raises
     `UsageError`.
-
-    - `out`: the model's folder, which is returned.
-    - `environment`: plays the transcripts: a loaded one, or a name as `load` takes it, with `arguments`.
-      `player` (`scripted:MODULE:FUNCTION`; without one, random answers) plays `episodes` games.
-    - `transcripts`: runs to take them from.
-    - `hidden`, `layers`, `vocabulary`: width, number of layers, largest number of tokens.
-    - `characters`: spell words, one token per letter.
+    - `out`: folder of the model, which is returned.
+    - `environment`: environment that plays the transcripts: loaded, or a name as for `load`, with
+    `arguments`. `player`
+      (`scripted:MODULE:FUNCTION`; without it, random answers) plays `episodes` games.
+    - `transcripts`: runs with transcripts.
+    - `hidden`, `layers`, `vocabulary`: width, number of layers, maximum size of the vocabulary.
+    - `characters`: use one token per character.
     """
     from wander_client.training.tiny_model import Transcripts, make_tiny
 
@@ -138,7 +138,7 @@ def new_model(
 
 
 def _spec_of(environment: LoadedEnvironment | str | os.PathLike[str]) -> str:
-    """Return the name of an environment as the commands take it."""
+    """Return the name of an environment for the commands."""
     if isinstance(environment, LoadedEnvironment):
         return environment.name
     return environment if isinstance(environment, str) else str(Path(environment).resolve())
@@ -161,17 +161,18 @@ def train(
     progress: bool = True,
     **sections: Mapping[str, Any],
 ) -> TrainingRun:
-    """Improve a policy by GRPO on an environment, as `wander train` does; needs `wander-sdk[train]`.
+    """Train a policy on an environment with GRPO, like `wander train`. Requires `wander-sdk[train]`.
 
-    - `environment`: a loaded one, whose name, arguments and sandbox count, or a name as `load` takes it.
-    - `config`: a TOML file, which may have phases, or its sections as mappings; further keywords are
-      sections over those: `train(env, model="smollm2", batch={"rollouts": 64})`.
-    - `model`: a checkpoint's folder, `smollm2`, or a Hugging Face name; `steps`: of the policy.
-    - `out`: the run's folder, by default a new one below `runs`; `resume`: the folder of a run to go on with.
-
-    The call returns when the run ends, of phases the last run of GRPO with the model that all of them made;
-    interrupted, it finishes its step and keeps a checkpoint. Raises
-    `ConfigError` for a setting that there is not, `ClientError` where learning collapsed.
+    - `environment`: a loaded environment, whose name, arguments and sandbox are used, or a name as for
+    `load`.
+    - `config`: a TOML file, which can have phases, or its sections as mappings. Other keywords are sections
+    that override
+      it: `train(env, model="smollm2", batch={"rollouts": 64})`.
+    - `model`: a checkpoint folder, `smollm2`, or a Hugging Face name. `steps`: steps of the policy.
+    - `out`: folder of the run; the default is a new folder in `runs`. `resume`: folder of a run to resume.
+    Returns when the run ends. With phases, returns the last GRPO run with the final model of all phases. An
+    interrupt finishes the current step and saves a checkpoint. Raises `ConfigError` for an unknown setting,
+    and `ClientError` if learning collapsed.
     """
     from wander_client.training import phases as training_phases
     from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished, train_and_tell
@@ -186,10 +187,10 @@ def train(
         is_own = training_phases.read_begun(folder).is_own
         if given and is_own:
             raise UsageError(
-                f"a run resumes with the settings it was started with: `{given[0]}` cannot change",
-                hint="give `resume` alone",
+                f"a resumed run keeps its settings: `{given[0]}` cannot change",
+                hint="pass only `resume`",
             )
-        # Of a run that somebody else began, all settings are the given ones.
+        # If somebody else started the run, all settings come from this call.
         own = training_phases.own_command
         command = _new_command(*settings, sandbox=policy, said=sandbox) if given else own(folder)
         if not isinstance(command, training_phases.PhasedCommand):
@@ -203,7 +204,9 @@ def train(
         else:
             folder = new_run_dir(context, command)
         if (folder / "run.json").exists():
-            raise ClientError(f"`{folder}` holds a run already", hint=f'go on with `resume="{folder}"`')
+            raise ClientError(
+                f"`{folder}` already contains a run", hint=f'resume it with `resume="{folder}"`'
+            )
     try:
         if isinstance(command, training_phases.PhasedCommand):
             return _train_phases(
@@ -211,7 +214,7 @@ def train(
             )
         done = train_and_tell(context, command, folder, resume=resume is not None)
     except Interrupted as stopped:
-        raise KeyboardInterrupt(f"{stopped}; go on with `resume`") from stopped
+        raise KeyboardInterrupt(f"{stopped}; resume with `resume`") from stopped
     assert done is not None, "one process alone calls this"
     return TrainingRun(done.folder, done.result)
 
@@ -219,14 +222,14 @@ def train(
 def _context_of(
     environment: object, hub: str | None, token: str | None, sandbox: bool | None, *, progress: bool
 ) -> tuple[Invocation, SandboxPolicy | None]:
-    """Return settings, output and sandbox: those of an environment that is loaded, or what is asked for."""
+    """Return the state and the sandbox: those of a loaded environment, or those of the arguments."""
     if not isinstance(environment, LoadedEnvironment):
         context = open_invocation(hub, token, progress=progress)
         return context, choose_policy(
             sandbox, [], default=isinstance(environment, str) and confines(context.settings, environment)
         )
     if given := [name for name, value in (("hub", hub), ("token", token), ("sandbox", sandbox)) if value]:
-        raise UsageError(f"`{given[0]}` is that of the loaded environment", hint="give it to `wander.load`")
+        raise UsageError(f"`{given[0]}` is set by the loaded environment", hint="pass it to `wander.load`")
     context = environment._loaded.context
     if not progress:
         context = copy(context)
@@ -235,7 +238,7 @@ def _context_of(
 
 
 def _train_phases(run: PhasedRun, *, resume: bool) -> TrainingRun:
-    """Run the phases that are not finished; return the last of GRPO, with the model of the last of all."""
+    """Run the unfinished phases. Returns the last GRPO run, with the model of the last phase."""
     from wander.train.grpo import result_of
     from wander.train.records.files import read_metrics, read_outcome
 
@@ -262,7 +265,7 @@ def _new_command(
     sandbox: SandboxPolicy | None,
     said: bool | None,
 ) -> TrainingCommand | PhasedCommand:
-    """Return what is run; `said` is whether the program asked for the sandbox, or against it."""
+    """Return the command to run. `said` is whether the caller chose for or against the sandbox."""
     from wander_client.training import phases as training_phases
     from wander_client.training.run import new_command, require_alone
 
@@ -276,14 +279,16 @@ def _new_command(
     asked = (context, spec, file, _path_of(given), (), (), sandbox, given)
     phased = training_phases.new_command(*asked)
     if phased is None:
-        made = new_command(*asked)
-        return made if said is False else training_phases.confine_mixture(context.settings, made)
+        command = new_command(*asked)
+        return command if said is False else training_phases.confine_mixture(context.settings, command)
     if steps is not None:
         only = f'phases={{"{phased.phases[-1].name}": {{"schedule": {{"steps": {steps}}}}}}}'
-        raise UsageError("`steps` does not say which phase it is for", hint=f"write `{only}`")
+        raise UsageError(
+            "`steps` does not apply to a training with phases", hint=f"set the steps of a phase: `{only}`"
+        )
     if not any(phase.kind == "grpo" for phase in phased.phases):
         raise UsageError(
-            f"no phase of `{file}` is GRPO, whose run `wander.train` returns",
+            f"`wander.train` returns a GRPO run, but no phase of `{file}` is GRPO",
             hint=f"run `wander train {spec} {file}`, or fine-tune with `wander.sft`",
         )
     return phased if said is False else training_phases.confine_mixture(context.settings, phased)
@@ -292,13 +297,13 @@ def _new_command(
 def _read_config(
     config: Config, sections: Mapping[str, Mapping[str, Any]], model: Model, steps: int | None
 ) -> tuple[Path | None, dict[str, Mapping[str, Any]]]:
-    """Return the file of settings, and the sections that are given over it."""
+    """Return the settings file, and the sections that override it."""
     for name, section in sections.items():
         if not isinstance(section, Mapping):
             hint = _section_of(name, section) or find_near(train, name)
             raise ConfigError(
-                f"`{name}` is no section of settings: it is `{section!r}`",
-                hint=hint or 'write sections as mappings, such as `batch={"rollouts": 64}`',
+                f"`{name}` is not a section of the settings: `{section!r}`",
+                hint=hint or 'pass sections as mappings, such as `batch={"rollouts": 64}`',
             )
     file = None if config is None or isinstance(config, Mapping) else Path(config)
     given: dict[str, Mapping[str, Any]] = dict(config) if isinstance(config, Mapping) else {}
@@ -313,17 +318,17 @@ def _read_config(
 
 
 def _section_of(name: str, value: object) -> str | None:
-    """Return the hint for a field that was given without its section."""
+    """Return a hint for a field that was passed without its section."""
     from wander.train.config import GRPOSettings
 
     for section, field in GRPOSettings.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
-            return f'write `{section}={{"{name}": {value!r}}}`'
+            return f'pass `{section}={{"{name}": {value!r}}}`'
     return None
 
 
 def _path_of(sections: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the model that sections name, which is then looked for from here."""
+    """Return the model in the sections, whose path is relative to the working directory."""
     path = sections.get("model", {}).get("path")
     return None if path is None else str(path)
 
@@ -342,13 +347,13 @@ def sft(
     progress: bool = True,
     **sections: Mapping[str, Any],
 ) -> SFTResult:
-    """Fine-tune a model on rollouts, as `wander model sft` does; needs `wander-sdk[train]`.
+    """Fine-tune a model on rollouts, like `wander model sft`. Requires `wander-sdk[train]`.
 
-    - `rows`: a file of `wander runs data`, or runs, whose rollouts of at least `min_reward` are taken.
-    - `config` and further keywords: settings as for `train`.
-    - `out`: the folder; its `model` is the result. `resume=True` goes on with the run there.
-
-    Raises `ConfigError` for a setting that there is not, `ClientError` where no rollout passes.
+    - `rows`: a file that `wander runs data` wrote, or runs, whose rollouts with at least `min_reward` are
+    used.
+    - `config` and other keywords: settings, as for `train`.
+    - `out`: the folder; the result is in its subfolder `model`. `resume=True` resumes the run in this folder.
+    Raises `ConfigError` for an unknown setting, and `ClientError` if no rollout is selected.
     """
     from wander_client.training.run import require_alone
     from wander_client.training.tuning import go_on, tune
@@ -356,7 +361,7 @@ def sft(
     require_alone("fine-tuning")
     context = open_invocation(progress=progress)
     if out is None:
-        raise UsageError("the folder of the model is missing", hint='pass `out="models/tuned"`')
+        raise UsageError("`out` is missing", hint='for example: `out="models/tuned"`')
     folder = Path(out)
     try:
         if resume:
@@ -365,7 +370,7 @@ def sft(
         place = _find_rows(rows, folder, min_reward, context)
         return tune(context, place, folder, file, _path_of(given), [], given)
     except Interrupted as stopped:
-        raise KeyboardInterrupt(f"{stopped}; go on with `resume=True`") from stopped
+        raise KeyboardInterrupt(f"{stopped}; resume with `resume=True`") from stopped
 
 
 def _find_rows(
@@ -374,19 +379,21 @@ def _find_rows(
     min_reward: float | None,
     context: Invocation,
 ) -> Path:
-    """Return the file of the rows, those of runs selected into the folder."""
+    """Return the file with the rows. Rows from runs are selected into the folder."""
     from wander.train.data import select_rows, write_rows
 
     if isinstance(rows, str | os.PathLike) and not isinstance(rows, Run):
         if min_reward is not None:
-            raise UsageError("`min_reward` selects from runs", hint="leave it out: rows are selected already")
+            raise UsageError(
+                "`min_reward` applies only to runs", hint="remove it: the rows in a file are already selected"
+            )
         return Path(rows)
     runs = [rows] if isinstance(rows, Run) else list(rows)
     kept, report = select_rows((rollout for run in runs for rollout in run.rollouts), min_reward=min_reward)
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
     if not kept:
         raise ClientError(
-            f"none of {report.rollouts} rollouts can be learnt from: {dropped}", hint="ask for less"
+            f"all {report.rollouts} rollouts were dropped: {dropped}", hint="relax the conditions"
         )
     context.output.note(
         f"kept {report.kept} of {report.rollouts} rollouts" + (f"; dropped {dropped}" * bool(dropped))
