@@ -235,7 +235,7 @@ def test_weights_that_change_while_they_are_sent_are_refused(
     with pytest.raises(ClientError) as refused:
         over(Breaking(hub.transport, trains_on)).push_model("admin/ttt", folder)
     assert refused.value.code == "digest_mismatch"
-    assert refused.value.hint == "push again once nothing writes to the folder any more"
+    assert refused.value.hint == "push again when no other program writes to the folder"
     pushed(hub, folder)
 
 
@@ -247,7 +247,7 @@ def test_weights_that_change_while_they_are_sent_are_refused(
         (checkpoint(modeling__x_py=b"import os"), "no model may have: modeling-x.py"),
         (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
-        ({"adapter_config.json": b"{}", "adapter_model.safetensors": weights()}, "holds adapters"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": weights()}, "contains adapters"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_before_anything_is_sent(

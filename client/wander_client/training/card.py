@@ -1,4 +1,4 @@
-"""The card of a model that is pushed: what it is, how it was trained, how it did, how to run it."""
+"""The card of a pushed model: what it is, how it was trained, its results, and how to run it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def write_card(
     trained: tuple[Path, RunManifest] | None,
     evaluated: Iterable[tuple[RunManifest, RunSummary]],
 ) -> str:
-    """Return the card in Markdown, the same for the same runs.
+    """Return the card in Markdown. The same runs always give the same card.
 
-    `trained` is the folder and the manifest of the run that made the weights; `evaluated` are evaluations of
-    these very weights.
+    `trained` is the folder and the manifest of the run that made the weights, and `evaluated` are evaluations
+    of exactly these weights.
     """
     lines = [
         *("---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- wander", "---"),
@@ -44,7 +44,7 @@ def write_card(
 
 
 def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[str]:
-    """Return how a run made the weights, and what it measured of them."""
+    """Return the lines on the training of the weights and its evaluations."""
     environments = [part.environment for part in manifest.mixture] or [manifest.environment]
     names = (f"{pin.full_name}{'@' + pin.version if pin.version else ''}" for pin in environments)
     shown = ", ".join(map(_code, names))
@@ -73,7 +73,7 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
 
 
 def _code(text: str) -> str:
-    """Return a name that somebody else may have chosen, as code that it cannot leave."""
+    """Return a name from somebody else as inline code, without backquotes that could end it."""
     return f"`{' '.join(text.replace('`', ' ').split())}`"
 
 

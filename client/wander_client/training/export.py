@@ -1,4 +1,4 @@
-"""Write the adapter by which another trainer plays an environment."""
+"""Write the adapter package that lets another trainer use an environment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Trainer:
 
     name: str
     requirements: tuple[str, ...]
-    """What brings its interface."""
+    """Requirements for the trainer's interface."""
     use: str
-    """How its users take the adapter up; `@module@` and `@name@` are filled in."""
+    """Instructions for using the adapter, with `@module@` and `@name@` to fill in."""
 
 
 TRAINERS = {
@@ -53,7 +53,7 @@ TRAINERS = {
 def write_adapter(
     location: Location, arguments: dict[str, Any], to: str, out: Path, index: str
 ) -> list[Path]:
-    """Write the adapter's package into a new or empty folder; return its files, relative to it."""
+    """Write the adapter's package into a new or empty folder. Returns its files, relative to the folder."""
     require_free(out, "choose another folder")
     trainer = TRAINERS[to]
     if location.installed is not None:
@@ -63,8 +63,8 @@ def write_adapter(
         assert location.folder is not None
         if not (location.folder / "pyproject.toml").is_file():
             raise ClientError(
-                f"`{location.folder}` has no `pyproject.toml`: a trainer could not install it",
-                hint="`wander new NAME` makes a package",
+                f"`{location.folder}` has no `pyproject.toml`: a trainer cannot install it",
+                hint="run `wander new NAME` to create a package",
                 code="no_package",
             )
         name = requirement = require_project(location.folder)["name"]
@@ -79,7 +79,7 @@ def write_adapter(
         "dependencies": json.dumps(["wander-sdk", "wander-integrations", requirement, *trainer.requirements]),
         "trainer": trainer.name,
         "index": index,
-        # A literal of Python that holds JSON: true and null are none of Python's.
+        # JSON in a Python string literal, because Python does not know `true` and `null`.
         "arguments": repr(json.dumps(arguments)),
     }
     templates = files("wander_client") / "templates" / "export"

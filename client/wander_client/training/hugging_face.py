@@ -1,4 +1,4 @@
-"""Pushes models to Hugging Face and pulls them: a model and its card are what a push to a hub sends."""
+"""Push models to Hugging Face and pull them. The files and the card are the same as for a hub."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
 
 _WEIGHTS_LINE = re.compile(r"^Weights: `([0-9a-f]{64})`$", re.MULTILINE)
-"""What the card of a model that was pushed from here says of its weights."""
+"""Line with the digest of the weights in a card that Wander wrote."""
 
 
 class StoredModel(Record):
-    """A model on Hugging Face, as it was pushed or pulled."""
+    """A model on Hugging Face that was pushed or pulled."""
 
     name: str
     """`owner/name`."""
     revision: str
-    """The commit."""
+    """Commit of the repository."""
     weights_sha256: str
     folder: str
-    """Where its files are here."""
+    """Local folder of its files."""
     url: str
 
 
 def push_to_hugging_face(
     context: Invocation, word: str, target: str, *, private: bool | None = None
 ) -> StoredModel:
-    """Push a checkpoint, or a training run's model, to `hf:owner/name`; makes the repository if it is absent.
+    """Push a checkpoint or a training run's model to `hf:owner/name`. Creates the repository if necessary.
 
-    Raises `ClientError` for what is no checkpoint, `WanderError` for what Hugging Face refuses.
+    Raises `ClientError` for a folder that is not a checkpoint, and `WanderError` if Hugging Face rejects the
+    push.
     """
     name, revision = _parse(target)
     if revision is not None:
-        raise UsageError(f"`{target}` names a revision", hint=f"write `{HF_SCHEME}{name}`: a commit is made")
+        raise UsageError(
+            f"`{target}` names a revision", hint=f"pass `{HF_SCHEME}{name}`: every push creates a commit"
+        )
     require_writer(name)  # before anything is read
     packed = pack_for(context, word, name)
     files: dict[str, Path | bytes] = {file: packed.folder / file for file in sorted(packed.digests)}
@@ -56,8 +59,8 @@ def push_to_hugging_face(
         file for file, sha256 in commit.digests.items() if packed.digests.get(file, sha256) != sha256
     ]:
         raise ClientError(
-            f"`{changed[0]}` was changed while it was sent",
-            hint="push again once nothing writes to the folder any more",
+            f"`{changed[0]}` changed during the upload",
+            hint="push again when no other program writes to the folder",
             code="digest_mismatch",
         )
     return StoredModel(
@@ -70,22 +73,22 @@ def push_to_hugging_face(
 
 
 def pull_from_hugging_face(context: Invocation, target: str) -> StoredModel:
-    """Fetch the model of a repository `hf:owner/name[@revision]` into the cache of Hugging Face.
+    """Download the model of a repository `hf:owner/name[@revision]` into the cache of Hugging Face.
 
-    Every file is held against its digest, and the weights against those of the card.
+    Every file is checked against its digest, and the weights against the digest in the card.
     """
     name, revision = _parse(target)
-    context.output.note(f"fetching {name} from Hugging Face")
+    context.output.note(f"downloading {name} from Hugging Face")
     commit, folder, changed = fetch_files(name, revision)
     for file in changed:
-        context.output.warn(f"`{file}` had been changed in the cache, and was fetched again")
+        context.output.warn(f"`{file}` was damaged in the cache, and was downloaded again")
     weights, card = pack_model(folder, links=True).weights_sha256, folder / CARD
     listed = _WEIGHTS_LINE.search(card.read_text(encoding="utf-8")) if card.is_file() else None
     if listed is not None and listed[1] != weights:
         raise ClientError(
-            f"the weights of `{name}` are not those of its card: "
-            f"`{weights[:12]}`, and not `{listed[1][:12]}`",
-            hint="they were changed after they were pushed; ask for the commit that the card is of",
+            f"the weights of `{name}` do not match its card: the digest is `{weights[:12]}` "
+            f"instead of `{listed[1][:12]}`",
+            hint="they were changed after the push; pull the commit of the card",
             code="digest_mismatch",
         )
     return StoredModel(
@@ -94,8 +97,8 @@ def pull_from_hugging_face(context: Invocation, target: str) -> StoredModel:
 
 
 def _parse(target: str) -> tuple[str, str | None]:
-    """Return the repository and the revision that a word names."""
+    """Return the repository and the revision in a word."""
     name, _, revision = target.removeprefix(HF_SCHEME).partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UsageError(f"`{target}` names no repository", hint=f"write `{HF_SCHEME}OWNER/NAME`")
+        raise UsageError(f"`{target}` is not a repository", hint=f"pass `{HF_SCHEME}OWNER/NAME`")
     return name, revision or None

@@ -1,8 +1,8 @@
-"""The live panel of a training run: on a terminal, redrawn a few times a second; otherwise lines.
+"""The live panel of a training run: redrawn several times per second on a terminal, otherwise lines.
 
-The panel is drawn from the run's folder: its metrics, evaluations, best weights, checkpoints and alerts. The
-trainer only says when a step was recorded. The panel takes the width and height that the terminal has at that
-moment, and its last state stays there when the run ends, however it ends.
+The panel reads the run's folder: metrics, evaluations, best weights, checkpoints and alerts. The trainer only
+reports when a step was recorded. The panel adapts to the current size of the terminal, and its last state
+stays on the screen when the run ends.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
 SPARK_CELLS = 32
 _RECENT = 20
-"""Steps that the time left is told from."""
+"""Number of recent steps for estimating the time left."""
 STEP_SECONDS = 30.0
-"""After which a step that goes on is told of where there is no panel."""
+"""Seconds after which a long step is reported if there is no panel."""
 _READ_SECONDS = 2.0
-"""Evaluations and checkpoints appear between steps, which may take minutes."""
+"""Seconds between reads of evaluations and checkpoints, which also appear during long steps."""
 
 PARTS = (
     ("seconds/generation", "generation", "█", "G", "cyan"),
@@ -57,12 +57,12 @@ PARTS = (
     ("seconds/sync", "sync", "▚", "Y", "blue"),
     ("seconds/evaluation", "evaluation", "▞", "V", "red"),
 )
-"""Metric, name, mark, mark without Unicode and colour of each part of a step's time."""
+"""Metric, name, mark, mark without Unicode and color of each part of a step's time."""
 
 
 @dataclass
 class TrainingState:
-    """What is known of a run while it goes."""
+    """The state of a run in progress."""
 
     title: str
     folder: Path
@@ -72,12 +72,12 @@ class TrainingState:
     checkpoint: int | None = None
     alerts: list[Alert] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the command began."""
+    """Seconds since the command started."""
     ended: bool = False
     playing: tuple[int, int] | None = None
-    """Rollouts of the step under way that have ended, and all of them."""
+    """Finished and total rollouts of the current step."""
     _read_bytes: int = 0
-    """Bytes of `metrics.jsonl` that have been read."""
+    """Number of bytes of `metrics.jsonl` that have been read."""
     _series: dict[str, list[float | None]] = field(default_factory=dict)
 
     def read_steps(self) -> None:
@@ -104,17 +104,17 @@ class TrainingState:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the run is to have; 0 before the first is over."""
+        """Total number of steps of the run, or 0 before the first step is finished."""
         return int(self.entries[-1]["steps"]) if self.entries else 0
 
     @property
     def step(self) -> int:
-        """The last step that is over."""
+        """Number of the last finished step."""
         return int(self.entries[-1]["step"]) if self.entries else 0
 
     @property
     def seconds_left(self) -> float | None:
-        """From what the last steps took, evaluations included; None before the first."""
+        """Estimated seconds until the end, from recent steps, or None before the first step."""
         recent = [
             (entry.get("seconds/step") or 0.0) + (entry.get("seconds/evaluation") or 0.0)
             for entry in self.entries[-_RECENT:]
@@ -123,16 +123,18 @@ class TrainingState:
 
     @property
     def doing(self) -> str | None:
-        """What the step under way is at; None before it has begun to play."""
+        """Description of the current step, or None before its first rollout."""
         if self.playing is None or self.ended:
             return None
         done, total = self.playing
-        what = f"{done}/{total} rollouts" if done < total else f"learning from {counted(total, 'rollout')}"
-        return f"step {self.step + 1}: {what}"
+        progress = (
+            f"{done}/{total} rollouts" if done < total else f"learning from {counted(total, 'rollout')}"
+        )
+        return f"step {self.step + 1}: {progress}"
 
     def series(self, name: str) -> list[float | None]:
-        """Return a metric over the steps, None where a step lacks it."""
-        # Only the steps that came since: the panel is redrawn four times a second, beside the training.
+        """Return the values of a metric over the steps, with None for steps without the metric."""
+        # Reads only new steps, because the panel is redrawn four times per second during the training.
         known = self._series.setdefault(name, [])
         known += [number(entry, name) for entry in self.entries[len(known) :]]
         return known
@@ -150,7 +152,7 @@ class TrainingPanel(contextlib.ExitStack):
         from rich.console import Console
         from rich.live import Live
 
-        # stdout is for answers: what is printed there stays there.
+        # Results are printed on stdout, which must not be redirected.
         live = Live(
             self,
             console=Console(stderr=True),
@@ -171,11 +173,11 @@ class TrainingPanel(contextlib.ExitStack):
         self.state.read_steps()
 
     def played(self, done: int, total: int) -> None:
-        """Take how far the rollouts of the step under way are."""
+        """Update the number of finished rollouts in the current step."""
         self.state.playing = (done, total)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the panel into the terminal as it is now."""
+        """Draw the panel for the current size of the terminal."""
         now = time.monotonic()
         self.state.seconds = now - self._began
         if now - self._read_at > _READ_SECONDS and not self.state.ended:
@@ -186,40 +188,40 @@ class TrainingPanel(contextlib.ExitStack):
 
 
 class PlainSteps(contextlib.ExitStack):
-    """Shows a run as lines on stderr: one for every tenth of the steps, each evaluation and each alert."""
+    """Progress as lines on stderr: one per tenth of the steps, and one per evaluation and alert."""
 
     def __init__(self, title: str, folder: Path, output: Output) -> None:
         super().__init__()
         self.state = TrainingState(title, folder)
         self._output = output
-        self._told = [0, 0]
-        self._begun: int | None = None
-        self._told_at = time.monotonic()
+        self._printed = [0, 0]
+        self._first_step: int | None = None
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bar = self.enter_context(self._output.progress("training", None, unit="steps"))
-        self.callback(self._tell_events)
-        self.callback(self.state.read_folder)  # the last that is added runs first
+        self.callback(self._print_events)
+        self.callback(self.state.read_folder)  # callbacks run in reverse order
         return self
 
-    def _tell_events(self) -> None:
-        """Tell evaluations and alerts that were not told; not those of the part before a resumption."""
-        state, begun = self.state, self._begun or 0
-        for evaluation in state.evaluations[self._told[0] :]:
-            if evaluation.step >= begun - 1:
+    def _print_events(self) -> None:
+        """Print new evaluations and alerts, but not those of the part before a resume."""
+        state, first_step = self.state, self._first_step or 0
+        for evaluation in state.evaluations[self._printed[0] :]:
+            if evaluation.step >= first_step - 1:
                 self._output.note(f"step {evaluation.step}: evaluation {evaluation_text(evaluation)}")
-        for alert in state.alerts[self._told[1] :]:
-            if alert.step >= begun:
+        for alert in state.alerts[self._printed[1] :]:
+            if alert.step >= first_step:
                 self._output.warn(f"step {alert.step}: {alert.message}")
-        self._told = [len(state.evaluations), len(state.alerts)]
+        self._printed = [len(state.evaluations), len(state.alerts)]
 
     def show(self, entry: dict[str, Any]) -> None:
         """Read the step that was just recorded, and print what is new."""
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
         state = self.state
-        self._begun = entry["step"] if self._begun is None else self._begun
+        self._first_step = entry["step"] if self._first_step is None else self._first_step
         state.read_steps()
-        self._tell_events()
+        self._print_events()
         shown = (("reward", 3), ("entropy", 3), ("groups_without_variance", 2))
         known = [
             f"{name} {value:.{digits}f}"
@@ -232,15 +234,15 @@ class PlainSteps(contextlib.ExitStack):
         self._bar.update(entry["step"], "  ".join([*known, *times]))
 
     def played(self, done: int, total: int) -> None:
-        """Tell how far the step under way is, where it takes long."""
+        """Print the progress of the current step if it takes long."""
         self.state.playing = (done, total)
-        if time.monotonic() - self._told_at >= STEP_SECONDS:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._printed_at >= STEP_SECONDS:
+            self._printed_at = time.monotonic()
             self._output.note(self.state.doing or "")
 
 
 def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
-    """Return what shows a run here: the panel for a person on a terminal, otherwise lines."""
+    """Return the display for a run: the panel on a terminal, otherwise lines."""
     on_a_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if output.human and output.shows_progress and on_a_terminal:
         return TrainingPanel(title, folder)
@@ -248,7 +250,7 @@ def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | Pl
 
 
 def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = False) -> list[Text]:
-    """Return the panel as lines no wider and no more than these; `plain` leaves Unicode out."""
+    """Return the lines of the panel within this size. `plain` avoids Unicode."""
     cells = min(width, 60)
     done = cells * state.step // state.steps if state.steps else 0
     full, empty = ("#", ".") if plain else ("━", "─")
@@ -268,7 +270,7 @@ def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = 
     rows = [*first, *functions, *rest]
     room = height - len(head) - len(foot) - len(alerts)
     if len(rows) > room:
-        # Reward functions go first, from the last; what tells whether the run is sound stays.
+        # Reward functions are dropped first, from the end. The rows that show problems are kept.
         kept = max(0, room - len(first) - len(rest) - 1)
         left_out = len(functions) - kept
         rows = [*first, *functions[:kept], *rest]
@@ -292,7 +294,7 @@ class _Row:
 
 
 def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Row]]:
-    """Return the rows of the reward, of each reward function, and of what tells whether the run is sound."""
+    """Return the rows for the reward, for each reward function, and for signs of problems."""
     last = state.entries[-1]
     fired = {alert.rule for alert in state.alerts}
     functions = [
@@ -353,7 +355,7 @@ def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain:
 
 
 def sparkline(values: Sequence[float | None], cells: int, *, plain: bool = False) -> str:
-    """Draw values over the steps, each cell the mean of its part; lowest and highest are the series' own."""
+    """Draw values over the steps. Each cell shows the mean of its part, scaled to the series' own range."""
     marks = ASCII_BLOCKS if plain else BLOCKS
     parts = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
     if len(values) < cells:
@@ -369,7 +371,7 @@ def sparkline(values: Sequence[float | None], cells: int, *, plain: bool = False
 
 
 def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:
-    """Return the shares of the last steps' time as one bar and its key."""
+    """Return a bar with the shares of the recent steps' time, and its legend."""
     recent = state.entries[-_RECENT:]
     spent = [
         (name, mark, ascii_mark, color, sum(number(entry, metric) or 0.0 for entry in recent))
@@ -386,7 +388,7 @@ def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:
         bar.append(sign * round(room * seconds / total), color)
         key.append(sign, color).append(f" {name} {seconds / total:.0%}  ")
     step = statistics.fmean(number(entry, "seconds/step") or 0.0 for entry in recent)
-    bar.append(f"  {step:.3g} s a step")
+    bar.append(f"  {step:.3g} s per step")
     return [bar, key]
 
 
@@ -417,7 +419,7 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
 
 
 def evaluation_text(evaluation: CellEvaluation) -> str:
-    """Return one cell's result: `optimal 0.512 [0.44, 0.58]`, or `every 3 of 533 lines bad`."""
+    """Return the result of a cell: `optimal 0.512 [0.44, 0.58]`, or `every 3 of 533 lines bad`."""
     if evaluation.reward is None:
         return f"{evaluation.cell} failed"
     if evaluation.lines is not None:

@@ -1,4 +1,4 @@
-"""Run the phases of a training run one after the other, each a folder of its own, and go on with the rest."""
+"""Run the phases of a training run one after the other, each in its own folder, and resume them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 ROWS = "rows.jsonl"
-"""What a phase of rollouts keeps of them."""
+"""File with the selected rollouts of a phase."""
 
 DOING = {"sft": "fine-tuning", "dpo": "DPO", "kto": "KTO"}
 DESCRIBED = {
@@ -77,7 +77,7 @@ LEARNT = {"sft": "conversation", "dpo": "pair", "kto": "rollout"}
 
 
 class PhasedCommand(RunCommand):
-    """A run of a file of settings with phases."""
+    """A training run with phases."""
 
     phases: list[Phase]
 
@@ -88,7 +88,7 @@ class PhasedCommand(RunCommand):
         )
 
     def folders(self, folder: Path) -> list[Path]:
-        """Return the folders of the phases in the run's."""
+        """Return the folders of the phases in the run's folder."""
         return list(phase_folders(folder, self.phases).values())
 
 
@@ -102,7 +102,7 @@ def new_command(
     sandbox: SandboxPolicy | None = None,
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> PhasedCommand | None:
-    """Resolve what was typed; None when the file has no phases. `sections` are as for a run without."""
+    """Resolve a command line, or return None if the file has no phases. `sections` override the file."""
     if config is None:
         return None
     given = with_path(sections, model_path(model) if model else None)
@@ -111,7 +111,8 @@ def new_command(
         return None
     if parse_arguments(list(arguments), None):
         raise UsageError(
-            "phases take their arguments from the file", hint="write `--set environment.arguments.KEY=VALUE`"
+            "with phases, the arguments come from the file",
+            hint="pass `--set environment.arguments.KEY=VALUE`",
         )
     begun_with = {
         phase.settings.rollouts.model if isinstance(phase, RolloutsPhase) else phase.settings.model.path
@@ -120,10 +121,10 @@ def new_command(
     }
     if model and given["model"]["path"] not in begun_with:
         raise UsageError(
-            f"no phase of `{config}` starts from a model that you give",
-            hint="leave it out, or remove the phases that make the model",
+            f"no phase of `{config}` starts from the model of `--model`",
+            hint="remove `--model`, or remove the phases that create the model",
         )
-    require_alone(f"`{config}` has phases and")
+    require_alone(f"`{config}` has phases, which")
     location = locate(context, environment)
     return PhasedCommand(
         environment=location.exact_name,
@@ -134,7 +135,7 @@ def new_command(
 
 
 def _anywhere(context: Invocation, phase: Phase) -> Phase:
-    """Return a phase whose model and rows can be found from any folder."""
+    """Return a phase with absolute paths of its model and rows."""
     if isinstance(phase, RowsPhase):
         rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
         tuned = with_models(phase.settings, _full_path)
@@ -158,14 +159,14 @@ def _full_path(model: str) -> str:
 
 
 def read_begun(folder: Path) -> KeptCommand[TrainingCommand] | KeptCommand[PhasedCommand]:
-    """Return the command that a run's folder says it was started with, and whether this user started it."""
+    """Read the command that a run was started with, and whether this user started it."""
     path = folder / COMMAND_FILE
     try:
         return read_command(path, PhasedCommand)
     except FileNotFoundError:
         raise NotFound(
             f"`{folder}` is not a run of `wander train`",
-            hint="`wander runs` lists the runs here",
+            hint="run `wander runs` to list your runs",
             code="no_run",
         ) from None
     except ClientError:
@@ -180,18 +181,18 @@ def read_begun(folder: Path) -> KeptCommand[TrainingCommand] | KeptCommand[Phase
 def own_command(folder: Path, option: str = "--resume") -> TrainingCommand | PhasedCommand:
     """Return the command with which this user started a run on this machine.
 
-    Raises `ClientError` for any other folder, which shows what it asks for.
+    Raises `ClientError` for a run from somebody else. The error shows its settings.
     """
     kept = read_begun(folder)
     if kept.is_own:
         return kept.command
     words = f"wander train ENVIRONMENT CONFIG.toml {option} {shlex.quote(str(folder))}"
-    hint = f"write the settings that you want to use into a file, and run `{words}`"
+    hint = f"put the settings that you want to use into a file, and run `{words}`"
     raise foreign_record(folder, kept.command.asks(), hint)
 
 
 def worker_addresses(command: TrainingCommand | PhasedCommand) -> list[str]:
-    """Return where the environment of a run plays, of each of its phases; nothing if all play here."""
+    """Return the addresses of the workers of all phases, or an empty list if all phases play here."""
     parts = command.phases if isinstance(command, PhasedCommand) else [command]
     sections = [getattr(part.settings, "environment", None) for part in parts if hasattr(part, "settings")]
     workers = [section.workers for section in sections if section is not None]
@@ -201,7 +202,7 @@ def worker_addresses(command: TrainingCommand | PhasedCommand) -> list[str]:
 def confine_mixture(
     settings: Settings, command: TrainingCommand | PhasedCommand
 ) -> TrainingCommand | PhasedCommand:
-    """Return a run without a sandbox in one if an environment that it mixes in comes from a hub."""
+    """Return a run with the sandbox on if it mixes in an environment from a hub that must be confined."""
     parts = command.phases if isinstance(command, PhasedCommand) else [command]
     mixed = [
         section.name
@@ -226,10 +227,10 @@ class PhasedRun:
         self.resume_command = f"wander train --resume {folder}"
 
     def begin(self) -> None:
-        """Make the folder; raises `UsageError` when it holds a run already."""
+        """Create the folder. Raises `UsageError` if it already contains a run."""
         if (self.folder / COMMAND_FILE).exists() or (self.folder / "run.json").exists():
             raise UsageError(
-                f"`{self.folder}` holds a run already", hint=f"go on with `{self.resume_command}`"
+                f"`{self.folder}` already contains a run", hint=f"resume it with `{self.resume_command}`"
             )
         self.command.write(self.folder)
         for phase in self.command.phases:
@@ -237,16 +238,16 @@ class PhasedRun:
                 warn_of_small_batch(phase.settings, self._context.output, f"phases.{phase.name}.")
 
     def run(self) -> list[dict[str, Any]]:
-        """Run every phase that is not finished; return what each came to.
+        """Run the unfinished phases, and return the results of all phases.
 
-        Raises `Interrupted` with the command that goes on, or `ClientError` when a phase collapsed.
+        Raises `Interrupted` with the command that resumes, or `ClientError` if a phase collapsed.
         """
         count, results = len(self.command.phases), []
         for number, phase in enumerate(self.command.phases, start=1):
             title = f"phase {number} of {count}, {phase.name}"
             outcome = read_outcome(self.folders[phase.name])
             if outcome is not None and outcome.finished:
-                self._context.output.note(f"{title}: done before")
+                self._context.output.note(f"{title}: already finished")
             else:
                 outcome = self._run_phase(phase, title)
             if phase.kind == "grpo" and outcome.best is None:
@@ -272,7 +273,7 @@ class PhasedRun:
         return outcome
 
     def _model(self, text: str) -> str:
-        """Return the folder of an earlier phase's model, and any other model as it is."""
+        """Return the folder of an earlier phase's model, or any other model unchanged."""
         if not text.startswith(PHASE):
             return text
         return str(find_made_model(self.folders[text.removeprefix(PHASE)]))
@@ -342,7 +343,7 @@ class PhasedRun:
         if not rows:
             raise ClientError(
                 f"the filter dropped all {report.rollouts} rollouts of phase `{phase.name}`: {dropped}",
-                hint=f"`wander view {folder}` shows them; ask for less in `[phases.filter]`",
+                hint=f"view them with `wander view {folder}`, or relax `[phases.filter]`",
             )
         write_rows(rows, folder / ROWS)
         left_out = f"; dropped {dropped}" if dropped else ""
@@ -359,7 +360,7 @@ class PhasedRun:
         texts = [transcript_of(rollout) for rollout in islice(played, ENOUGH_TRANSCRIPTS)]
         tiny = phase.settings.tiny
         size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
-        shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
+        shutil.rmtree(folder / "model", ignore_errors=True)  # left by a phase that was killed
         create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
 
     def _learn(self, phase: RowsPhase, folder: Path) -> int:
@@ -370,7 +371,7 @@ class PhasedRun:
             for text in phase.rows
         ]
         rows = (row for file in files for row in read_rows(file))
-        resume = (folder / "checkpoints").is_dir()  # without any it begins again
+        resume = (folder / "checkpoints").is_dir()  # without checkpoints, it starts again
         metric = "loss" if isinstance(phase, SFTPhase) else "rewards/margins"
         result: SFTResult | PreferenceResult
         with step_lines(self._context.output, DOING[phase.kind], metric) as show:
@@ -390,7 +391,7 @@ class PhasedRun:
         if result.interrupted:
             raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         self._context.output.note(
-            f"learnt from {counted(result.rows, LEARNT[phase.kind])}; "
+            f"learned from {counted(result.rows, LEARNT[phase.kind])}; "
             f"{counted(result.as_sampled, 'rollout')} kept the tokens as they were sampled"
         )
         for reason, count in sorted(left_out.items()):
@@ -416,11 +417,11 @@ class PhasedRun:
 
     def _interruption(self, kept: str) -> Interrupted:
         return Interrupted(
-            f"interrupted; {kept} are kept in `{self.folder}`", hint=f"go on with `{self.resume_command}`"
+            f"interrupted; {kept} saved in `{self.folder}`", hint=f"resume with `{self.resume_command}`"
         )
 
     def _keep_model(self) -> None:
-        """Have the last phase's model in the run's own folder too, as every training run has it."""
+        """Link the last phase's model into the run's folder, where every training run has its model."""
         makers = [phase for phase in self.command.phases if phase.kind != "rollouts"]
         if not makers:
             return
@@ -430,18 +431,18 @@ class PhasedRun:
 
     @property
     def last_folder(self) -> Path:
-        """The run folder of the last phase."""
+        """Run folder of the last phase."""
         return list(self.folders.values())[-1]
 
     @property
     def model(self) -> Path | None:
-        """The model that the run ends with, once it is there."""
+        """Final model of the run, or None if it does not exist yet."""
         folder = self.folder / "model"
         return folder if folder.is_dir() else None
 
 
 def _run_here(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end, in a thread of its own where a loop runs in this one: in a notebook."""
+    """Run a coroutine to its end. Uses a separate thread if a loop is running here, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

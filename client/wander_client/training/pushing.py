@@ -1,4 +1,4 @@
-"""Pushes checkpoints to the hub, where they go on after an attempt that broke off."""
+"""Push checkpoints to the hub, and resume interrupted pushes."""
 
 from __future__ import annotations
 
@@ -46,55 +46,55 @@ _OF_TRAINING = re.compile(
     r"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|mean\.pt|trainer_state\.json"
     r"|training_args\.bin|seal\.json"
 )
-"""Files with which training goes on, and which are no part of the model."""
+"""Files for resuming the training, which do not belong to the model."""
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A checkpoint, looked at and ready to be sent."""
+    """A checkpoint that was checked and is ready to be pushed."""
 
     folder: Path
     facts: CheckpointFacts
     digests: Mapping[str, str]
-    """SHA-256 of the files that are sent, by name; the card among them."""
+    """SHA-256 digests of the files to push, by name, including the card."""
     sizes: Mapping[str, int]
     left_out: tuple[str, ...]
-    """What the folder has besides."""
+    """Files that are not pushed."""
     card: bytes | None = field(default=None, repr=False)
-    """One that was written for it; None where the folder has its own."""
+    """Generated card, or None if the folder has its own card."""
     links: bool = False
     """Whether its files may be links, as in the cache of Hugging Face."""
 
     @property
     def revision(self) -> str:
-        """What a hub names it by."""
+        """Revision of the model on a hub."""
         return revision_of(self.digests)
 
     @property
     def weights_sha256(self) -> str:
-        """What runs name its weights by."""
+        """Digest of the weights, as runs record it."""
         weights = weights_of(self.digests)
-        assert weights is not None  # `read_checkpoint` refuses a folder without
+        assert weights is not None  # `read_checkpoint` rejects a folder without weights
         return weights
 
     def with_card(self, text: str) -> PackedModel:
-        """Return it with a card."""
+        """Return the packed model with a card."""
         card = text.encode()
         digest = hashlib.sha256(card).hexdigest()
         digests, sizes = {**self.digests, CARD: digest}, {**self.sizes, CARD: len(card)}
         return replace(self, digests=digests, sizes=sizes, card=card)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file that is sent."""
+        """Open a file to push."""
         if name == CARD and self.card is not None:
             return BytesIO(self.card)
         return _open(self.folder / name, links=self.links)
 
 
 def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | None]:
-    """Return the folder of a checkpoint that a word names, and the training run that made it, if any did.
+    """Return the folder of a checkpoint, and the training run that made it, if there was a run.
 
-    The word is the checkpoint's folder, or a training run, whose end is meant. Raises `NotFound`.
+    `word` is the checkpoint's folder, or a training run, which means its final model. Raises `NotFound`.
     """
     from wander.evals.store.folder import RunFolder
 
@@ -109,19 +109,21 @@ def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | N
         return folder, None
     run = run_folder(context, word)
     if run.manifest.kind != "training" or not (run.path / "model").is_dir():
-        what = (
-            "has no model yet" if run.manifest.kind == "training" else "made no model: it is no training run"
+        problem = (
+            "has no model yet"
+            if run.manifest.kind == "training"
+            else "has no model, because it is not a training run"
         )
-        hint = "name a checkpoint's folder, or a training run that has ended"
-        raise NotFound(f"`{word}` {what}", hint=hint, code="model_not_found")
+        hint = "pass a checkpoint's folder, or a finished training run"
+        raise NotFound(f"`{word}` {problem}", hint=hint, code="model_not_found")
     return run.path / "model", run
 
 
 def pack_model(folder: Path, *, links: bool = False) -> PackedModel:
-    """Look at a checkpoint's folder; raises `UsageError` for one that cannot be pushed.
+    """Check a checkpoint's folder and pack it. Raises `UsageError` if it cannot be pushed.
 
-    Somebody else may have made the folder. So its files must be plain ones, and links only where `links`
-    says that this machine made them.
+    The folder may come from somebody else, so its files must be regular files. Links are allowed only with
+    `links`, which means that this machine created them.
     """
     files, left_out = _select(folder, links=links)
     sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -134,7 +136,7 @@ def pack_model(folder: Path, *, links: bool = False) -> PackedModel:
     try:
         facts = read_checkpoint(sizes, read)
     except ConfigError as error:
-        hint = error.hint or "`wander model --help` says how to make one"
+        hint = error.hint or "see `wander model --help` for how to create a model"
         raise UsageError(f"`{folder}`: {error}", hint=hint, code="not_a_checkpoint") from error
     digests = {name: file_digest(path) for name, path in files.items()}
     return PackedModel(folder, facts, digests, sizes, tuple(left_out), links=links)
@@ -145,18 +147,18 @@ def _open(path: Path, *, links: bool) -> BinaryIO:
 
 
 def _select(folder: Path, *, links: bool) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to send, by name, and what is left out; raises `UsageError` for others."""
+    """Return the files to push, and the other files. Raises `UsageError` for files that are not allowed."""
     if (folder / _ADAPTERS).is_file() and not (folder / "config.json").is_file():
-        hint = "push the whole weights: `model` of a run's folder has the adapters merged"
+        hint = "push the merged weights, which are in `model` in the run's folder"
         raise UsageError(
-            f"`{folder}` holds adapters, and not a whole model", hint=hint, code="not_a_checkpoint"
+            f"`{folder}` contains adapters, not a complete model", hint=hint, code="not_a_checkpoint"
         )
     files, left_out, refused = {}, [], []
     for path in sorted(folder.iterdir()):
         if not links and (path.is_symlink() or not (path.is_dir() or is_plain_file(path))):
             raise UsageError(
-                f"`{path}` is a link or a special file, and its content may be that of another file of yours",
-                hint=f"copy the files that you mean to push: `cp -rL {shlex.quote(str(folder))} ./checked`",
+                f"`{path}` is a link or a special file, which could expose another of your files",
+                hint=f"copy the files that you want to push: `cp -rL {shlex.quote(str(folder))} ./checked`",
                 code="unsafe_file",
             )
         if path.is_dir() or path.name.startswith(".") or _OF_TRAINING.fullmatch(path.name):
@@ -168,16 +170,17 @@ def _select(folder: Path, *, links: bool) -> tuple[dict[str, Path], list[str]]:
             refused.append(path.name)
     if refused:
         raise UsageError(
-            f"`{folder}` has {len(refused)} files that no model may have: {', '.join(refused[:5])}",
-            hint="weights go as safetensors (`model.save_pretrained(folder)`), beside JSON and text; pickled "
-            "weights and Python code would run on the machine of whoever pulls them",
+            f"`{folder}` has {len(refused)} files that are not allowed in a model: {', '.join(refused[:5])}",
+            hint="save the weights as safetensors (`model.save_pretrained(folder)`); pickled weights and "
+            "Python code "
+            "are not allowed, because they would run on the machines of other users",
             code="not_a_checkpoint",
         )
     return files, left_out
 
 
 def evaluations_of(context: Invocation, weights_sha256: str) -> Iterator[tuple[RunManifest, RunSummary]]:
-    """Yield the evaluations here of these very weights on published environments."""
+    """Yield the local evaluations of exactly these weights on published environments."""
     from wander_client.runs.lookup import local_runs
 
     for run in local_runs(context.settings.runs_dir, context.output):
@@ -190,12 +193,13 @@ def evaluations_of(context: Invocation, weights_sha256: str) -> Iterator[tuple[R
 def push_model(
     context: Invocation, word: str, name: HubModel, *, visibility: Visibility | None = None
 ) -> Sent[ModelRevision]:
-    """Push a checkpoint, or a training run's model, to the hub as `owner/name`.
+    """Push a checkpoint or a training run's model to the hub as `owner/name`.
 
-    The same files again send nothing. Raises `ClientError` for what is no checkpoint or is refused.
+    Pushing the same files again does nothing. Raises `ClientError` if it is not a checkpoint or the hub
+    rejects it.
     """
     if name.revision is not None:
-        hint = f"write `{name.owner}/{name.name}`: the revision follows from the files"
+        hint = f"pass `{name.owner}/{name.name}`: the revision is computed from the files"
         raise UsageError(f"`{name}` names a revision", hint=hint)
     with context.hub(login=True) as hub:  # the token is checked before anything is read
         hub.whoami()
@@ -208,12 +212,12 @@ def push_model(
     ):
         sent = _send(hub, packed, name, visibility, lambda done, _: progress.update(-(-done // _KIB)))
     if sent.resumed_bytes:
-        output.note(f"{sent.resumed_bytes:,} bytes were there from an earlier attempt")
+        output.note(f"{sent.resumed_bytes:,} bytes were already uploaded by an earlier attempt")
     return sent
 
 
 def pack_for(context: Invocation, word: str, title: str) -> PackedModel:
-    """Return a checkpoint with its card, the one in the folder or one that is written from its runs."""
+    """Pack a checkpoint with its card, which is generated from its runs if the folder has no card."""
     folder, run = find_checkpoint(context, word)
     packed = pack_model(folder)
     context.output.note(f"sends: {', '.join(sorted({*packed.digests, CARD}))}")
@@ -233,11 +237,11 @@ def pack_for(context: Invocation, word: str, title: str) -> PackedModel:
 def _send(
     hub: HubApi, packed: PackedModel, name: HubModel, visibility: Visibility | None, told: Told
 ) -> Sent[ModelRevision]:
-    """Send what the hub lacks of a revision."""
+    """Send the missing files of a revision."""
     try:
         revision = hub.read(model_path(name.owner, name.name, "revisions", packed.revision), ModelRevision)
     except NotFound:
-        pass  # so it is sent
+        pass  # not on the hub yet
     else:
         if visibility in (None, visibility_of(revision.private, internal=revision.internal)):
             return Sent(revision, frozenset(), 0)
@@ -253,8 +257,10 @@ def _send(
             sent = send(Sender(hub, PATIENCE, GO_ON), "models", wanted, bodies, ModelRevision, told=told)
         except ClientError as error:
             if error.code == "digest_mismatch":
-                error.hint = "push again once nothing writes to the folder any more"
+                error.hint = "push again when no other program writes to the folder"
             raise
     if sent.made.revision != packed.revision:
-        raise ClientError(f"the hub took other files than were sent: `{sent.made}`", code="digest_mismatch")
+        raise ClientError(
+            f"the hub stored different files than were sent: `{sent.made}`", code="digest_mismatch"
+        )
     return sent

@@ -1,4 +1,4 @@
-"""Run training from the command line's settings; continue a run from its folder, or repeat its start."""
+"""Run a training from the command line's settings, resume it, or repeat its first steps."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ Settings = TypeVar("Settings", bound=PolicySettings)
 PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
 
 COMMAND_FILE = "command.json"
-"""The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
+"""File in the run's folder with the settings of the command, so that `--resume` needs no other option."""
 
 
 def require_alone(what: str) -> None:
-    """Raise `UsageError` for what one process runs: `what` begins the sentence."""
+    """Raise `UsageError` if several processes were launched for something that runs in a single process."""
     if is_launched():
         raise UsageError(
             f"{what} needs a single process",
@@ -82,22 +82,22 @@ def require_alone(what: str) -> None:
 
 
 class RunCommand(Record):
-    """What `wander train` was asked for."""
+    """The settings of `wander train`."""
 
     environment: str
-    """`owner/name@version`, exact, or the absolute path of a folder."""
+    """`owner/name@version`, or the absolute path of a folder."""
     label: str
     """Short name of the environment for folders and titles."""
     sandbox: SandboxPolicy | None = None
-    """The limits of the sandbox that the environment runs in; None means in none."""
+    """Limits of the environment's sandbox; None means no sandbox."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in a run's folder, signed."""
+        """Save the settings in a run's folder, signed."""
         folder.mkdir(parents=True, exist_ok=True)
         write_command(folder / COMMAND_FILE, self)
 
     def asks(self) -> Iterator[str]:
-        """Yield what it asks for, one setting a line, without those that have their default."""
+        """Yield the settings, one per line, without defaults."""
         yield f"environment={self.environment}"
         yield from flatten(
             self.model_dump(mode="json", include={"settings", "phases"}, exclude_defaults=True)
@@ -105,7 +105,7 @@ class RunCommand(Record):
 
 
 def flatten(value: Any, name: str = "") -> Iterator[str]:
-    """Yield settings, one a line, by their dotted names."""
+    """Yield settings by their dotted names, one per line."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flatten(inner, f"{name}.{key}" if name else key)
@@ -117,7 +117,7 @@ def flatten(value: Any, name: str = "") -> Iterator[str]:
 
 
 class TrainingCommand(RunCommand):
-    """A run of GRPO without phases."""
+    """A GRPO run without phases."""
 
     settings: GRPOSettings
 
@@ -136,9 +136,9 @@ def new_command(
     sandbox: SandboxPolicy | None = None,
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> TrainingCommand:
-    """Resolve what was asked for: the environment to an exact version, the model's folder to a full path.
+    """Resolve the settings: an exact version of the environment, and the full path of the model.
 
-    `sections` are settings that a program gives, over those of the file.
+    `sections` are settings from Python, which override those of the file.
     """
     given = with_path(sections, model)
     settings = read_settings(GRPOSettings, config, overrides, **given)
@@ -146,7 +146,7 @@ def new_command(
     section = settings.environment.model_copy(update={"arguments": merged})
     if settings.environments and arguments:
         raise UsageError(
-            "each of `[[environments]]` has its own arguments", hint="write them there instead of `--arg`"
+            "each of `[[environments]]` has its own arguments", hint="set them there instead of with `--arg`"
         )
     settings = settings.model_copy(update={"environment": section})
     settings = with_models(name_exactly(context, settings), model_path)
@@ -158,12 +158,12 @@ def new_command(
 
 
 def with_path(sections: Mapping[str, Mapping[str, Any]], model: str | None) -> dict[str, Mapping[str, Any]]:
-    """Return sections of settings with the model that was chosen apart from them."""
+    """Return sections of settings with the path of the model that was chosen separately."""
     return {**sections, "model": {**sections.get("model", {}), "path": model}} if model else {**sections}
 
 
 def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
-    """Return settings that mean the same from any folder: of mixed environments, and of who plays beside."""
+    """Return settings with exact versions of mixed environments and absolute paths of players' models."""
     mixed = [
         section.model_copy(update={"name": locate(context, section.name).exact_name})
         if section.name
@@ -185,20 +185,20 @@ def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
 
 
 def player_path(model: str) -> str:
-    """Return who plays beside the policy, by a name that can be used from any folder."""
+    """Return the model of another player with an absolute path."""
     if model in (SELF, FROZEN, EARLIER) or model.startswith(SCRIPTED):
         return model
     if is_local_model(model):
         return local_path(model)
     raise UsageError(
-        f"`{model}` is no player in training, and no model on this machine",
-        hint=f"it is `{SELF}`, `{FROZEN}`, `{EARLIER}`, `scripted:MODULE:FUNCTION`, or a checkpoint: "
+        f"`{model}` is neither a player in training nor a model on this machine",
+        hint=f"use `{SELF}`, `{FROZEN}`, `{EARLIER}`, `scripted:MODULE:FUNCTION`, or a checkpoint: "
         "`./FOLDER`, `hub:OWNER/NAME`, `hf:NAME`",
     )
 
 
 def with_models(settings: Settings, find: Callable[[str], str]) -> Settings:
-    """Return settings of training whose model, and teacher, are named as a function has it."""
+    """Return settings with the paths of the model and the teacher replaced by the result of a function."""
     update: dict[str, Any] = {"model": settings.model.model_copy(update={"path": find(settings.model.path)})}
     teacher: TeacherSection | None = getattr(settings, "teacher", None)
     if teacher is not None and teacher.path is not None:
@@ -209,9 +209,9 @@ def with_models(settings: Settings, find: Callable[[str], str]) -> Settings:
 def with_workers(
     settings: PlayedSettings, addresses: Sequence[str], token_file: str | None
 ) -> PlayedSettings:
-    """Return settings whose environment plays at these addresses, with this token; what is not given stays.
+    """Return settings with the environment's workers at these addresses. Empty values change nothing.
 
-    The file of the token can then be found from any folder.
+    The path of the token file becomes absolute.
     """
     workers = addresses or settings.environment.workers
     update: dict[str, Any] = {} if isinstance(workers, int) else {"workers": expand_addresses(workers)}
@@ -222,7 +222,7 @@ def with_workers(
 
 
 def new_run_dir(context: Invocation, command: TrainingCommand) -> Path:
-    """Return a fresh folder under the runs folder, named after environment and model."""
+    """Return a new folder in the runs folder, named after the environment and the model."""
     from wander.models.loading import model_name
 
     name = command.settings.model.path
@@ -231,14 +231,14 @@ def new_run_dir(context: Invocation, command: TrainingCommand) -> Path:
 
 
 def fresh_run_dir(context: Invocation, environment: str, what: str) -> Path:
-    """Return a fresh folder under the runs folder, named after environment and what is trained."""
+    """Return a new folder in the runs folder, named after the environment and the kind of training."""
     from wander_client.evaluate.evaluation import new_run_dir
 
     return new_run_dir(context.settings.runs_dir, locate(context, environment), what)
 
 
 def model_path(name: str) -> str:
-    """Return a model's name as it can be used from any folder."""
+    """Return a model's name with an absolute path."""
     if name.startswith(HUB_SCHEME):
         return local_path(name)
     folder = Path(name).expanduser()
@@ -247,19 +247,20 @@ def model_path(name: str) -> str:
     require_no_typo(name)
     if "/" not in name and not name.startswith(HF_SCHEME) and name.lower() not in NAMED:
         raise NotFound(
-            f"there is no folder `{name}`, and no model of that name on this machine",
-            hint=f"`wander model new {name} --transcripts RUN` makes a tiny one, `wander model list` shows "
-            f"those here; `hf:{name}` is one of Hugging Face",
+            f"no folder or model `{name}` on this machine",
+            hint=f"create a tiny model with `wander model new {name} --transcripts RUN`, list your models "
+            "with "
+            f"`wander model list`, or use Hugging Face's model `hf:{name}`",
             code="model_not_found",
         )
     return name.removeprefix(HF_SCHEME)
 
 
 def choose_model(context: Invocation, model: str | None, started_from: str | None) -> str | None:
-    """Return the model that `--model` or `--from` names; raises `UsageError` when both do.
+    """Return the model of `--model` or `--from`. Raises `UsageError` if both are given.
 
-    `--from RUN@STEP` means a checkpoint's weights, `RUN@last` those of the run's end, and `RUN` alone its
-    best where it kept one.
+    `--from RUN@STEP` means the weights of a checkpoint, `RUN@last` the final weights, and `RUN` the best
+    weights if the run kept them.
     """
     from wander.train.phases import find_made_model
 
@@ -282,39 +283,39 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
         f"`{folder}` has no weights of `{step}`" if step else f"`{folder}` has no model",
         hint=f"it has {', '.join(f'`{folder}@{known}`' for known in names)}"
         if names
-        else "a run keeps checkpoints with `--set output.checkpoint_every=10`",
+        else "runs save checkpoints with `--set output.checkpoint_every=10`",
         code="no_checkpoint",
     )
 
 
 def require_not_collapsed(stopped: Stopped | None, folder: Path) -> None:
-    """Raise `ClientError` for a run that ended because learning failed."""
+    """Raise `ClientError` if a run stopped because learning collapsed."""
     if stopped is not None and stopped.collapsed:
         raise ClientError(
             f"stopped after step {stopped.step}: {stopped.reason}",
-            hint=f"`{folder}` keeps metrics and model; a smaller learning rate or more rollouts may help",
+            hint=f"metrics and model are in `{folder}`; a smaller learning rate or more rollouts may help",
             code="collapsed",
         )
 
 
 ENOUGH_ROLLOUTS = 256
-"""A step. Runs on games with 64 collapsed, and those with 256 did not."""
+"""Rollouts per step that were enough: runs on games collapsed with 64, and did not with 256."""
 
 
 def warn_of_small_batch(settings: GRPOSettings, output: Output, where: str = "") -> None:
-    """Warn of a step that is too small to learn from, and say what to set; `where` begins the setting."""
+    """Warn about steps that are too small to learn from. `where` is a prefix of the setting to change."""
     rollouts, needed = settings.batch.rollouts, ENOUGH_ROLLOUTS
     if rollouts < needed:
         size = settings.batch.group_size
         output.warn(
-            f"{rollouts} rollouts a step are few: with under {needed}, runs on games collapsed; "
-            f"`--set {where}batch.rollouts={math.ceil(needed / size) * size}` takes as much memory "
-            "(`batch.rows_at_once` bounds that)"
+            f"{rollouts} rollouts per step are few: runs on games with fewer than {needed} collapsed; "
+            f"`--set {where}batch.rollouts={math.ceil(needed / size) * size}` needs no more memory "
+            "(`batch.rows_at_once` limits it)"
         )
 
 
 def require_unfinished(folder: Path) -> None:
-    """Raise `UsageError` when there is nothing to go on with."""
+    """Raise `UsageError` if a run is already finished."""
     from wander.train.records.files import read_outcome
 
     outcome = read_outcome(folder)
@@ -327,9 +328,9 @@ def require_unfinished(folder: Path) -> None:
 
 
 class TrainingEnvironments:
-    """Opens what a training run names, each in a process of its own.
+    """Opens the environments of a training run, each in its own process.
 
-    `run` is the run's folder, which pins the command's environment once the run is begun.
+    `run` is the run's folder. After the run has started, its manifest pins the version of the environment.
     """
 
     def __init__(self, context: Invocation, command: TrainingCommand, run: Path) -> None:
@@ -342,7 +343,7 @@ class TrainingEnvironments:
 
     @contextlib.asynccontextmanager
     async def open(self, choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
-        """Open an environment, in the very version that the run was begun with."""
+        """Open an environment, in the version that the run was started with."""
         location = (
             locate_started(self._context, self._command.environment, self._run)
             if choice.name is None
@@ -359,7 +360,7 @@ class TrainingEnvironments:
             yield environment.handle
 
     def _workers_of(self, choice: EnvironmentChoice) -> WorkerChoice:
-        """Return who plays an environment: those at the addresses of the command's play no other one."""
+        """Return the workers of an environment. Remote workers play only the command's own environment."""
         if choice.workers is not None:
             return WorkerChoice.of(choice.workers, self._section)
         if choice.name is None or not self._workers.addresses:
@@ -367,7 +368,10 @@ class TrainingEnvironments:
         return WorkerChoice.of(1, self._section)
 
     def pin(self, choice: EnvironmentChoice) -> EnvironmentPin:
-        """Return how a manifest names an environment that is open; a folder with the digest of its code."""
+        """Return the pin of an open environment for the manifest.
+
+        For a folder, it includes a digest of the code.
+        """
         opened = next(environment for opened_choice, environment in self._opened if opened_choice == choice)
         folder = opened.location.folder
         if folder is None:
@@ -390,7 +394,7 @@ def _source_files(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that came to its end."""
+    """A finished training run."""
 
     result: GRPOResult
     folder: Path
@@ -406,12 +410,12 @@ def train_and_tell(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> Trained | None:
-    """Train into a folder; None in the processes of a run that only help the first one.
+    """Train into a folder. Returns None in helper processes of a launched run.
 
-    Raises `Interrupted` with what was kept, `ClientError` where learning collapsed.
+    Raises `Interrupted` with the saved work, and `ClientError` if learning collapsed.
     """
     output, settings = context.output, command.settings
-    if is_launched():  # each process made a name of its own, from its own clock: the first one's counts
+    if is_launched():  # all processes use the folder name of the main process
         folder = current_world(settings.model.device).from_main(lambda: folder.resolve())
     output.note(
         f"training {settings.model.path} on {command.environment}: "
@@ -446,7 +450,7 @@ def run_training(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> GRPOResult:
-    """Train, with the environment in a process of its own, and show how it goes."""
+    """Train with the environment in its own process, and show the progress."""
     from wander.train.grpo import train_grpo
 
     environments = TrainingEnvironments(context, command, folder)
@@ -475,7 +479,7 @@ def run_training(
 
 
 def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
-    """Draw the run's learning curves where the packages for it are installed."""
+    """Draw the run's learning curves if the required packages are installed."""
     from wander.errors import MissingExtra
     from wander.train.records.files import read_metrics
     from wander.train.watch.plots import draw_learning_curve
@@ -489,7 +493,7 @@ def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[
 
 @contextlib.contextmanager
 def step_lines(output: Output, title: str, metric: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield what shows the steps of a run: a progress line on stderr, with one of their metrics."""
+    """Yield a callback that shows steps as a progress line on stderr, with one of their metrics."""
     with output.progress(title, None, unit="steps") as bar:
 
         def show(entry: dict[str, Any]) -> None:
@@ -502,7 +506,7 @@ def step_lines(output: Output, title: str, metric: str) -> Iterator[Callable[[di
 
 @contextlib.contextmanager
 def training_server(context: Invocation, checkpoint: Path, section: InferenceSection) -> Iterator[str]:
-    """Serve a checkpoint until the block ends, and yield the server's address."""
+    """Serve a checkpoint until the block ends, and yield the server's URL."""
     from wander.loop_thread import LoopThread
 
     arguments = ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
@@ -511,9 +515,9 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
     if section.sleep:
         arguments += ["--enable-sleep-mode", "--gpu-memory-utilization", str(section.memory)]
     choice = ServeChoice(
-        arguments=(*arguments, *section.arguments),  # the settings' own come last, where they win
+        arguments=(*arguments, *section.arguments),  # the user's arguments come last, so that they win
         python=section.python,
-        # Opens the endpoints that take weights; the server listens on loopback only.
+        # Enables the endpoints that accept weights. The server listens only on loopback.
         environment=(("VLLM_SERVER_DEV_MODE", "1"),),
     )
     serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
@@ -522,7 +526,7 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
 
 
 VERIFIED_STEPS = 3
-"""Steps that are repeated where nothing else is said."""
+"""Default number of steps to repeat."""
 
 
 def verify_run(
@@ -531,9 +535,10 @@ def verify_run(
     command: TrainingCommand,
     steps: int | None,
 ) -> int:
-    """Repeat a run's first steps, check its checkpoints, print the result and return the exit status.
+    """Repeat a run's first steps, check its checkpoints, print the result, and return the exit status.
 
-    0: all came out the same; 1: something did not, or the run cannot be repeated; 6: it has fewer steps.
+    Returns 0 if everything is the same, 1 if something differs or the run cannot be repeated, and 6 if it has
+    fewer steps.
     """
     from wander.train.verify import verify_training
 
@@ -555,7 +560,7 @@ def verify_run(
 
 
 def show_verification(report: TrainingVerification, output: Output) -> None:
-    """Print the result of a repetition and of the check of the checkpoints."""
+    """Print the results of repeating the steps and of checking the checkpoints."""
     if report.compared == 0:
         output.line(f"not repeated: {report.refused}")
     else:
@@ -569,13 +574,13 @@ def _show_repetition(report: TrainingVerification, output: Output) -> None:
     difference = report.difference
     same = report.compared - (difference is not None)
     output.line(f"repeated     {report.compared} of {report.asked} steps in {report.seconds:.1f} s")
-    output.line(f"same         {same}, with the weights after {report.weights_compared} of those compared")
+    output.line(f"same         {same}, with weights compared after {report.weights_compared} of them")
     if difference is not None:
         cause = {
-            "rollouts": "other tokens were sampled, or with other probabilities",
-            "rewards": "the environment gave other rewards or metrics for the same tokens",
-            "update": "the same rollouts and rewards gave another loss or gradient",
-            "weights": "the same gradient gave other weights",
+            "rollouts": "different tokens were sampled, or the same tokens with different probabilities",
+            "rewards": "the environment gave different rewards or metrics for the same tokens",
+            "update": "the same rollouts and rewards gave a different loss or gradient",
+            "weights": "the same gradient gave different weights",
         }[difference.part]
         output.line(f"differs      step {difference.step}, in its {difference.part}: {cause}", style="error")
     elif report.refused is not None:

@@ -1,4 +1,4 @@
-"""A training run in words: how far it came, what it learned, what it evaluated and warned of."""
+"""A training run as text: its steps, evaluations and alerts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 _LABEL = 10
-"""Width of what stands before a line, as in the report of an evaluation."""
+"""Width of labels, the same as in the report of an evaluation."""
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return what the record of a training run holds beside its rollouts, read without the trainer."""
+    """Return the record of a training run without its rollouts, read without importing the trainer."""
     from wander.train.records.checkpoints import read_saved
     from wander.train.records.files import METRICS, read_alerts, read_entries, read_evaluations, read_outcome
 
@@ -39,7 +39,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that tell of a training run."""
+    """Yield the lines that describe a training run."""
     from wander.train.records.files import Outcome
 
     pin = manifest.environment
@@ -85,7 +85,7 @@ def has_collapsed(folder: Path) -> bool:
 
 
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of the evaluations on held-out examples."""
+    """Return the heading and the rows of the evaluations on held-out examples."""
     from wander.evals.report.document import interval_text
     from wander.train.records.files import CellEvaluation
 
@@ -109,13 +109,13 @@ def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str
 
 
 def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
-    asked = next((step["steps"] for step in reversed(steps) if step.get("steps") is not None), None)
-    of = f" of {asked:.0f}" if asked is not None else ""
+    total = next((step["steps"] for step in reversed(steps) if step.get("steps") is not None), None)
+    suffix = f" of {total:.0f}" if total is not None else ""
     if outcome is None:
-        return f"{of}, not ended"
+        return f"{suffix}, not finished"
     if outcome.stopped is not None:
-        return f"{of}, stopped: {outcome.stopped.reason}"
-    return of if outcome.finished else f"{of}, interrupted"
+        return f"{suffix}, stopped: {outcome.stopped.reason}"
+    return suffix if outcome.finished else f"{suffix}, interrupted"
 
 
 def _line(label: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Make an untrained tiny model for an environment, with a tokenizer made from transcripts."""
+"""Create an untrained tiny model for an environment, with a tokenizer trained on transcripts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Where transcripts come from: runs, or games that are played for them."""
+    """The source of transcripts: runs, or games to play."""
 
     runs: Sequence[str] = ()
     environment: str | None = None
     arguments: Mapping[str, Any] | None = None
-    """Passed to `load_environment`."""
+    """Arguments of `load_environment`."""
     player: str | None = None
-    """`scripted:MODULE:FUNCTION`; None gives random answers."""
+    """`scripted:MODULE:FUNCTION`, or None for random answers."""
     episodes: int = 200
 
 
@@ -45,7 +45,7 @@ async def make_tiny(
     vocabulary: int,
     characters: bool,
 ) -> int:
-    """Write a model to a folder; return the number of transcripts that its tokenizer was made from.
+    """Write a model to a folder. Returns the number of transcripts that its tokenizer was trained on.
 
     Raises `UsageError` unless the transcripts come from exactly one source.
     """
@@ -53,7 +53,8 @@ async def make_tiny(
 
     if (source.environment is None) == (not source.runs):
         raise UsageError(
-            "transcripts are needed from one place", hint="pass either `--environment` or `--transcripts`"
+            "transcripts must come from exactly one source",
+            hint="pass either `--environment` or `--transcripts`",
         )
     size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
     texts: Sequence[Sequence[Message]] = (
@@ -61,13 +62,13 @@ async def make_tiny(
         if source.environment is None
         else await _play_transcripts(context, source.environment, source, seed)
     )
-    context.output.note(f"making a model from {len(texts)} transcripts")
+    context.output.note(f"creating a model from {len(texts)} transcripts")
     create_tiny(texts, out, seed=seed, size=size)
     return len(texts)
 
 
 def model_facts(folder: Path) -> dict[str, Any]:
-    """Return a model's folder, size and digest; read from its files, without loading it."""
+    """Return a model's folder, size and digest from its files, without loading it."""
     from wander.models.loading import weights_digest
     from wander.system.plain_files import open_file
     from wander.wire.gate import MODEL_CONFIG, read_json

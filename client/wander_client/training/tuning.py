@@ -1,4 +1,4 @@
-"""Fine-tune a model on rows, and tell how it goes; continue a run from its folder."""
+"""Fine-tune a model on rows, show the progress, and resume a run from its folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
 
 RECORD = "sft.json"
-"""What a fine-tuning run was asked for, in its folder, so that `--resume` needs nothing else."""
+"""File with the settings of a fine-tuning run, so that `--resume` needs no other option."""
 
 
 class FineTuning(Record):
-    """What a fine-tuning run is asked for."""
+    """The settings of a fine-tuning run."""
 
     rows: str
     """Absolute path of the file with the rows."""
@@ -48,15 +48,14 @@ def tune(
     *,
     resume: bool = False,
 ) -> SFTResult:
-    """Fine-tune a model on the rows of a file into `out/model`; raises `Interrupted` with what was kept.
-
-    `resume` continues a run that somebody else began, with these settings.
+    """Fine-tune a model on the rows of a file into `out/model`. Raises `Interrupted` with the saved work.
+    `resume` continues a run that somebody else started, with these settings.
     """
     from wander.train.data import read_rows
 
     chosen = with_path(sections, model_path(model) if model else None)
     settings = read_settings(SFTSettings, config, overrides, **chosen)
-    next(read_rows(rows), None)  # says what is wrong with the file before anything is written
+    next(read_rows(rows), None)  # raises errors in the file before anything is written
     out.mkdir(parents=True, exist_ok=True)
     require_plain_folder(out)
     asked = FineTuning(rows=str(rows.resolve()), rows_sha256=file_digest(rows), settings=settings)
@@ -65,21 +64,20 @@ def tune(
 
 
 def go_on(context: Invocation, folder: Path) -> SFTResult:
-    """Continue a run that this user began on this machine.
-
-    Raises `NotFound` for a folder without a run, and `ClientError` for one that somebody else began, or whose
-    rows have changed.
+    """Resume a run that this user started on this machine.
+    Raises `NotFound` for a folder without a run, and `ClientError` if somebody else started it or its rows
+    have changed.
     """
     kept = read_tuning(folder)
     asked, rows = kept.command, Path(kept.command.rows)
     if not kept.is_own:
         asks = [f"rows={asked.rows}", *flatten(asked.settings.model_dump(mode="json", exclude_defaults=True))]
         words = f"wander model sft ROWS --config CONFIG.toml --resume {shlex.quote(str(folder))}"
-        raise foreign_record(folder, asks, f"give the rows and settings that you want to use: `{words}`")
+        raise foreign_record(folder, asks, f"pass the rows and settings that you want to use: `{words}`")
     require_plain_folder(folder)
     if not rows.is_file() or file_digest(rows) != asked.rows_sha256:
         raise ClientError(
-            f"the rows in `{rows}` are not those that the run was started with",
+            f"the rows in `{rows}` have changed since the run started",
             hint="restore them, or start a new run",
             code="other_rows",
         )
@@ -87,12 +85,12 @@ def go_on(context: Invocation, folder: Path) -> SFTResult:
 
 
 def read_tuning(folder: Path) -> KeptCommand[FineTuning]:
-    """Return what a run's folder says it was asked for; raises `NotFound` for a folder without a run."""
+    """Read the settings of a fine-tuning run. Raises `NotFound` for a folder without a run."""
     try:
         return read_command(folder / RECORD, FineTuning)
     except FileNotFoundError:
         raise NotFound(
-            f"`{folder}` holds no fine-tuning run", hint="`wander model sft ROWS --out FOLDER` starts one"
+            f"`{folder}` is not a fine-tuning run", hint="start one with `wander model sft ROWS --out FOLDER`"
         ) from None
 
 
@@ -110,7 +108,7 @@ def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, 
     if result.interrupted:
         raise Interrupted(
             f"interrupted after step {result.steps}; the model so far is in `{result.model}`",
-            hint=f"go on with `wander model sft --resume {shlex.quote(str(out))}`",
+            hint=f"resume with `wander model sft --resume {shlex.quote(str(out))}`",
         )
     if result.too_long:
         output.warn(f"{result.too_long} rows exceed {settings.batch.max_length} tokens and were left out")

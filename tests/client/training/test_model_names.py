@@ -137,5 +137,5 @@ def test_who_plays_in_training_is_found_from_any_folder(
         assert player_path(name) == name
     with pytest.raises(NotFound):
         player_path("./nobody")
-    with pytest.raises(UsageError, match="`gpt-x` is no player in training"):
+    with pytest.raises(UsageError, match="`gpt-x` is neither a player in training"):
         player_path("gpt-x")

@@ -108,7 +108,7 @@ def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, hom
     assert wander("model", "sft", "rows.jsonl").status == wander("model", "sft", "--out", "x").status == 2
     (home / "rows.jsonl").write_text("")
     changed = wander("model", "sft", "--resume", "sft")
-    assert "not those that the run was started with" in changed.err
+    assert "have changed since the run started" in changed.err
 
 
 def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:
@@ -151,7 +151,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert done.status == 0, done.out
     assert done.data["steps"] == 3
     assert done.data["rollouts"] == 48
-    assert "16 rollouts a step are few: with under 256, runs on games collapsed" in done.out
+    assert "16 rollouts per step are few: runs on games with fewer than 256 collapsed" in done.out
     manifest = json.loads((home / "run" / "run.json").read_text())
     assert manifest["kind"] == "training"
     assert manifest["environment"]["arguments"] == {"num_examples": 32, "num_groups": 4}

@@ -134,7 +134,7 @@ def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     assert weights_digest(Path(done.data["model"])) == weights_digest(home / "run" / "5-two" / "best")
     again = wander("train", "--resume", "run")
     assert again.status == 0
-    assert again.err.count("done before") == 5
+    assert again.err.count("already finished") == 5
 
 
 def test_a_dry_run_tells_the_most_that_would_be_played(wander: Wander, home: Path, phases: Path) -> None:
@@ -223,7 +223,10 @@ def test_phases_run_in_one_process(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused = wander("train", TICTACTOE, "phases.toml", "--out", "run")
-    assert (refused.status, "`phases.toml` has phases and needs a single process" in refused.err) == (2, True)
+    assert (refused.status, "`phases.toml` has phases, which needs a single process" in refused.err) == (
+        2,
+        True,
+    )
     assert not (home / "run").exists()
     assert "`--verify` needs a single process" in wander("train", "--verify", ".").err
     assert "fine-tuning needs a single process" in wander("model", "sft", "rows.jsonl", "--out", "run").err
