@@ -41,10 +41,6 @@ class Batcher(Generic[Request, Answer]):
     `quiet_seconds=None` a batch waits for every rollout in flight, so its composition, and every bit of the
     result, is the same each time. A rollout whose code asks the model (`wander.clients.sub_calls`) counts as
     waiting, and its sub-calls are not counted separately.
-
-    With several `waves` the groups in flight are divided among them, and a batch waits for every rollout of
-    its wave. While one wave is computed, the environments of the others work. The order in which rollouts
-    begin decides the waves, so the result is as repeatable as with one wave.
     """
 
     def __init__(
@@ -54,22 +50,16 @@ class Batcher(Generic[Request, Answer]):
         order: Callable[[Request], object],
         max_batch_size: int,
         quiet_seconds: float | None,
-        waves: int = 1,
     ) -> None:
         self._run = run
         self._order = order
         self._max_batch_size = max_batch_size
         self._quiet_seconds = quiet_seconds
-        self._waves = waves
-        self._groups: dict[str, int] = {}
-        """Number of each group, in the order of their beginnings."""
-        self._in_flight: dict[str, int] = {}
-        """Wave of every rollout in flight."""
-        self._late = [0] * waves
-        """Number of rollouts of each wave that are in flight and do not wait."""
+        self._in_flight: set[str] = set()
+        self._late = 0
+        """Number of rollouts in flight that do not wait."""
         self._asked: Counter[str] = Counter()
         """Number of waiting requests of each rollout."""
-        self._last_wave = 0
         self._waiting: list[_Entry[Request, Answer]] = []
         self.is_computing = False
         """Whether a batch is being computed."""
@@ -79,20 +69,17 @@ class Batcher(Generic[Request, Answer]):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
 
     def begin(self, rollout_id: str) -> None:
-        """Count a rollout as in flight; ids that differ only after the last slash are one group."""
+        """Count a rollout as in flight."""
         if rollout_id in self._in_flight or main_rollout_id(rollout_id) != rollout_id:
             return
-        if not self._in_flight:
-            self._groups.clear()  # a step begins as it would in a resumed run
-        number = self._groups.setdefault(rollout_id.rpartition("/")[0], len(self._groups))
-        self._in_flight[rollout_id] = wave = number % self._waves
-        self._late[wave] += not self._asked[rollout_id]
+        self._in_flight.add(rollout_id)
+        self._late += not self._asked[rollout_id]
 
     def end(self, rollout_id: str) -> None:
         """Stop waiting for a rollout."""
-        wave = self._in_flight.pop(rollout_id, None)
-        if wave is not None:
-            self._late[wave] -= not self._asked[rollout_id]
+        if rollout_id in self._in_flight:
+            self._in_flight.remove(rollout_id)
+            self._late -= not self._asked[rollout_id]
         self._consider()
 
     async def submit(self, rollout_id: str, request: Request) -> Answer:
@@ -100,8 +87,8 @@ class Batcher(Generic[Request, Answer]):
         main_id = main_rollout_id(rollout_id)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Entry(main_id, request, answer))
-        if not self._asked[main_id] and (wave := self._in_flight.get(main_id)) is not None:
-            self._late[wave] -= 1
+        if not self._asked[main_id] and main_id in self._in_flight:
+            self._late -= 1
         self._asked[main_id] += 1
         self._consider()
         return await answer
@@ -121,26 +108,17 @@ class Batcher(Generic[Request, Answer]):
         if self.is_computing or not self._waiting:
             return
         # Most calls end here or soon: every rollout of a step comes by at each of its turns.
-        wave, full = self._complete_wave(), self._is_full()
-        if (wave is not None or full) and self._drop_cancelled():
-            wave, full = self._complete_wave(), self._is_full()
-        if wave is not None or full:
-            self._flush(wave)
+        if self._is_complete() and (not self._drop_cancelled() or self._is_complete()):
+            self._flush()
         elif self._waiting and self._quiet_seconds is not None:
             # Waiting for a part of a batch's time is cheaper than computing another batch.
             quiet = max(self._quiet_seconds, self._last_seconds / 10)
             self._timer = asyncio.get_running_loop().call_later(quiet, self._flush)
 
-    def _complete_wave(self) -> int | None:
-        """Return a wave whose rollouts in flight all wait, preferably not the last one."""
-        for step in range(1, self._waves + 1):
-            wave = (self._last_wave + step) % self._waves
-            if not self._late[wave] and any(self._wave_of(entry) == wave for entry in self._waiting):
-                return wave
-        return None
-
-    def _is_full(self) -> bool:
-        return self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
+    def _is_complete(self) -> bool:
+        """Return whether every rollout in flight waits, or enough of them for a full batch."""
+        full = self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
+        return bool(self._waiting) and (not self._late or full)
 
     def _drop_cancelled(self) -> bool:
         """Forget the cancelled requests; return whether there were any."""
@@ -158,20 +136,17 @@ class Batcher(Generic[Request, Answer]):
             self._asked[entry.main_id] -= 1
             if not self._asked[entry.main_id]:
                 del self._asked[entry.main_id]
-                if (wave := self._in_flight.get(entry.main_id)) is not None:
-                    self._late[wave] += 1
+                self._late += entry.main_id in self._in_flight
 
-    def _flush(self, wave: int | None = None) -> None:
-        """Compute the waiting requests, or those of one wave."""
+    def _flush(self) -> None:
+        """Compute the waiting requests."""
         self._timer = None
         self._drop_cancelled()
         self._waiting.sort(key=lambda entry: self._order(entry.request))  # type: ignore[arg-type, return-value]
-        chosen = [entry for entry in self._waiting if wave is None or self._wave_of(entry) == wave]
-        batch = chosen[: self._max_batch_size] if self._quiet_seconds is not None else chosen
+        batch = self._waiting[: None if self._quiet_seconds is None else self._max_batch_size]
         if not batch:
             return
         self._take(batch)
-        self._last_wave = wave or 0
         self.is_computing = True
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -186,9 +161,6 @@ class Batcher(Generic[Request, Answer]):
 
         computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch], tell)
         computed.add_done_callback(lambda done: self._deliver(batch, done, loop.time() - started))
-
-    def _wave_of(self, entry: _Entry[Request, Answer]) -> int:
-        return self._in_flight.get(entry.main_id, 0)
 
     def _deliver(
         self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]], seconds: float

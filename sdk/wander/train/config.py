@@ -296,9 +296,6 @@ class InferenceSection(Section):
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
-    waves: int = Field(default=1, gt=0)
-    """transformers: parts into which a step is divided. The environments of one part work while another part
-    is sampled, so 2 helps if environments are slow. Results are as repeatable as with 1."""
     url: str | list[str] | None = None
     """vllm-server: address of the server, or of several. None starts one on this machine for the run."""
     python: str | None = None

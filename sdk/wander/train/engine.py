@@ -48,7 +48,7 @@ def open_engine(
         if shards_policy(settings):
             yield copying_engine(settings)
         else:
-            yield TransformersEngine(model, loaded.tokenizer, live=True, **sampling_rows(settings))
+            yield TransformersEngine(model, loaded.tokenizer, live=True, max_batch_size=sampling_rows(settings))
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
     if section.engine == "vllm":
@@ -58,7 +58,7 @@ def open_engine(
             context_length=context_length_of(model),
             memory=section.memory,
             sleeps=section.sleep,
-            rows=sampling_rows(settings)["max_batch_size"],
+            rows=sampling_rows(settings),
         )
         return
     place = Path(section.folder).resolve() if section.folder else folder.resolve() / SERVED
@@ -98,15 +98,15 @@ def load_beside(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
     return loaded
 
 
-def sampling_rows(settings: GRPOSettings) -> dict[str, Any]:
-    """Return how many rows an engine of transformers samples at once, and in how many parts of a step."""
-    return {"max_batch_size": 4 * settings.batch.rows_at_once, "waves": settings.inference.waves}
+def sampling_rows(settings: GRPOSettings) -> int:
+    """Return the number of rows that an engine samples together."""
+    return 4 * settings.batch.rows_at_once
 
 
 def copying_engine(settings: GRPOSettings) -> TransformersEngine:
     """Return an engine with a model of its own, which nobody trains; `update_weights` keeps it current."""
     loaded = load_beside(settings)
-    return TransformersEngine(loaded.model, loaded.tokenizer, live=False, **sampling_rows(settings))
+    return TransformersEngine(loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings))
 
 
 def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:

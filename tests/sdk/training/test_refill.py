@@ -246,15 +246,3 @@ def test_two_environments_of_one_name_need_labels(puller: Path, tmp_path: Path) 
     settings = settings_for(puller, environments=[{}, {"name": "flat"}])
     with pytest.raises(ConfigError, match="two of the environments are called"):
         train_grpo(either, settings, tmp_path / "run")
-
-
-@pytest.mark.full
-def test_waves_are_as_repeatable_as_one_batch_at_a_time(puller: Path, tmp_path: Path) -> None:
-    settings = settings_for(puller, inference={"waves": 2}, data={"refill_rounds": 1})
-    digests = {
-        weights_digest(train_grpo(opener_of(mostly_flat), settings, tmp_path / name).model)
-        for name in ("one", "two")
-    }
-    assert len(digests) == 1
-    entries = read_metrics(tmp_path / "one")
-    assert all(entry["seconds/scoring"] >= 0 and entry["failed"] == 0 for entry in entries)

@@ -124,12 +124,12 @@ class Engine(ABC):
 class BatchedEngine(Engine):
     """An engine in this process: the next turns of all rollouts in flight are sampled together, in batches.
 
-    A batch waits for every one of them, or for those of its wave (`wander.models.batching.Batcher`). Where
-    another model plays in the same rollouts, its engine stands `beside` that of the first: a batch then holds
-    the turns of both, as otherwise each would wait for rollouts that wait for the other.
+    A batch waits for all of them (`wander.models.batching.Batcher`). If another model plays in the same
+    rollouts, its engine is created with `beside`, the engine of the first model. A batch then holds the turns
+    of both models: otherwise, each would wait for rollouts that wait for the other.
     """
 
-    def __init__(self, *, max_batch_size: int, waves: int = 1, beside: BatchedEngine | None = None) -> None:
+    def __init__(self, *, max_batch_size: int, beside: BatchedEngine | None = None) -> None:
         super().__init__()
         self._batcher: Batcher[tuple[BatchedEngine, Job], Sample] = (
             beside._batcher
@@ -139,7 +139,6 @@ class BatchedEngine(Engine):
                 order=lambda asked: asked[1].order,
                 max_batch_size=max_batch_size,
                 quiet_seconds=None,
-                waves=waves,
             )
         )
 

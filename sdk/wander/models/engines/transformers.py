@@ -33,8 +33,7 @@ class TransformersEngine(BatchedEngine):
     """Samples with a Hugging Face model, `max_batch_size` rows at once.
 
     The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
-    (`live=False`), which `update_weights` keeps current. With several `waves`, one is sampled while the
-    environments of the others work.
+    (`live=False`), which `update_weights` keeps current.
     """
 
     def __init__(
@@ -44,10 +43,9 @@ class TransformersEngine(BatchedEngine):
         *,
         max_batch_size: int = 256,
         live: bool = True,
-        waves: int = 1,
         beside: BatchedEngine | None = None,
     ) -> None:
-        super().__init__(max_batch_size=max_batch_size, waves=waves, beside=beside)
+        super().__init__(max_batch_size=max_batch_size, beside=beside)
         self.sampler = Sampler(model, tokenizer)
         self.reads_live_weights = live
         self._max_batch_size = max_batch_size
