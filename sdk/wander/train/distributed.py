@@ -283,11 +283,6 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
             hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
             "processes x group_size",
         )
-    if settings.algorithm.average_steps and world.size > 1:
-        raise ConfigError(
-            "`algorithm.average_steps` needs a run in one process",
-            hint="leave it out, or start one process",
-        )
     if not shards_policy(settings):
         return
     if world.size == 1:

@@ -5,7 +5,6 @@ One step, in the order in which it happens; draw, play and logprobs stand in ste
     draw          which example each group of the step plays              ours   rollouts/sampler.py
     play          the policy plays each of them `group_size` times        ours   rollouts/step.py, source.py
     advantages_G  reward minus the mean of its group, scaled if asked     TRL    0 for a failed rollout
-                  or minus what its player usually earns (`baseline`)     ours   rollouts/baselines.py
     logprobs_GT   log-probability of every sampled token, as it is now    ours   rollouts/buckets.py
     loss          dapo, cispo, ...: advantages times ratios, clipped      TRL    ours: which rows are computed
     update        gradients, clipping, AdamW, schedule, checkpoints       TRL    and transformers

@@ -78,9 +78,6 @@ class PlayerSection(Section):
     --player`."""
     refresh_every: int = Field(default=20, gt=0)
     """earlier: steps after which it becomes the current policy."""
-    refresh_lead: float | None = None
-    """earlier: by how much the policy's players must have earned more than it, on average over the rollouts
-    of those steps. Otherwise it waits for as many steps again. None needs no lead."""
 
 
 def _read_player(value: Any) -> Any:
@@ -98,9 +95,6 @@ class AlgorithmSection(Section):
     """`rloo` compares each whole rollout with the others of its group; `distill` learns from a teacher."""
     scale_rewards: Literal["none", "group", "batch"] = "none"
     """Standard deviation by which the advantage (reward minus the group's mean) is divided."""
-    baseline: Literal["group", "role"] = "group"
-    """The value that a reward is compared with: the mean of its group, or a moving mean of the policy's
-    earlier rewards as the same player of the same environment (for self-play with unequal players)."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
     which multiplies every on-policy gradient by 0.2."""
@@ -119,9 +113,6 @@ class AlgorithmSection(Section):
     """Weight of the divergence from the starting policy. Above 0, memory holds that policy too."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy in the objective, so that it keeps exploring."""
-    average_steps: int = Field(default=0, ge=0)
-    """Number of last steps. The final policy is the mean of the weights after each of them; 0: the last
-    weights."""
     mask_truncated_completions: bool = False
     """Leave the tokens of truncated rollouts out of the loss. Their reward still counts in the group's
     mean."""
@@ -190,7 +181,7 @@ class AlertsSection(Section):
 
 _GRPO_ALONE = tuple(
     f"algorithm.{name}"
-    for name in ("entropy_bonus", "top_entropy_quantile", "off_policy_mask_threshold", "baseline")
+    for name in ("entropy_bonus", "top_entropy_quantile", "off_policy_mask_threshold")
 )
 NOT_READ: dict[str, Sequence[str]] = {
     "rloo": (*_GRPO_ALONE, "batch.max_staleness"),
@@ -211,12 +202,6 @@ def require_effect(settings: Any) -> None:
         value = getattr(settings, section)
         if getattr(value, field) != type(value).model_fields[field].default:
             raise ValueError(f"the loss `{loss}` does not go with `{name}`: leave it out")
-    if settings.algorithm.baseline == "role" and settings.algorithm.scale_rewards != "none":
-        raise ValueError('`algorithm.baseline = "role"` compares no group: leave `scale_rewards` out')
-    if settings.algorithm.baseline == "role" and settings.data.refill_rounds:
-        raise ValueError(
-            '`algorithm.baseline = "role"` learns from every group: leave `data.refill_rounds` out'
-        )
     if loss == "rloo" and settings.algorithm.scale_rewards == "group":
         raise ValueError("the loss `rloo` divides by the deviation of the batch, or by nothing")
     if loss == "distill" and settings.teacher.path is None:

@@ -33,7 +33,6 @@ from wander.train.engine import CurrentWeights, attach
 from wander.train.records.checkpoints import BATCH, SavedCheckpoint
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
-from wander.train.rollouts.baselines import RoleBaselines
 from wander.train.rollouts.buckets import (
     ROWS_PER_FORWARD,
     Bucket,
@@ -58,7 +57,6 @@ from wander.train.trainer import (
     save_now,
 )
 from wander.train.watch.evaluation import Evaluation
-from wander.train.weights import WeightMean
 from wander.types import Rollout
 
 CHECKPOINT_STEPS = 20
@@ -104,9 +102,7 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
             self.evaluation.begin(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Add the weights to their mean, give them to the engine, and evaluate them."""
-        if self.trainer.mean:
-            self.trainer.mean.add(self.trainer.model, state.global_step)
+        """Give the weights to the engine, and evaluate them."""
         self.trainer.weights.refresh()
         if self.evaluation:
             self.evaluation.end_step(state.global_step, state.max_steps)
@@ -166,14 +162,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )
-        averaged, by_role = settings.algorithm.average_steps, settings.algorithm.baseline == "role"
-        self.mean = WeightMean(averaged, settings.schedule.steps) if averaged else None
-        self.baselines = RoleBaselines(player.source.labels) if by_role else None
-        self.advantages_G: list[float] = []
-        """Advantages of this process's rows, if they are not compared within their group."""
-        self.checkpoint_parts: list[Any] = [
-            part for part in (player.mixture, player.opponents, self.baselines, self.mean) if part
-        ]
+        self.checkpoint_parts = (player.mixture, player.opponents)
         """Parts of a checkpoint in addition to TRL's: each writes a file of its own."""
         if begun is not None:
             for part in [*self.checkpoint_parts, *([ahead] if ahead else [])]:
@@ -229,17 +218,12 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 resume = name_option("resume", str(self._run_folder), command="wander train")
                 error.hint = (error.hint or "") + f"; go on after step {number} with " + resume
             raise
-        shares = self.world.exchange([own])
-        step = merge_shares(shares)
+        step = merge_shares(self.world.exchange([own]))
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
         if self.ahead:  # playing while the policy learnt took no time of this step
             self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
-        if self.baselines:
-            self.step_metrics |= {f"baseline/{role}": mean for role, mean in self.baselines.means.items()}
-            first = sum(len(share.rows) for share in shares[: self.world.rank])
-            self.advantages_G = self.baselines.compare(step)[first : first + len(own.rows)]
         self.record.first_failure = next(
             (
                 f"{rollout.failure.type}: {rollout.failure.message}"
@@ -261,8 +245,6 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a step's rows as TRL makes them, with the places of their sequences."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.baselines:
-            output["advantages"] = output["advantages"].new_tensor(self.advantages_G)
         return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
 
     def _learns_from(self, row: Row, rollout: Rollout) -> bool:

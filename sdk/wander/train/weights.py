@@ -1,4 +1,4 @@
-"""The policy's weights: adapters on them, their mean over the last steps, and how they are written."""
+"""The policy's weights: adapters on them, and how they are written."""
 
 from __future__ import annotations
 
@@ -71,50 +71,6 @@ def turn_off_dropout(model: Any) -> None:
         for name, value in vars(holder).items():
             if "drop" in name and isinstance(value, float):
                 setattr(holder, name, 0.0)
-
-
-MEAN = "mean.pt"
-
-
-class WeightMean:
-    """Averages the trained weights over the last `averaged` of a run's steps.
-
-    What single steps added by chance is averaged out: every step moves a policy at random beside what it
-    learns, the more the fewer groups still disagree, and the mean over many steps moves much less. It takes
-    the policy's place after the last step, before anything evaluates or saves it; a run that ends before
-    keeps the weights that it has. Training itself is not changed.
-    """
-
-    def __init__(self, averaged: int, steps: int) -> None:
-        self.steps = steps
-        self.first = max(0, steps - averaged)
-        """Steps before the first that counts."""
-        self.mean: dict[str, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def add(self, model: Any, step: int) -> None:
-        """Add the weights after a step; after the last one the mean takes their place."""
-        count = step - self.first
-        if count <= 0:
-            return
-        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        for name, weight in trained.items():
-            if count == 1:
-                self.mean[name] = weight.detach().to("cpu", torch.float32, copy=True)
-            else:
-                self.mean[name] += (weight.detach().to("cpu", torch.float32) - self.mean[name]) / count
-            if step == self.steps:
-                weight.copy_(self.mean[name])
-
-    def load(self, checkpoint: Path) -> None:
-        """Continue from the mean of a checkpoint, if it has one."""
-        if (file := checkpoint / MEAN).is_file():
-            self.mean = torch.load(file, weights_only=True)
-
-    def save(self, checkpoint: Path) -> None:
-        """Write the mean so far into a checkpoint."""
-        if self.mean:
-            torch.save(self.mean, checkpoint / MEAN)
 
 
 ADAPTERS = "adapters"

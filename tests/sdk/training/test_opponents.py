@@ -181,17 +181,6 @@ def test_steps_played_ahead_meet_the_earlier_self_of_their_version(puller: Path,
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
 
 
-def test_an_earlier_self_that_is_not_beaten_stays(puller: Path, tmp_path: Path) -> None:
-    player = {"model": "earlier", "refresh_every": 1, "refresh_lead": 2.0}  # more than can be earned
-    batch = {"rollouts": 4, "group_size": 4, "rows_at_once": 4}  # one group, which is on record
-    train(tmp_path, settings_for(puller, 2, players={"right": player}, batch=batch))
-    folder = tmp_path / "checkpoints/checkpoint-2"
-    version, _, lead, rollouts = json.loads((folder / "players.json").read_text())["right"]
-    earned = [rollout.rewards for rollout in RunFolder.open(tmp_path).rollouts()][4:]
-    assert (version, rollouts) == (0, 4)
-    assert lead == pytest.approx(sum(each["left"] - each["right"] for each in earned))
-
-
 def test_a_rollout_teaches_as_each_of_its_players(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,6 @@ from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
-from wander.train.rollouts import baselines as baselines_module
-from wander.train.rollouts.baselines import RoleBaselines
 from wander.train.rollouts.rows import Row, draw_learner
 from wander.train.rollouts.sampler import Pick
 from wander.train.rollouts.source import Assignment, RolloutSource
@@ -108,55 +106,6 @@ def test_fine_tuning_learns_from_the_conversation_of_the_first_player(puller: Pa
     whole = seen_by("left", [*first.prompt, *first.completion])
     assert row["messages"] == whole[: len(row["messages"])]
     assert sum(message["role"] == "assistant" for message in row["messages"]) == 2
-
-
-def test_each_player_is_compared_with_what_it_earned_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def group(learner: str, *rewards: float | None) -> Group:
-        return Group(Pick(0, 0), [], [Row([], reward) for reward in rewards], learner)
-
-    def step(*groups: Group) -> PlayedStep:
-        return PlayedStep(list(groups), list(groups), rows=[row for each in groups for row in each.rows])
-
-    monkeypatch.setattr(baselines_module, "DECAY", 0.5)
-    baselines = RoleBaselines(["duel"])
-    assert baselines.compare(step(group("left", 1.0, None), group("right", 0.0, 0.5))) == [1.0, 0.0, 0.0, 0.5]
-    assert baselines.means == {"duel/left": 0.5, "duel/right": 0.25}
-    assert baselines.compare(step(group("right", 0.25), group("left", 1.0, 0.0))) == [0.0, 0.5, -0.5]
-    assert baselines.means == {"duel/left": 0.375, "duel/right": 0.25}
-
-
-def test_a_run_compared_by_player_goes_on_to_the_same_bits(puller: Path, tmp_path: Path) -> None:
-    settings = GRPOSettings(
-        model={"path": str(puller), "device": "cpu"},
-        algorithm={"baseline": "role"},
-        batch={"rollouts": 16, "group_size": 4, "rows_at_once": 16, "learners": "each"},
-        sampling={"max_tokens": 8},
-        schedule={"steps": 3, "learning_rate": 5e-3},
-        output={"checkpoint_every": 1, "fixed_prompts": 0},
-    )
-    train_grpo(opener_of(duel), settings, tmp_path)
-    whole = read_metrics(tmp_path)
-    assert {"baseline/DuelEnv/left", "baseline/DuelEnv/right"} <= whole[-1].keys()
-    hashes = [(line.rollouts, line.update) for line in read_steps(tmp_path / STEPS)]
-    train_grpo(opener_of(duel), settings, tmp_path, resume=True, checkpoint=1)
-    assert [(line.rollouts, line.update) for line in read_steps(tmp_path / STEPS)] == hashes
-    named = [{name: one[name] for name in one if name.startswith("baseline/")} for one in whole]
-    assert [
-        {name: one[name] for name in told} for one, told in zip(read_metrics(tmp_path), named, strict=True)
-    ] == named
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"algorithm": {"baseline": "role", "scale_rewards": "group"}},
-        {"algorithm": {"baseline": "role"}, "data": {"refill_rounds": 1}},
-        {"algorithm": {"baseline": "role", "loss": "rloo"}},
-    ],
-)
-def test_what_does_not_go_with_a_baseline_by_player_is_refused(sections: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="baseline"):
-        GRPOSettings.model_validate({"model": {"path": "x"}, **sections})
 
 
 @pytest.mark.full

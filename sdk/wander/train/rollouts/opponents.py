@@ -1,8 +1,8 @@
 """The other players of a training (`[players]`): scripts, models that do not learn, and earlier policies.
 
 Each other player has a client for each client of the policy. Its turns are sampled in the same batches as the
-policy's, so in exact mode they are the same each time. A model is loaded once for all clients. The settings
-and the rewards decide when an earlier self becomes another policy. Every checkpoint has its weights.
+policy's, so in exact mode they are the same each time. A model is loaded once for all clients. Every
+checkpoint has the weights of the earlier policies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
 STATE = "players.json"
-"""In a checkpoint: the state of the earlier selves. The weights of each are in a file of its own."""
+"""In a checkpoint: the version of each earlier self. Its weights are in a file of their own."""
 
 
 class SharedEngine(TransformersEngine):
@@ -75,11 +75,6 @@ class _Earlier:
     """First the model with its weights, then models that still play with older weights, or did."""
     version: int = 0
     """Number of updates before its weights; 0 for the weights that training begins with."""
-    considered: int = 0
-    """Number of updates when a refresh was last considered."""
-    lead: float = 0.0
-    """Sum over the rollouts since then of the policy's reward minus its own."""
-    rollouts: int = 0
 
     @property
     def loaded(self) -> LoadedModel:
@@ -100,13 +95,7 @@ class _Earlier:
 
     def refresh(self, version: int, weights: Weights, playing: Collection[Any]) -> None:
         """Copy the policy after `version` updates if a refresh is due."""
-        section = self.section
-        if version - self.considered < section.refresh_every:
-            return
-        self.considered = version
-        lead, self.lead = self.lead / max(1, self.rollouts), 0.0
-        rollouts, self.rollouts = self.rollouts, 0
-        if section.refresh_lead is None or (rollouts and lead >= section.refresh_lead):
+        if version - self.version >= self.section.refresh_every:
             self.become(version, weights, playing)
 
 
@@ -181,25 +170,15 @@ class Opponents:
             earlier.refresh(version, weights, [other.engine.sampler.model for other in playing])  # type: ignore[attr-defined]
             own.others[player].engine.sampler.model = earlier.loaded.model  # type: ignore[attr-defined]
 
-    def observe(self, rewards: Sequence[Mapping[str, float]]) -> None:
-        """Take the rewards of the players of rollouts."""
-        for player, earlier in self._earlier.items():
-            for rollout in rewards:
-                own = [reward for name, reward in rollout.items() if name not in self.models]
-                earlier.lead += sum(own) / len(own) - rollout[player]
-                earlier.rollouts += 1
-
     def load(self, checkpoint: Path) -> None:
         """Restore the earlier selves of a checkpoint."""
         if not self._earlier:
             return
-        for player, state in json.loads((checkpoint / STATE).read_bytes()).items():
-            earlier = self._earlier[player]
-            version, earlier.considered, earlier.lead, earlier.rollouts = state
+        for player, version in json.loads((checkpoint / STATE).read_bytes()).items():
             if version:
                 file = checkpoint / _weights_file(player)
                 weights = torch.load(file, map_location="cpu", weights_only=True)
-                earlier.become(version, weights.items)
+                self._earlier[player].become(version, weights.items)
 
     def save(self, checkpoint: Path) -> None:
         """Write the earlier selves into a checkpoint."""
@@ -209,11 +188,8 @@ class Opponents:
             if earlier.version:
                 weights = {name: own.detach() for name, own in earlier.loaded.model.named_parameters()}
                 torch.save(weights, checkpoint / _weights_file(player))
-        states = {
-            player: (earlier.version, earlier.considered, earlier.lead, earlier.rollouts)
-            for player, earlier in self._earlier.items()
-        }
-        jsonl.write_whole(checkpoint / STATE, (json.dumps(states) + "\n").encode())
+        versions = {player: earlier.version for player, earlier in self._earlier.items()}
+        jsonl.write_whole(checkpoint / STATE, (json.dumps(versions) + "\n").encode())
 
 
 def _weights_file(player: str) -> str:

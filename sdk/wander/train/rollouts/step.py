@@ -136,8 +136,6 @@ class StepPlayer:
             step.left_out += not enough
         for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
             self.mixture.observe(pick, rewards)
-        rollouts = [rollout for group in step.played[:: self.roles] for rollout in group.rollouts]
-        self.opponents.observe(self.exchange([rollout.rewards for rollout in rollouts if rollout.rewards]))
         return step
 
     def _refill(self, step: PlayedStep) -> bool:

@@ -118,7 +118,7 @@ def make_rules(
     `read_first_values` gives what the evaluation before the first step measured, by `CELL/METRIC`.
     """
     alerts, stopping = settings.alerts, settings.stopping
-    compares = settings.algorithm.loss != "distill" and settings.algorithm.baseline == "group"
+    compares = settings.algorithm.loss != "distill"
     rules = [
         Rule(_gradient_not_finite, ends="gradient"),
         Rule(_Target(stopping.target).reached, ends="target"),
