@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +23,6 @@ from chat_endpoint import chat_endpoint
 from command_line import Wander
 from fake_vllm import install_fake_vllm
 from shard_records import aggregates_of, records_of
-from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
 from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
@@ -32,153 +30,15 @@ from wander_client.runs.shards import SHARDS_FILE
 from wander_client.suites.file import Suite, name_run
 from wander_ray import engine
 from wander_ray.cluster import Versions, _cannot_connect, _require_reachable, connected
-from wander_ray.coordinator import Coordinator, Refusal, Terms, Trade
-from wander_ray.limiter import RayLimiter
+from wander_ray.coordinator import Coordinator
 from wander_ray.models import count_actors, count_gpus, models_of
 from wander_ray.task import PROOF_FILE, Job, play_shard
 
 URL = "http://model/v1"
 
 
-class Seat:
-    """A shard's place at a coordinator in the same process."""
-
-    def __init__(self, coordinator: Coordinator, shard: int) -> None:
-        self.coordinator, self.shard, self.attempt = coordinator, shard, f"attempt of {shard}"
-        self.trades = 0
-
-    async def begin(self) -> RayLimiter:
-        await self.coordinator.begin(self.shard, self.attempt)
-        return RayLimiter(self.trade)
-
-    async def trade(self, trade: Trade) -> Terms:
-        self.trades += 1
-        await asyncio.sleep(0)
-        return await self.coordinator.trade(self.shard, self.attempt, trade)
-
-
-class Calls:
-    """Calls of an endpoint, and how many of them were in flight at once."""
-
-    def __init__(self) -> None:
-        self.most = self.in_flight = 0
-
-    async def make(self, limiter: CallLimiter) -> None:
-        """Make one that the endpoint takes."""
-        pace = limiter.pace(URL)
-        await limiter.acquire(pace)
-        self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
-        await asyncio.sleep(0.001)
-        self.in_flight -= 1
-        limiter.release(pace)
-        pace.note_accepted(time.monotonic())
-
-
-async def test_shards_share_the_bound_on_calls() -> None:
-    coordinator = Coordinator(3, None, None)
-    limiters = [await Seat(coordinator, shard).begin() for shard in range(2)]
-    calls = Calls()
-    await asyncio.gather(*(calls.make(limiters[number % 2]) for number in range(40)))
-    assert calls.most == 3
-
-
-async def test_an_endpoint_that_refuses_all_calls_of_a_shard_holds_every_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("_FIRST_RATE", "_PROBE_RATE"):
-        monkeypatch.setattr(f"wander.clients.rate_limit.{name}", 1e6)
-    coordinator = Coordinator(4, None, None)
-    await coordinator.begin(0, "a")
-    other = await Seat(coordinator, 1).begin()
-    whole = coordinator._limiter(URL).pace(URL)
-    while whole.held_until < time.monotonic():
-        await coordinator.trade(0, "a", Trade(URL, wanted=1))
-        await coordinator.trade(0, "a", Trade(URL, released=1, refusals=(Refusal(0.0, 0.2),)))
-    assert await other.acquire(other.pace(URL)) >= whole.held_until
-
-
-async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_takes_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("wander.clients.rate_limit._FIRST_RATE", 1e6)
-    monkeypatch.setattr("wander_ray.limiter.TALK_SECONDS", 0.005)
-    coordinator = Coordinator(4, None, None)
-    seats = [Seat(coordinator, shard) for shard in range(2)]
-    limiters = [await seat.begin() for seat in seats]
-    calls, order = Calls(), list[int]()
-
-    async def call(shard: int) -> None:
-        await calls.make(limiters[shard])
-        order.append(shard)
-
-    async def play(shard: int) -> None:
-        with limiters[shard].at_most(99):
-            await asyncio.gather(*(call(shard) for _ in range(300)))
-
-    await asyncio.gather(play(0), play(1))
-    assert calls.most == 4
-    assert 60 < Counter(order[:300])[1] < 240, "both have their share"
-    assert sum(seat.trades for seat in seats) < 300
-    async with asyncio.timeout(20):  # what no call needs is given back
-        while any(coordinator._held.values()):
-            await coordinator.look()
-            await asyncio.sleep(0.005)
-    assert coordinator._limiter(URL)._queue.in_flight == 0
-    await coordinator.end(0, seats[0].attempt)
-    with pytest.raises(RuntimeError, match="started again elsewhere"):
-        await limiters[0].acquire(limiters[0].pace(URL))
-
-
-async def test_many_refusals_or_a_budget_have_every_call_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wander.clients.rate_limit._FIRST_RATE", 1e6)
-    coordinator, bound = Coordinator(4, None, None), Coordinator(4, 100, None)
-    for each in (coordinator, bound):
-        await each.begin(0, "a")
-        await each.trade(0, "a", Trade(URL, wanted=1))
-    assert (await coordinator.trade(0, "a", Trade(URL, replaced=3, accepted=3))).keep == 4
-    assert await bound.trade(0, "a", Trade(URL, spent=(60, 0.0))) == Terms(0, 0, None)
-    assert "100 tokens is spent" in str((await bound.trade(0, "a", Trade(URL, spent=(101, 0.0)))).spent)
-    assert (await coordinator.trade(0, "a", Trade(URL, refusals=(Refusal(0.0, 5.0),)))).keep == 4
-    together = Coordinator(8, None, None)
-    await together.begin(0, "a")
-    assert (await together.trade(0, "a", Trade(URL, wanted=8))).granted == 8
-    refused = Trade(URL, released=6, refusals=6 * (Refusal(0.0, 5.0),))
-    assert (await together.trade(0, "a", refused)).keep == 0
-    assert together._limiter(URL).pace(URL).in_flight == 2, "what was refused counts once"
-
-
-async def test_a_shard_that_starts_again_gets_the_calls_back_that_its_node_took_along() -> None:
-    coordinator = Coordinator(1, None, None)
-    lost, other = Seat(coordinator, 0), Seat(coordinator, 1)
-    first = await lost.begin()
-    await first.acquire(first.pace(URL))
-    second = await other.begin()
-    waiting = asyncio.create_task(second.acquire(second.pace(URL)))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    await coordinator.begin(0, "another attempt")
-    await asyncio.wait_for(waiting, 5)
-    with pytest.raises(RuntimeError, match="started again elsewhere"):
-        await first.acquire(first.pace(URL))
-
-
-async def test_a_shard_that_is_silent_holds_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node of a dead one may have been the only one with room for its next attempt."""
-    coordinator = Coordinator(1, None, None)
-    dead, other = await Seat(coordinator, 0).begin(), await Seat(coordinator, 1).begin()
-    await dead.acquire(dead.pace(URL))
-    waiting = asyncio.create_task(other.acquire(other.pace(URL)))
-    await asyncio.sleep(0.01)
-    await coordinator.look()
-    assert not waiting.done()
-    monkeypatch.setattr("wander_ray.coordinator._SILENT_SECONDS", -1.0)
-    await coordinator.look()
-    await asyncio.wait_for(waiting, 5)
-
-
 async def test_what_all_shards_spent_counts_for_each() -> None:
-    coordinator = Coordinator(1, 100, None)
+    coordinator = Coordinator(100, None)
     for shard in range(2):
         await coordinator.begin(shard, "a")
     assert await coordinator.report(0, "a", {}, 60, 0.0) == (0, None)
@@ -187,6 +47,16 @@ async def test_what_all_shards_spent_counts_for_each() -> None:
     assert "100 tokens is spent (110)" in said
     await coordinator.stop()
     assert (await coordinator.report(0, "a", {}, 60, 0.0))[0] == 1
+    await coordinator.begin(0, "b")
+    assert (await coordinator.report(0, "a", {}, 90, 0.0))[0] == 2, "another attempt plays this shard"
+    assert (await coordinator.look()).tokens == 110
+
+
+@pytest.mark.parametrize(("shards", "calls"), [(1, 10), (3, 3), (10, 1), (64, 1)])
+def test_every_shard_gets_a_fixed_share_of_the_calls(shards: int, calls: int) -> None:
+    suite = suite_of({"model": "./small", "concurrency": 10}).model_copy(update={"concurrency": 10})
+    shared = engine.share_concurrency(suite, shards)
+    assert (shared.concurrency, shared.runs[0].settings.concurrency) == (calls, calls)
 
 
 def test_an_address_where_nobody_listens_is_told_at_once() -> None:

@@ -68,7 +68,7 @@ def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     (lost / run.folder / "rollouts.jsonl").write_bytes(b"".join(half) + b'{"torn')
     for number in range(2):
         job = Job(suite.model_dump_json(by_alias=True), str(place), number, 2, "proof")
-        assert play_shard(job, Near(Coordinator(4, None, None))) == []
+        assert play_shard(job, Near(Coordinator(None, None))) == []
     (problem,) = play_shard(Job("{}", str(place), 0, 2, "of another driver"), None)
     assert problem.code == "folder_not_shared"
     folders = [each / run.folder for each in engine.shard_folders(Path("ray"))]

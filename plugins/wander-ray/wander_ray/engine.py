@@ -18,7 +18,6 @@ from wander.wire.run_record import Shard
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
 from wander_client.evaluate.evaluation import more_budget, new_run_dir, resume_command, settle
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
-from wander_client.models.reference import asks_endpoint
 from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
 from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import Merged, merge_part, merge_suite
@@ -33,7 +32,6 @@ from wander_ray.models import (
     ModelActor,
     count_actors,
     count_gpus,
-    key_of,
     models_of,
 )
 from wander_ray.task import PROOF_FILE, Job, alone, play_shard
@@ -165,15 +163,8 @@ def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended:
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
         suite.write(place)
-        # Without an endpoint, each shard gets its share of the concurrency. A budget is shared the same way.
-        local, bound = _without_limiter(suite, models), budget != (None, None)
-        parts = count if local else min(count, total) if bound else 1
-        runs = []
-        for run in suite.runs:
-            share = {"concurrency": -(-run.settings.concurrency // parts)}
-            runs.append(run.model_copy(update={"settings": run.settings.model_copy(update=share)}))
-        sent = suite.model_copy(update={"runs": runs})
-        variables, sent_json = _variables(suite), sent.model_dump_json(by_alias=True)
+        variables = _variables(suite)
+        sent_json = share_concurrency(suite, count).model_dump_json(by_alias=True)
         jobs = [
             Job(sent_json, str(place), number, count, proof, variables=variables) for number in range(count)
         ]
@@ -181,7 +172,7 @@ def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended:
             ray.get_runtime_context().get_node_id(), soft=False
         )
         actor = ray.remote(Coordinator).options(num_cpus=0, scheduling_strategy=here)
-        coordinator = actor.remote(suite.concurrency, *budget)
+        coordinator = actor.remote(*budget)
         task = ray.remote(play_shard).options(max_retries=_RETRIES, **options)
         output.note(f"playing {count} shards on Ray, in {place}")
         with _served(ray, models, variables) as actors:
@@ -313,6 +304,15 @@ def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -
             ray.kill(actor)
 
 
+def share_concurrency(suite: Suite, shards: int) -> Suite:
+    """Return the suite as one shard plays it: with its share of the calls in flight, at least one."""
+    runs = []
+    for run in suite.runs:
+        share = {"concurrency": max(1, run.settings.concurrency // shards)}
+        runs.append(run.model_copy(update={"settings": run.settings.model_copy(update=share)}))
+    return suite.model_copy(update={"runs": runs, "concurrency": max(1, suite.concurrency // shards)})
+
+
 def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
     """Return the number of shards. A resumed run keeps its number."""
     file = place / SHARDS_FILE
@@ -324,19 +324,6 @@ def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
             f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave the number out to resume"
         )
     return begun
-
-
-def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
-    """Return whether each shard limits its own calls, because no model is behind an endpoint."""
-    return all(
-        key_of(run.settings.choose_model()) in models
-        or (
-            run.settings.base_url is None
-            and run.settings.serve is None
-            and not asks_endpoint(run.settings.model)
-        )
-        for run in suite.runs
-    )
 
 
 def _variables(suite: Suite) -> dict[str, str]:

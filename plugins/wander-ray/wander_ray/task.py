@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,6 @@ from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import Output
 
 from wander_ray.cluster import Problem, Versions
-from wander_ray.coordinator import Terms, Trade
-from wander_ray.limiter import RayLimiter
 from wander_ray.models import Actors, RayModelClient, key_of
 
 if TYPE_CHECKING:
@@ -85,17 +83,6 @@ class _Seat:
         """Register the shard."""
         await self._coordinator.begin.remote(self._number, self._attempt)
 
-    async def end(self) -> None:
-        """Unregister the shard."""
-        await self._coordinator.end.remote(self._number, self._attempt)
-
-    async def trade(self, trade: Trade) -> Terms:
-        """Report calls and tokens; return the permits for further calls."""
-        said = replace(trade, spent=self._spent())
-        terms: Terms = await self._coordinator.trade.remote(self._number, self._attempt, said)
-        self._learn(terms.spent)
-        return terms
-
     async def report(self, table: SuiteTable, folders: list[str]) -> int:
         """Report the progress, read the state of the budget, and return the number of requested stops."""
         progress = {
@@ -106,23 +93,20 @@ class _Seat:
         stop, said = await self._coordinator.report.remote(
             self._number, self._attempt, progress, *self._spent()
         )
-        self._learn(said)
+        if self.budget is not None:
+            self.budget.said = said
         return int(stop)
 
     def _spent(self) -> tuple[int, float]:
         return (0, 0.0) if self.budget is None else (self.budget.spent_tokens, self.budget.spent_usd)
 
-    def _learn(self, said: str | None) -> None:
-        if self.budget is not None:
-            self.budget.said = said
-
 
 class _RayPool(ModelPool):
-    """Gives clients of endpoints the coordinator's limiter, and uses the models that Ray has placed."""
+    """Uses the models that Ray has placed."""
 
-    def __init__(self, context: Invocation, seat: _Seat, number: int, actors: Actors) -> None:
-        super().__init__(context)
-        self._seat, self._number, self._actors = seat, number, actors
+    def __init__(self, context: Invocation, concurrency: int, number: int, actors: Actors) -> None:
+        super().__init__(context, concurrency)
+        self._number, self._actors = number, actors
 
     @contextlib.asynccontextmanager
     async def client(
@@ -137,10 +121,6 @@ class _RayPool(ModelPool):
             return
         async with super().client(choice, location, name=name, log_path=log_path) as client:
             yield client
-
-    def _share(self, client: Client, name: str) -> None:
-        if client.limiter is not None:
-            client.limiter = RayLimiter(self._seat.trade)
 
 
 def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list[Problem]:
@@ -186,9 +166,8 @@ async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
         folders = [each.run.folder for each in ready]
         table = SuiteTable(context.output, [each.run.name for each in ready])
         async with _reporting(seat, table, folders, stop):
-            pool = _RayPool(context, seat, job.number, actors)
+            pool = _RayPool(context, suite.concurrency, job.number, actors)
             outcomes = await play_suite(context, suite, ready, table, seat.budget, models=pool, stop=stop)
-        await seat.end()
     # If all rollouts failed, the merged record reports it.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]
     return [Problem.of(each.error, each.run.name) for each in broken if each.error is not None]

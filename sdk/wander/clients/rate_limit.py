@@ -53,7 +53,7 @@ _DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 60.0, 1.0, 0.5
 They halve with each second that has next to no refusals, but not shortly below the rate that was refused."""
 _PROBE_RATE, _PROBES = 10.0, 15
 """Calls a second, and how many of them, that find out whether an endpoint refuses everything."""
-_LEAST_RATE, _FREE_RATE, _MOST_RATE = 0.5, 1e4, 1e6
+_LEAST_RATE, _MOST_RATE = 0.5, 1e6
 _KEPT = 0.85
 """The rate falls to this share at most, unless the endpoint refused most of the calls: an endpoint that
 allows no burst at all refuses every second call of a rate that is barely too high."""
@@ -103,10 +103,6 @@ class Pace:
     def rate(self, now: float) -> float | None:
         """Return how many calls a second may leave; None means any number."""
         return self._limit(now) if self._is_bound else None
-
-    def is_free(self, now: float) -> bool:
-        """Return whether calls may leave as they come: nothing bounds or holds them."""
-        return not self._is_bound and self._limit(now) >= _FREE_RATE
 
     def wait(self, now: float) -> float:
         """Return in how many seconds a call may leave; 0 means now."""
@@ -313,7 +309,7 @@ class CallLimiter:
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
         """Wait until a call may leave; return when it did. Calls of no known rollout are the first."""
-        if self.acquire_now(pace):
+        if self._acquire_now(pace):
             return monotonic()
         queue = self._queue
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -330,7 +326,7 @@ class CallLimiter:
             raise
         return monotonic()
 
-    def acquire_now(self, pace: Pace) -> bool:
+    def _acquire_now(self, pace: Pace) -> bool:
         """Have a call leave if it may at once and nobody waits; tell whether it does."""
         now = monotonic()
         if self._queue.waiting or not self._has_room() or pace.wait(now) > 0:
