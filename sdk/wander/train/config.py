@@ -15,7 +15,6 @@ from wander.train.sections import (
     EARLIER,
     SCRIPTED,
     SELF,
-    AlertsSection,
     AlgorithmSection,
     EnvironmentSection,
     MixedEnvironmentSection,
@@ -72,8 +71,6 @@ class BatchSection(Section):
 
     retries: int = Field(default=1, ge=0)
     """How often a failed rollout is played again before it is left out of its group."""
-    min_group: int = Field(default=2, gt=1)
-    """Scored rollouts that a group needs. A group with fewer is refilled, or left out."""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Number of steps that are played ahead while the policy learns, so their weights are up to this many
     updates old. Each step needs a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
@@ -85,8 +82,6 @@ class BatchSection(Section):
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
-        if self.min_group > self.group_size:
-            raise ValueError(f"min_group ({self.min_group}) exceeds group_size ({self.group_size})")
         if self.rollouts % self.group_size:
             raise ValueError(
                 f"rollouts ({self.rollouts}) must be a multiple of group_size ({self.group_size})"
@@ -114,8 +109,6 @@ class DataSection(Section):
 
     order: Literal["dataset", "shuffled"] = "dataset"
     """`shuffled` draws a new order for each epoch and stratum, by `schedule.seed`."""
-    stratify: bool = True
-    """Strata take turns, so that every step holds each of them evenly. False keeps the order."""
     refill_rounds: int = Field(default=0, ge=0)
     """Rounds in which a step plays other groups in place of those whose rewards do not differ; 0 keeps them.
     A round plays the number of groups that the step so far suggests, at most a whole step."""
@@ -379,7 +372,6 @@ class GRPOSettings(PolicySettings):
     stopping: StoppingSection = StoppingSection()
     output: OutputSection = OutputSection()
     logging: LoggingSection = LoggingSection()
-    alerts: AlertsSection = AlertsSection()
 
     @model_validator(mode="after")
     def _one_place_for_arguments(self) -> GRPOSettings:

@@ -48,7 +48,9 @@ def open_engine(
         if shards_policy(settings):
             yield copying_engine(settings)
         else:
-            yield TransformersEngine(model, loaded.tokenizer, live=True, max_batch_size=sampling_rows(settings))
+            yield TransformersEngine(
+                model, loaded.tokenizer, live=True, max_batch_size=sampling_rows(settings)
+            )
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
     if section.engine == "vllm":
@@ -106,7 +108,9 @@ def sampling_rows(settings: GRPOSettings) -> int:
 def copying_engine(settings: GRPOSettings) -> TransformersEngine:
     """Return an engine with a model of its own, which nobody trains; `update_weights` keeps it current."""
     loaded = load_beside(settings)
-    return TransformersEngine(loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings))
+    return TransformersEngine(
+        loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings)
+    )
 
 
 def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:

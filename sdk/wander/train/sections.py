@@ -1,4 +1,4 @@
-"""The sections of settings for environments, players, the algorithm, a teacher, stopping and alerts."""
+"""The sections of settings for environments, players, the algorithm, a teacher, and stopping."""
 
 from __future__ import annotations
 
@@ -132,13 +132,6 @@ class TeacherSection(Section):
 class StoppingSection(Section):
     """When a run ends before its last step: it collapsed, or it reached its target."""
 
-    entropy_share: float = Field(default=0.0, ge=0, lt=1)
-    """Stop when the entropy stays below this share of the mean of its first `first_steps` steps."""
-    first_steps: int = Field(default=20, gt=0)
-    drop: dict[str, float] = Field(default_factory=dict)
-    """Stop when a metric of the steps (`reward`, `rewards/format`) stays this far below its best."""
-    patience: int = Field(default=20, gt=0)
-    """Consecutive steps for which the condition must hold. The best is a mean of this number of steps."""
     collapse: bool = True
     """Stop when the alert `collapse` is raised."""
     target: dict[str, float | str] = Field(default_factory=dict)
@@ -153,35 +146,8 @@ class StoppingSection(Section):
         return self
 
 
-class AlertsSection(Section):
-    """When an alert is raised. Of the alerts, only `collapse` ends a run (`stopping.collapse`)."""
-
-    reward_drop: float = Field(default=0.3, gt=0)
-    """A collapse: the mean reward of five steps is this share below its best value so far, and further below
-    than chance explains."""
-    entropy_burst: float = Field(default=2.0, gt=1)
-    """A collapse: the reward is not higher than in the first five steps, and the entropy is this many times
-    its value then, or below `entropy_share` of it."""
-    entropy_share: float = Field(default=0.2, ge=0, lt=1)
-    """Entropy below this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
-    entropy_first_steps: int = Field(default=10, gt=0)
-    without_variance: float = Field(default=0.8, ge=0, le=1)
-    """More than this share of groups without variance, for `steps` steps."""
-    truncated: float = Field(default=0.3, ge=0, le=1)
-    """More than this share of rollouts cut short."""
-    logprobs_differ: float = Field(default=0.05, ge=0, le=1)
-    """More than this share of tokens whose log-probability in training differs by over 0.05 nats from the one
-    when they were sampled, without a correction."""
-    failures: float = Field(default=0.05, ge=0, le=1)
-    """More than this share of rollouts that failed, at any boundary (model, environment, tool, rubric,
-    sandbox)."""
-    steps: int = Field(default=10, gt=0)
-    """Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
-
-
 _GRPO_ALONE = tuple(
-    f"algorithm.{name}"
-    for name in ("entropy_bonus", "top_entropy_quantile", "off_policy_mask_threshold")
+    f"algorithm.{name}" for name in ("entropy_bonus", "top_entropy_quantile", "off_policy_mask_threshold")
 )
 NOT_READ: dict[str, Sequence[str]] = {
     "rloo": (*_GRPO_ALONE, "batch.max_staleness"),

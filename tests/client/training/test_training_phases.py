@@ -214,7 +214,7 @@ def test_a_collapsed_run_is_an_error_that_says_why(tmp_path: Path) -> None:
     require_not_collapsed(None, tmp_path)
     require_not_collapsed(Stopped(kind="target", step=3, reason="it is reached"), tmp_path)
     with pytest.raises(ClientError, match="stopped after step 3: the entropy is 0") as refused:
-        require_not_collapsed(Stopped(kind="entropy", step=3, reason="the entropy is 0"), tmp_path)
+        require_not_collapsed(Stopped(kind="collapse", step=3, reason="the entropy is 0"), tmp_path)
     assert (refused.value.status, refused.value.code) == (1, "collapsed")
 
 

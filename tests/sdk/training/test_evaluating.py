@@ -224,11 +224,11 @@ def test_a_run_ends_when_its_policy_collapses(puller: Path, tmp_path: Path) -> N
         puller,
         schedule={"steps": 30, "learning_rate": 2e-2},
         evaluation={"every": 0},
-        stopping={"drop": {"rewards/well_formed": 0.3}, "patience": 2},
+        stopping={"collapse": True},
     )
     result = train(tmp_path / "run", settings)
     assert result.stopped is not None, "a learning rate four times too large breaks the form of its answers"
-    assert (result.stopped.kind, result.stopped.collapsed) == ("drop", True)
+    assert (result.stopped.kind, result.stopped.collapsed) == ("collapse", True)
     assert result.steps == result.stopped.step < 30
     shares = [entry["rewards/well_formed"] for entry in read_metrics(tmp_path / "run")]
     assert max(shares[-2:]) < max(shares) - 0.3

@@ -25,7 +25,6 @@ def settings_for(start: Path, **sections: Any) -> GRPOSettings:
         "schedule": {"steps": 3, "learning_rate": 5e-3},
         "output": {"rollouts_every": 1, "fixed_prompts": 2, "checkpoint_every": 1},
         "logging": {"trackers": ["tensorboard"]},
-        "alerts": {"truncated": 0.0, "without_variance": 0.0, "steps": 1},
     }
     for name, fields in sections.items():
         data[name] = {**data.get(name, {}), **fields}

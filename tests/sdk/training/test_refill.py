@@ -185,7 +185,7 @@ def failing() -> FailingEnv:
 
 
 def test_a_group_that_loses_too_many_rollouts_is_left_out(puller: Path, tmp_path: Path) -> None:
-    settings = settings_for(puller, batch={"retries": 3, "min_group": 3}, schedule={"steps": 1})
+    settings = settings_for(puller, batch={"retries": 3}, schedule={"steps": 1})
     train_grpo(opener_of(failing), settings, tmp_path / "run")
     (entry,) = read_metrics(tmp_path / "run")
     assert entry["groups_left_out"] == 1
@@ -194,7 +194,7 @@ def test_a_group_that_loses_too_many_rollouts_is_left_out(puller: Path, tmp_path
     assert entry["frac_reward_zero_std"] < 1
     refilling = settings_for(
         puller,
-        batch={"retries": 3, "min_group": 3},
+        batch={"retries": 3},
         schedule={"steps": 1},
         data={"refill_rounds": 4},
     )

@@ -44,8 +44,6 @@ def test_every_step_holds_every_stratum_evenly(groups: int) -> None:
 def test_strata_that_take_turns_already_keep_the_datasets_order() -> None:
     strata: list[int | None] = [(row + 2) % 5 for row in range(40)]
     assert drawn(sampler(40, strata), 90) == list(range(90))
-    mixed = sampler(4, [0, 0, 0, 1], stratify=False)
-    assert drawn(mixed, 8) == list(range(8))
 
 
 def test_a_shuffled_epoch_plays_every_example_once_in_an_order_of_its_own() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from wander import Messages, MultiTurnEnv, Rubric, State
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
@@ -16,11 +14,8 @@ from wander.train.config import GRPOSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.files import read_metrics
-from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.rows import Row, draw_learner
-from wander.train.rollouts.sampler import Pick
 from wander.train.rollouts.source import Assignment, RolloutSource
-from wander.train.rollouts.step import Group, PlayedStep
 from wander.types import Rollout, SamplingArgs, seen_by
 
 from .conftest import PULL, opener_of, payoff

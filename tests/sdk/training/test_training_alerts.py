@@ -12,7 +12,6 @@ from wander.train.watch.watch import Rules
 SETTINGS = GRPOSettings.model_validate(
     {
         "model": {"path": "tiny"},
-        "alerts": {"steps": 3, "entropy_first_steps": 2},
         "evaluation": {"every": 1},
         "output": {"keep_best": "eval/won"},
     }
@@ -48,14 +47,14 @@ def test_a_reward_that_is_no_number_is_told_at_once() -> None:
 
 
 def test_entropy_counts_against_its_first_steps_and_must_stay_low() -> None:
-    low = {"entropy": 0.19}
-    assert told({}, {}, low, low, {}, low, low, low, low) == [(8, "entropy_low")]
-    assert told(low, low, low, low, low, low) == [], "low from the first step on is how the policy is"
+    low, better = {"entropy": 0.19, "reward": 0.9}, {"reward": 0.9}  # otherwise it is a collapse too
+    assert told(*[{}] * 10, *[low] * 9, better, *[low] * 11) == [(30, "entropy_low")]
+    assert told(*[low] * 30) == [], "low from the first step on is how the policy is"
 
 
 def test_groups_without_variance_must_last() -> None:
     flat = {"groups_without_variance": 0.9}
-    assert told(flat, flat, {}, flat, flat, flat) == [(6, "no_variance")]
+    assert told(*[flat] * 9, {}, *[flat] * 10) == [(20, "no_variance")]
 
 
 def test_distillation_learns_from_groups_without_variance() -> None:
@@ -68,7 +67,7 @@ def test_distillation_learns_from_groups_without_variance() -> None:
 def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
     cut = {"truncated": 0.5}
     assert told(cut, {}, cut, cut, {}, cut) == [(1, "truncated")]
-    assert told(cut, {}, {}, {}, cut) == [(1, "truncated"), (5, "truncated")]
+    assert told(cut, *[{}] * 10, cut) == [(1, "truncated"), (12, "truncated")]
 
 
 def test_failures_at_any_boundary_are_a_share_of_the_rollouts() -> None:

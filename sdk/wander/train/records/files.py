@@ -202,7 +202,7 @@ def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
     jsonl.write_records(folder / ALERTS, alerts)
 
 
-StopKind = Literal["collapse", "entropy", "drop", "gradient", "target"]
+StopKind = Literal["collapse", "gradient", "target"]
 
 
 class Stopped(Record):

@@ -53,7 +53,9 @@ class OtherPolicy(PolicyClient):
     engine: SharedEngine
 
     def __init__(self, loaded: LoadedModel, name: str, settings: GRPOSettings, beside: BatchedEngine) -> None:
-        engine = SharedEngine(loaded.model, loaded.tokenizer, beside=beside, max_batch_size=sampling_rows(settings))
+        engine = SharedEngine(
+            loaded.model, loaded.tokenizer, beside=beside, max_batch_size=sampling_rows(settings)
+        )
         super().__init__(loaded.model, loaded.tokenizer, name=name, engine=engine)
         self.limit_context(settings.sampling.max_rollout_tokens)
         self._path, self._revision = loaded.path, loaded.revision

@@ -45,7 +45,7 @@ class ExampleSampler:
         self.settings = settings
         self.length = length
         self.seed = seed
-        self._lanes = _lanes(length, strata if settings.stratify else ())
+        self._lanes = _lanes(length, strata)
         self._drawn = [0] * len(self._lanes)
         """How far each stratum's order has been walked."""
         self._draws = 0

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from wander.models.policy import PolicyClient
     from wander.train.rollouts.opponents import Opponents
 
+FEWEST_SCORED = 2
+"""Scored rollouts that a group needs to learn from it: a single one has nothing to be compared with."""
+
 Exchange = Callable[[list[Any]], list[Any]]
 """Takes this process's items and returns the items of all processes, by rank."""
 
@@ -131,7 +134,7 @@ class StepPlayer:
                 break
         self._require_one(step)
         for group in step.groups:
-            enough = len(group.scored) >= self.settings.batch.min_group
+            enough = len(group.scored) >= FEWEST_SCORED
             step.rows += group.rows if enough else [replace(row, reward=None) for row in group.rows]
             step.left_out += not enough
         for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
@@ -175,7 +178,7 @@ class StepPlayer:
 
     def _teaches(self, group: Group) -> bool:
         scored = group.scored
-        return len(scored) >= self.settings.batch.min_group and has_signal(scored)
+        return len(scored) >= FEWEST_SCORED and has_signal(scored)
 
     def _groups(self, picks: Sequence[Pick], call: StepRollouts) -> list[Group]:
         size = self.settings.batch.group_size
@@ -217,7 +220,7 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
         ExampleSampler(
             data,
             length=source.length(number),
-            strata=source.strata(number) if data.stratify else (),
+            strata=source.strata(number),
             seed=settings.schedule.seed,
         )
         for number in range(len(source.environments))

@@ -2,7 +2,7 @@
 
 A rule reads the lines of `metrics.jsonl` one after another, so a resumed run raises the same alerts as an
 uninterrupted one. A rule fires when its condition has held for a number of consecutive steps. It fires again
-only after the condition did not hold for `alerts.steps` steps: a share that swings around its limit raises
+only after the condition did not hold for `LASTING` steps: a share that swings around its limit raises
 one alert.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from wander.errors import ConfigError
 from wander.train.config import GRPOSettings, OutputSection
 from wander.train.correction import NATS, SHARE, is_corrected
 from wander.train.data import OPERATORS, Condition
@@ -47,6 +46,20 @@ MOVED_SHARE = 0.1
 
 FAILED = "failed/"
 """Prefix of the metrics that count failed rollouts by boundary."""
+LASTING = 10
+"""Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
+LOW_ENTROPY = 0.2
+"""Share of its first value under which the entropy is low."""
+FIRST_ENTROPIES = 10
+"""Number of first steps whose mean is that first value."""
+MOST_FLAT = 0.8
+"""Largest share of groups without variance."""
+MOST_TRUNCATED = 0.3
+"""Largest share of rollouts cut short."""
+MOST_DIFFERING = 0.05
+"""Largest share of tokens with another probability in training than when they were sampled."""
+MOST_FAILED = 0.05
+"""Largest share of rollouts that failed."""
 
 Entry = Mapping[str, Any]
 """A line of `metrics.jsonl`."""
@@ -69,15 +82,15 @@ class Rule:
     quiet: int | None = None
     """Consecutive steps without the condition since the rule fired; None if it may fire."""
 
-    def read(self, entry: Entry, calm: int) -> str | None:
-        """Return why the rule fires at a step, or None; it fires again after `calm` quiet steps."""
+    def read(self, entry: Entry) -> str | None:
+        """Return why the rule fires at a step, or None; it fires again after `LASTING` quiet steps."""
         text = self.holds(entry)
         if text is None:
             return None
         self.held = self.held + 1 if text else 0
         if self.quiet is not None:
             self.quiet = 0 if text else self.quiet + 1
-            if self.quiet < calm:
+            if self.quiet < LASTING:
                 return None
             self.quiet = None
         if not text or self.held < self.steps:
@@ -93,14 +106,13 @@ class Rules:
         self, settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
     ) -> None:
         self._rules = make_rules(settings, read_first_values)
-        self._calm = settings.alerts.steps
 
     def read(self, entry: Entry) -> tuple[list[Alert], Stopped | None]:
         """Return the alerts that a step raises, and why the run ends with it, if it does."""
         alerts: list[Alert] = []
         stopped: Stopped | None = None
         for rule in self._rules:
-            reason = rule.read(entry, self._calm)
+            reason = rule.read(entry)
             if reason is None:
                 continue
             if rule.alert is not None:
@@ -117,36 +129,32 @@ def make_rules(
 
     `read_first_values` gives what the evaluation before the first step measured, by `CELL/METRIC`.
     """
-    alerts, stopping = settings.alerts, settings.stopping
+    stopping = settings.stopping
     compares = settings.algorithm.loss != "distill"
-    rules = [
+    return [
         Rule(_gradient_not_finite, ends="gradient"),
         Rule(_Target(stopping.target).reached, ends="target"),
         Rule(_Collapse(settings).read, alert="collapse", ends="collapse" if stopping.collapse else None),
         Rule(_reward_not_finite, alert="reward_not_finite"),
-        Rule(
-            _LowEntropy(alerts.entropy_share, alerts.entropy_first_steps).read,
-            alert="entropy_low",
-            steps=alerts.steps,
-        ),
+        Rule(_LowEntropy().read, alert="entropy_low", steps=LASTING),
         Rule(
             _above(
                 "groups_without_variance",
-                alerts.without_variance if compares else math.inf,
+                MOST_FLAT if compares else math.inf,
                 "{:.0%} of the groups have rewards without variance and teach nothing",
             ),
             alert="no_variance",
-            steps=alerts.steps,
+            steps=LASTING,
         ),
         Rule(
-            _above("truncated", alerts.truncated, "{:.0%} of the rollouts were cut short by a limit"),
+            _above("truncated", MOST_TRUNCATED, "{:.0%} of the rollouts were cut short by a limit"),
             alert="truncated",
         ),
-        Rule(_failures(alerts.failures), alert="failures"),
+        Rule(_failures, alert="failures"),
         Rule(
             _above(
                 SHARE,
-                math.inf if is_corrected(settings) else alerts.logprobs_differ,
+                math.inf if is_corrected(settings) else MOST_DIFFERING,
                 f"{{:.0%}} of the tokens have another probability in training than when they were sampled "
                 f"(by more than {NATS} nats), and `inference.correction` does not act",
             ),
@@ -154,14 +162,7 @@ def make_rules(
         ),
         Rule(_FlatEvaluations().read, alert="evaluation_flat"),
         Rule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
-        Rule(
-            _LowEntropy(stopping.entropy_share, stopping.first_steps).read,
-            ends="entropy",
-            steps=stopping.patience,
-        ),
     ]
-    drops = [_Drop(name, limit, stopping.patience) for name, limit in stopping.drop.items()]
-    return [*rules, *(Rule(drop.read, ends="drop", steps=stopping.patience) for drop in drops)]
 
 
 def _gradient_not_finite(entry: Entry) -> str:
@@ -182,70 +183,33 @@ def _above(name: str, limit: float, text: str) -> Callable[[Entry], str | None]:
     return read
 
 
-def _failures(limit: float) -> Callable[[Entry], str | None]:
-    def read(entry: Entry) -> str | None:
-        failed, rollouts = number(entry, "failed"), number(entry, "rollouts")
-        if failed is None or not rollouts:
-            return None
-        boundaries = {
-            name.partition("/")[2]: number(entry, name) for name in entry if name.startswith(FAILED)
-        }
-        where = ", ".join(f"{boundary} {count:.0f}" for boundary, count in boundaries.items() if count)
-        share = failed / rollouts
-        return f"{share:.0%} of the rollouts failed ({where})" if share > limit else ""
-
-    return read
+def _failures(entry: Entry) -> str | None:
+    failed, rollouts = number(entry, "failed"), number(entry, "rollouts")
+    if failed is None or not rollouts:
+        return None
+    boundaries = {name.partition("/")[2]: number(entry, name) for name in entry if name.startswith(FAILED)}
+    where = ", ".join(f"{boundary} {count:.0f}" for boundary, count in boundaries.items() if count)
+    share = failed / rollouts
+    return f"{share:.0%} of the rollouts failed ({where})" if share > MOST_FAILED else ""
 
 
 class _LowEntropy:
     """Compares the entropy with a share of the mean of its first steps."""
 
-    def __init__(self, share: float, first_steps: int) -> None:
-        self._share = share
-        self._first_steps = first_steps
+    def __init__(self) -> None:
         self._first: list[float] = []
 
     def read(self, entry: Entry) -> str | None:
         value = number(entry, "entropy")
         if value is None:
             return None
-        if len(self._first) < self._first_steps:
+        if len(self._first) < FIRST_ENTROPIES:
             self._first.append(value)
             return ""
-        usual = sum(self._first) / self._first_steps
-        if value >= self._share * usual:
+        usual = sum(self._first) / FIRST_ENTROPIES
+        if value >= LOW_ENTROPY * usual:
             return ""
-        return f"the entropy is {value:.3g}, and was {usual:.3g} in the first {self._first_steps} steps"
-
-
-class _Drop:
-    """Compares a metric with the best mean of some of its steps."""
-
-    def __init__(self, name: str, limit: float, steps: int) -> None:
-        self._name = name
-        self._limit = limit
-        self._recent: deque[float] = deque(maxlen=steps)
-        self._best = -math.inf
-        self._is_known = False
-
-    def read(self, entry: Entry) -> str | None:
-        """Raises `ConfigError` if the first step that has a reward lacks the metric."""
-        if not self._is_known and entry.get("reward") is not None:
-            self._is_known = True
-            if self._name not in entry:
-                known = sorted(name for name in entry if name == "reward" or name.startswith("rewards/"))
-                raise ConfigError(
-                    f"`stopping.drop`: the steps have no `{self._name}`", hint=f"they have {', '.join(known)}"
-                )
-        value = number(entry, self._name)
-        if value is None:
-            return None
-        self._recent.append(value)
-        if len(self._recent) == self._recent.maxlen:
-            self._best = max(self._best, sum(self._recent) / len(self._recent))
-        if value >= self._best - self._limit:
-            return ""
-        return f"`{self._name}` is {value:.3g}, and was {self._best:.3g} at its best"
+        return f"the entropy is {value:.3g}, and was {usual:.3g} in the first {FIRST_ENTROPIES} steps"
 
 
 class _Target:
@@ -354,6 +318,10 @@ def _evaluated(entry: Entry) -> dict[str, float | None]:
     }
 
 
+REWARD_DROP = 0.3
+"""Share of its best value by which the reward must fall."""
+ENTROPY_BURST = 2.0
+"""Multiple of its first value above which the entropy has burst."""
 WINDOW = 5
 """Number of steps in a mean. It is smaller at first: a bad learning rate destroys a policy in two steps."""
 FEWEST = 3
@@ -380,7 +348,6 @@ class _Collapse:
     """
 
     def __init__(self, settings: GRPOSettings) -> None:
-        self._section = settings.alerts
         self._groups = settings.batch.groups
         self._rewards = _Means()
         self._entropies = _Means()
@@ -426,7 +393,7 @@ class _Collapse:
     def _judge_reward(self) -> str:
         now = self._rewards.now
         for steps, best in self._rewards.best.items():
-            least = max(self._section.reward_drop * abs(best), SPREADS * self._spread, self._chance(steps))
+            least = max(REWARD_DROP * abs(best), SPREADS * self._spread, self._chance(steps))
             if best - now > least:
                 return f"the reward fell to {now:.3g}, and was {best:.3g} at its best"
         return ""
@@ -437,9 +404,9 @@ class _Collapse:
             return ""
         now, before = self._entropies.now, self._entropies.first
         text = f"the entropy is {now:.3g} and was {before:.3g} at first, and the reward is no higher"
-        if now < self._section.entropy_share * before:
+        if now < LOW_ENTROPY * before:
             return f"{text}: the policy repeats itself"
-        if now > self._section.entropy_burst * before:
+        if now > ENTROPY_BURST * before:
             return f"{text}: the policy writes noise"
         return ""
 
