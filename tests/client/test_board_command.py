@@ -50,17 +50,6 @@ def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
     assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
 
 
-def test_a_model_is_ranked_by_the_mean_of_its_runs_too(room: HubRoom, home: Path) -> None:
-    again = write_run(home / "runs" / "again", rewards=[0.0, 0.0, 0.0, 0.0], model="good")
-    assert room.wander("post", str(again)).status == 0
-    busy = names(room)[0]
-    heading, good, *_ = room.wander("leaderboard", NAME, "--board", busy, "--mean").out.splitlines()
-    columns, row = heading.split("\t"), good.split("\t")
-    shown = dict(zip(columns, row, strict=True))
-    assert [shown[one] for one in ("model", "reward", "runs")] == ["good", "0.3750", "2"]
-    assert room.wander("leaderboard", NAME, "--mean", "--all").status == 2
-
-
 def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     board = names(room)[0]
     columns = "level,model,reward,metric:right,interval,rank,examples"

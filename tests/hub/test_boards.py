@@ -99,25 +99,6 @@ async def test_posting_again_moves_no_row(posted):
     assert (detail["best_model"], detail["best_reward"]) == ("often", 0.8)
 
 
-async def test_the_mean_of_all_runs_of_a_model_is_asked_for_by_name(posted):
-    first = await posted.run("often", 16)
-    await posted.run("seldom", 14)
-    lucky, unlucky, third = [await posted.run("often", ones) for ones in (20, 0, 4)]
-    posted.give(unlucky, "unverifiable")  # what was proved less than the first is left out
-    await posted.put(f"/api/v1/runs/{third}/hiding", {"reason": "a mistake"})
-    page = await posted.board(runs="mean", limit=1)
-    (row,) = page["rows"]
-    assert (row["model"], row["run_id"], row["runs"], row["reward_mean"]) == ("often", first, 2, 0.9)
-    ends = {one["run_id"]: one["reward_low"] for one in (await posted.board(runs="all"))["rows"]}
-    assert row["reward_low"] == pytest.approx((ends[first] + ends[lucky]) / 2)
-    (other,) = (await posted.board(runs="mean", cursor=page["next"]))["rows"]
-    assert (other["model"], other["reward_mean"], "runs" in other) == ("seldom", 0.7, False)
-    text = (await posted.hub.get("/alice/reverse-text/leaderboard?runs=mean", headers=HTML)).text
-    assert '<span class="small muted">2 runs</span>' in text
-    answer = await posted.hub.get(BOARD + ".csv", params={"runs": "mean"})
-    assert [one["reward_mean"] for one in csv.DictReader(io.StringIO(answer.text))] == ["0.9", "0.7"]
-
-
 async def test_a_level_tells_what_it_does_not_prove(posted):
     run_id = await posted.run("<b>a</b>", 5)
     posted.give(run_id, "replayed")

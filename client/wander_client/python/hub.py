@@ -315,7 +315,7 @@ class HubCalls:
         environment: str,
         *,
         board: str | BoardInfo | Board | None = None,
-        runs: Literal["best", "mean", "all"] = "best",
+        runs: Literal["best", "all"] = "best",
         level: str | None = None,
         model: str | None = None,
         stratum: int | None = None,
@@ -326,8 +326,7 @@ class HubCalls:
         - `board`: a board of `others`, or its name. None means the pinned board, else the board with the most
         runs. The result's
           `name` is the name of the board.
-        - `runs`: `"best"` shows the first run of each model and account, `"mean"` the mean of its runs,
-          `"all"` every run.
+        - `runs`: `"best"` shows the first run of each model and account, `"all"` every run.
         - `level`: minimum verification level. `model`: part of the model's name.
         - `stratum`: sets the `stratum` of each row to the reward on this part of the examples.
         """

@@ -32,7 +32,6 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
         "by": row.posted_by,
         "posted": f"{row.posted_at:%Y-%m-%d}",
         "run": row.run_id,
-        "runs": row.runs,
         "stratum": number_text(row.stratum.reward_mean) if row.stratum else "",
         **{f"pass@{one.k}": number_text(one.pass_at_k) for one in row.pass_rates},
     }

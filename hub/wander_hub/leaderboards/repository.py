@@ -11,9 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Integer,
     Select,
-    Subquery,
     Text,
-    and_,
     bindparam,
     cast,
     func,
@@ -47,11 +45,10 @@ evaluation split, then by number of examples, then boards without a token limit.
 matter, because anyone may post many."""
 _BOARD, _MOST = bindparam("board_id", type_=Integer), bindparam("most", type_=Integer)
 """Parameters of the cached statements: the board, and the maximum number of rows."""
-_MEANS = ("shortfall", "low", "high", "tokens", "usd")
 
 
 class BoardRow(NamedTuple):
-    """A run on a board with the numbers of its row, which are its own or means of several runs."""
+    """A run on a board with the numbers of its row."""
 
     run_id: str
     model: str
@@ -65,24 +62,20 @@ class BoardRow(NamedTuple):
     """The summary as JSON text, which pydantic parses three times as fast as a parsed value."""
     level: VerificationLevel
     tier: int
-    own_low: float | None
-    own_high: float | None
-    """Ends of this run's own interval, which decide its rank."""
+    low: float | None
+    high: float | None
     posted_at: datetime
     on_top: bool
     counts: bool
     folded_into: str | None
     shortfall: float
-    low: float | None
-    high: float | None
     tokens: float | None
     usd: float | None
-    runs: int
 
     @property
     def place(self) -> Place:
         """Position that decides the rank."""
-        return place_of(self.tier, self.own_low, self.own_high)
+        return place_of(self.tier, self.low, self.high)
 
 
 def boards_of(session: Session, version_id: int, limit: int) -> Sequence[Board]:
@@ -121,19 +114,13 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
     entry = (BoardEntry.posted_at, BoardEntry.on_top, BoardEntry.counts)
     columns: tuple[Any, ...] = (*run, *poster, *place, *entry)
     query: Select[Any] = runs_readable_by(reader).with_only_columns(*columns, maintain_column_froms=True)
-    query = query.add_columns(BoardEntry.folded_into).join(User, User.id == Run.posted_by_id)
+    numbers = (BoardEntry.shortfall, BoardEntry.tokens, BoardEntry.usd)
+    query = query.add_columns(BoardEntry.folded_into, *numbers).join(User, User.id == Run.posted_by_id)
     query = query.join(BoardEntry, BoardEntry.run_id == Run.run_id).where(BoardEntry.board_id == _BOARD)
     if wanted.showing == "all":
         query = query.where(BoardEntry.withdrawn.is_(False))
     else:
         query = query.where(BoardEntry.counts.is_(True))
-    shown: Any = BoardEntry
-    if wanted.showing == "mean":
-        shown = _means().c
-        same = (shown.model == BoardEntry.model, shown.posted_by_id == BoardEntry.posted_by_id)
-        query = query.join(shown.model.table, and_(*same))
-    query = query.add_columns(*(getattr(shown, name) for name in _MEANS))
-    query = query.add_columns(shown.runs if wanted.showing == "mean" else literal(1))
     if wanted.level in LEVELS_UP[1:]:
         query = query.where(BoardEntry.level.in_(LEVELS_UP[LEVELS_UP.index(wanted.level) :]))
     if wanted.model:
@@ -145,32 +132,19 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
         query = query.where(BoardEntry.posted_at >= wanted.since)
     if wanted.until is not None:
         query = query.where(BoardEntry.posted_at < wanted.until)
-    return _ordered(query, shown, wanted).limit(wanted.limit + 1)
+    return _ordered(query, wanted).limit(wanted.limit + 1)
 
 
-def _means() -> Subquery:
-    """Return the means of each model and account over runs verified at least as far as the ranked run."""
-    every, counting = aliased(BoardEntry), aliased(BoardEntry)
-    same = [getattr(every, name) == getattr(counting, name) for name in ("board_id", "model", "posted_by_id")]
-    query = (
-        select(every.model, every.posted_by_id, func.count().label("runs"))
-        .add_columns(*(func.avg(getattr(every, name)).label(name) for name in _MEANS))
-        .join(counting, and_(*same, counting.counts, every.tier <= counting.tier))
-        .where(every.board_id == _BOARD, every.withdrawn.is_(False))
-    )
-    return query.group_by(every.model, every.posted_by_id).subquery("means")
-
-
-def _ordered(query: Select[Any], shown: Any, wanted: BoardFilter) -> Select[Any]:
+def _ordered(query: Select[Any], wanted: BoardFilter) -> Select[Any]:
     """Order the rows and skip those of earlier pages."""
     descending = wanted.sort == "posted"
     key: list[Any] = [BoardEntry.posted_at, BoardEntry.run_id]
     types: list[Any] = [UtcDateTime(), BoardEntry.run_id.type]
     if not descending:
-        values = {"reward": shown.shortfall, "tokens": shown.tokens, "cost": shown.usd}
-        value = (
-            values[wanted.sort] if wanted.sort == "reward" else func.coalesce(values[wanted.sort], _UNKNOWN)
-        )
+        values = {"reward": BoardEntry.shortfall, "tokens": BoardEntry.tokens, "cost": BoardEntry.usd}
+        value: Any = values[wanted.sort]
+        if wanted.sort != "reward":
+            value = func.coalesce(value, _UNKNOWN)
         key = [BoardEntry.tier, value, *key]
         types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
     if wanted.cursor:

@@ -17,7 +17,7 @@ from wander.wire.boards import TIERS
 from wander_hub.http.problems import HubProblem
 
 BoardSort = Literal["reward", "posted", "tokens", "cost"]
-Showing = Literal["best", "mean", "all"]
+Showing = Literal["best", "all"]
 
 
 @dataclass(frozen=True)

@@ -145,10 +145,6 @@ class LeaderboardRow(Record):
     on_top: bool = False
     """Whether the environment's owners chose it to stand for the runs with its answers."""
 
-    runs: Count = Field(default=1, exclude_if=lambda runs: runs == 1)
-    """How many runs its numbers are the mean of: those of its model and account that were proved as far as
-    the one that counts. The ends of its interval are the means of theirs, which is no narrower than theirs
-    together would be; metrics and passes are those of the one that counts."""
 
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
@@ -281,9 +277,9 @@ class Leaderboard(Record):
     """Its rows; a model that two accounts posted has two."""
     proved: Count = 0
     """The rows whose rewards the hub derived itself: those of the levels `rescored` and `replayed`."""
-    showing: Literal["best", "mean", "all"] = "best"
-    """The first run of each model and account (`best`), the mean of its runs, or all runs. Neither this nor a
-    filter changes a rank."""
+    showing: Literal["best", "all"] = "best"
+    """The first run of each model and account (`best`), or all runs. Neither this nor a filter changes a
+    rank."""
     rows: list[LeaderboardRow]
     next: Address | None = None
     """Cursor of the next page."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell, Output
 
 _NUMBERS = ["examples", "rollouts", "failed", "cut_short", "tokens", "usd"]
-_MEANS = "runs"
-"""Column with the number of runs that a row averages, shown next to the model."""
 COLUMNS = ["rank", "model", "name", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
 Level = Literal["complete", "rescored", "replayed"]
@@ -34,7 +32,6 @@ def leaderboard(
     all_runs: Annotated[
         bool, Option("--all", help="show all runs, not only the first per model and account")
     ] = False,
-    mean: Annotated[bool, Option("--mean", help="show the mean of the runs per model and account")] = False,
     level: Annotated[Level | None, Option(help="only runs of at least this level")] = None,
     model: Annotated[str | None, Option(help="only models whose name contains this")] = None,
     since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
@@ -62,18 +59,15 @@ def leaderboard(
     a rank. Ranks are ranges: rows with overlapping 95 % intervals share them. Filters hide rows, but do not
     change ranks.
     """
-    from wander_client.errors import UsageError
     from wander_client.names import parse_name
 
     here = current()
     name = parse_name(environment)
-    if all_runs and mean:
-        raise UsageError("`--all` and `--mean` exclude each other", hint="pass only one of them")
     params: dict[str, Any] = {
         "version": name.version,
         "task_set": task_set,
         "board": board,
-        "runs": "all" if all_runs else "mean" if mean else None,
+        "runs": "all" if all_runs else None,
         "level": level,
         "model": model,
         "since": since,
@@ -192,8 +186,7 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None)
         *(f"pass@{k}" for k in rates),
         *(f"{name}{end}" for name in names for end in ("", "_low", "_high")),
     ]
-    columns = [*COLUMNS, *([_MEANS] if board.showing == "mean" else [])]
-    columns += ["stratum"] if stratum is not None else []
+    columns = [*COLUMNS, *(["stratum"] if stratum is not None else [])]
     rows = []
     for row in board.rows:
         cells = board_cells(row)
@@ -258,8 +251,6 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
     }
     chosen = _USUAL if board.columns == list(BOARD_COLUMNS) else board.columns
     columns = [name for column in chosen for name in every.get(column, [column])]
-    if board.showing == "mean":
-        columns.insert(columns.index("model") + 1, _MEANS)
     if metrics:
         after = columns.index("interval") + 1  # every board has this column
         columns[after:after] = [name for name in (*every["pass"], *every["metrics"]) if name not in columns]
