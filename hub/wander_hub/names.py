@@ -34,7 +34,6 @@ _RIGHT_TO_LEFT = ("R", "AL", "AN")
 """Bidirectional classes that change how the surrounding characters are displayed."""
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
-_FOREIGN = re.compile(r"[a-z0-9-]{1,37}@[A-Za-z0-9.:\[\]-]{1,37}")
 _ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
 
@@ -58,11 +57,6 @@ def owner_fault(name: str) -> str | None:
     if name in RESERVED_OWNERS:
         return "is reserved"
     return None
-
-
-def is_foreign(name: str) -> bool:
-    """Return whether a name belongs to a user of another hub."""
-    return _FOREIGN.fullmatch(name) is not None
 
 
 def normalize_environment(name: str) -> str:

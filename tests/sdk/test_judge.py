@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -21,7 +22,6 @@ from wander.rubrics.judge import (
     JudgeRubric,
     judge_score,
     read_verdict,
-    verdict_range,
 )
 from wander.types import Rollout, SamplingArgs
 from wander.worker.host.environment import WorkerEnvironment
@@ -88,7 +88,7 @@ def test_a_reader_gives_a_share_or_raises_value_error(text):
 
 @given(st.integers(1, 10))
 def test_a_range_is_mapped_to_shares(value):
-    read = verdict_range(1, 10)
+    read = partial(read_verdict, lowest=1, highest=10)
     assert read(f'{{"score": {value}}}') == (value - 1) / 9
     with pytest.raises(ValueError, match="no verdict"):
         read(str(value + 10))

@@ -183,8 +183,7 @@ def _scratch(file: IO[bytes], longest: int, most: int | None) -> Iterator[tuple[
 def _refuse_bad_names(work: _Import) -> None:
     """Reject names that this hub would not allow, because names become paths and addresses."""
     bad = [f"owner `{owner}`" for owner in work.owners.values() if names.owner_fault(owner)]
-    people = [user.name for user in work.rows("users") if not names.is_foreign(user.name)]
-    bad += [f"user `{name}`" for name in people if names.owner_fault(name)]
+    bad += [f"user `{user.name}`" for user in work.rows("users") if names.owner_fault(user.name)]
     for table in ("environments", "models"):
         published = [row.name for row in work.rows(table)]
         bad += [f"`{name}`" for name in published if not names.is_environment_name(name)]
@@ -311,7 +310,7 @@ def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
     for row in work.rows("users"):
         user = accounts.user_named(session, row.name)
         if user is None:
-            if accounts.owner_named(session, row.name) is None and not names.is_foreign(row.name):
+            if accounts.owner_named(session, row.name) is None:
                 new_owner(session, row.name)
             user = User(name=row.name, admin=False, created_at=row.created_at)
             session.add(user)

@@ -95,13 +95,6 @@ def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
     return _number(text, lowest, highest)
 
 
-def verdict_range(lowest: float, highest: float) -> VerdictReader:
-    """Return a reader for a judge that gives numbers from `lowest` to `highest`, such as 1 to 10."""
-    if not lowest < highest:
-        raise ValueError(f"a range from {lowest} to {highest} holds no verdicts")
-    return lambda text: read_verdict(text, lowest, highest)
-
-
 def _number(value: Any, lowest: float, highest: float) -> float:
     if isinstance(value, bool):
         return float(value)

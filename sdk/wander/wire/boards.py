@@ -145,7 +145,6 @@ class LeaderboardRow(Record):
     on_top: bool = False
     """Whether the environment's owners chose it to stand for the runs with its answers."""
 
-
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
 
