@@ -101,13 +101,8 @@ class Settings(BaseSettings):
     """Whether to publish the hub's own versions of the SDK and client under the owner `wander` at startup."""
     max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)
     """Maximum size of one distribution file, and of the request that uploads it."""
-    transfer_part_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
-    """Maximum size of one uploaded part of a version or a model. Parts of rollouts may have 64 MiB."""
     max_model_bytes: int = Field(default=8 * 1024 * MIB, gt=0)
     """Maximum total size of the files of one model revision."""
-    transfer_hours: float = Field(default=72, gt=0)
-    """Hours that the hub keeps an unfinished upload of a version, a model or a run, counted from its
-    last part."""
     max_open_transfers: int = Field(default=50, ge=1)
     """Maximum number of unfinished uploads per user."""
     quota_stored_bytes: ByteSize | None = Field(default=None, ge=0)
@@ -122,30 +117,12 @@ class Settings(BaseSettings):
     version."""
     max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0, lt=4096 * MIB)
     """Maximum total size of the unpacked members of one distribution file."""
-    max_members: int = Field(default=20_000, gt=0, le=65_534)
-    """Maximum number of members of one distribution file; a larger number would require ZIP64."""
-    max_compression_ratio: int = Field(default=50, gt=0)
-    """Maximum ratio of the unpacked size of a distribution file to its own size."""
-    compression_ratio_from_bytes: int = Field(default=16 * MIB, ge=0)
-    """Unpacked size below which a file may have any compression ratio."""
-    max_metadata_bytes: int = Field(default=8 * MIB, gt=0)
-    """Maximum size of METADATA, RECORD and PKG-INFO each; other metadata files may have 256 KiB."""
-    max_readme_bytes: int = Field(default=2 * MIB, gt=0)
-    max_summary_chars: int = Field(default=512, gt=0)
-    max_field_chars: int = Field(default=4096, gt=0)
-    """Maximum length of any other metadata value; the text of a license may be sixteen times as long."""
-    max_field_values: int = Field(default=1000, gt=0)
-    """Maximum number of values of one repeated field, such as requirements."""
-    max_path_chars: int = Field(default=512, gt=0, le=4096)
-    """Maximum length of a member's path."""
     upload_policy: dict[str, Action] = Field(default_factory=dict)
     """Actions of optional rules, such as `{"startup_file": "refuse"}`. docs/package-index.md lists the
     rules."""
     max_run_bytes: int = Field(default=16 * 1024 * MIB, gt=0)
     """Maximum decompressed size of the rollouts of one run. A run posted in a single request may have at most
     1 GiB."""
-    max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
-    max_artifacts: int = Field(default=32, ge=0)
 
     reads_per_minute: int = Field(default=20_000, ge=0)
     """Read requests per minute of one token, or of one address without a token; 0 means no limit. One
@@ -177,8 +154,6 @@ class Settings(BaseSettings):
     """Number of organizations that one user may own."""
     session_hours: float = Field(default=14 * 24, gt=0)
     """Maximum duration of a browser session."""
-    session_idle_hours: float = Field(default=48, gt=0)
-    """Hours of inactivity after which a browser session ends."""
     sign_in_provider: ProviderSettings | None = None
     """OpenID Connect provider for signing in, in addition to passwords."""
     oidc_issuers: dict[str, PublisherKind] = Field(
@@ -223,8 +198,6 @@ class Settings(BaseSettings):
     """Number of jobs that one process runs at the same time."""
     job_lease_seconds: float = Field(default=30, ge=1)
     """Seconds without a heartbeat after which another process takes over a job."""
-    max_waiting_verifications: int = Field(default=20, ge=1)
-    """Number of verifications that one user may have in the queue."""
 
     @field_validator("upload_policy")
     @classmethod

@@ -17,7 +17,9 @@ from wander_hub.cli.main import app
 from wander_hub.http.answers import IMMUTABLE
 from wander_hub.http.middleware import BROWSER_HEADERS
 from wander_hub.index.public_files import FOLDER
+from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES
 from wander_hub.settings import Settings
+from wander_hub.transfers.service import MOST_PART_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
@@ -55,8 +57,8 @@ def test_nginx_passes_the_largest_request_on_and_sends_files_with_the_headers_of
     text = (ROOT / "deploy/nginx/wander.conf").read_text()
     settings = Settings()
     largest = max(
-        *(settings.max_upload_bytes, settings.transfer_part_bytes, LOCK.most_bytes),
-        *(RUN_ANNOUNCEMENT.most_bytes, settings.max_artifact_bytes, MAX_CHUNK_BYTES),
+        *(settings.max_upload_bytes, MOST_PART_BYTES, LOCK.most_bytes),
+        *(RUN_ANNOUNCEMENT.most_bytes, MAX_ARTIFACT_BYTES, MAX_CHUNK_BYTES),
     )
     (allowed,) = re.findall(r"client_max_body_size (\d+)m;", text)
     assert int(allowed) << 20 >= largest + (1 << 20)

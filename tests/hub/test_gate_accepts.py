@@ -39,6 +39,7 @@ from bad_wheels import add, extra, with_first
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
+from wander_hub.upload.archives import limits
 from wander_hub.upload.schemas import Package, Upload
 from wander_hub.upload_rules import OPTIONAL
 
@@ -229,27 +230,37 @@ async def test_the_answer_names_what_was_flagged(hub):
 
 
 @pytest.mark.parametrize(
-    ("settings", "code"),
+    ("constants", "code"),
     [
-        ({"max_members": 4}, "too_many_members"),
-        ({"max_unpacked_bytes": 100}, "too_large_unpacked"),
-        ({"max_compression_ratio": 1, "compression_ratio_from_bytes": 1}, "compression_bomb"),
-        ({"max_metadata_bytes": 40}, "too_large_metadata"),
-        ({"max_readme_bytes": 3}, "text_too_long"),
-        ({"max_summary_chars": 3}, "text_too_long"),
-        ({"max_field_chars": 7}, "text_too_long"),
-        ({"max_field_values": 1}, "text_too_long"),
-        ({"max_path_chars": 20}, "path_too_long"),
-        ({"max_upload_bytes": 100}, "too_large"),
+        ({"MAX_MEMBERS": 4}, "too_many_members"),
+        ({"MAX_COMPRESSION_RATIO": 1, "COMPRESSION_RATIO_FROM_BYTES": 1}, "compression_bomb"),
+        ({"MAX_METADATA_BYTES": 40}, "too_large_metadata"),
+        ({"MAX_README_BYTES": 3}, "text_too_long"),
+        ({"MAX_SUMMARY_CHARS": 3}, "text_too_long"),
+        ({"MAX_FIELD_CHARS": 7}, "text_too_long"),
+        ({"MAX_FIELD_VALUES": 1}, "text_too_long"),
+        ({"MAX_PATH_CHARS": 20}, "path_too_long"),
     ],
 )
-def test_limits_are_settings(settings, code):
+def test_what_exceeds_a_limit_is_refused(constants, code, monkeypatch):
     body = wheel_of(
         {"many.txt": b"x" * 9000}, info={"METADATA": metadata("Requires-Dist: a", "Requires-Dist: b")}
     )
     judged(body)
+    for name, value in constants.items():
+        monkeypatch.setattr(limits, name, value)
     with pytest.raises(HubProblem) as caught:
-        judged(body, **settings)
+        judged(body)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"max_unpacked_bytes": 100}, "too_large_unpacked"), ({"max_upload_bytes": 100}, "too_large")],
+)
+def test_limits_of_sizes_are_settings(settings, code):
+    with pytest.raises(HubProblem) as caught:
+        judged(wheel_of({"many.txt": b"x" * 9000}), **settings)
     assert caught.value.code == code
 
 

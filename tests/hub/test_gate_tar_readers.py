@@ -80,7 +80,7 @@ def is_taken(body: bytes) -> bool:
 
 def walked(body: bytes) -> dict[str, str]:
     """Return the digests of the files as the gate sees them."""
-    archive = TarArchive(ByteStream(io.BytesIO(body)), Budget(LIMITS, len(body)), LIMITS)
+    archive = TarArchive(ByteStream(io.BytesIO(body)), Budget(LIMITS.max_unpacked_bytes, len(body)))
     found = {}
     for member, content in archive.walk():
         text = b"".join(content)

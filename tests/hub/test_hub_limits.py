@@ -1,4 +1,4 @@
-"""Limits are settings, and hold while bytes arrive."""
+"""Limits hold while bytes arrive."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import pytest
 from small_models import checkpoint
 from staged_uploads import pushed
 from wander_hub.http import bodies
+from wander_hub.posting import arrival, run_routes
 from wander_hub.settings import Settings
+from wander_hub.upload.archives import limits
 
 
 @pytest.fixture
-def settings(tmp_path):
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_MEMBERS", 10)
+    monkeypatch.setattr(limits, "MAX_README_BYTES", 1_000)
+    for module in (arrival, run_routes):
+        monkeypatch.setattr(module, "MAX_ARTIFACTS", 2)
+    monkeypatch.setattr(run_routes, "MAX_ARTIFACT_BYTES", 1_000)
     return Settings(
         data=tmp_path / "data",
         bundled_packages=False,
         max_upload_bytes=20_000,
         max_unpacked_bytes=50_000,
-        max_members=10,
         max_run_bytes=20_000,
-        max_artifact_bytes=1_000,
-        max_artifacts=2,
         max_model_bytes=300,
-        max_readme_bytes=1_000,
     )
 
 

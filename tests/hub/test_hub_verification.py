@@ -265,8 +265,7 @@ async def test_the_time_limit_follows_from_what_the_run_recorded(
 
 
 async def test_a_user_has_only_so_many_waiting(hub, run, monkeypatch):
-    tight = hub.settings.model_copy(update={"max_waiting_verifications": 2})
-    monkeypatch.setattr(hub.client._transport.app.state, "settings", tight)
+    monkeypatch.setattr(service, "MOST_WAITING", 2)
     assert [(await ask(hub, sample=size)).status_code for size in (1, 2, 3)] == [201, 201, 429]
 
 

@@ -15,6 +15,7 @@ from wander_hub.audit import list_entries
 from wander_hub.database import now
 from wander_hub.people import passwords, sign_in
 from wander_hub.people.models import Attempts, BrowserSession, SecondFactor
+from wander_hub.people.sessions import IDLE_HOURS
 from wander_hub.web.sign_in import local_path
 
 
@@ -175,7 +176,7 @@ async def test_sessions_end(alice):
     async with browser(alice) as client:
         for change in (
             {"expires_at": now()},
-            {"seen_at": now() - timedelta(hours=alice.settings.session_idle_hours)},
+            {"seen_at": now() - timedelta(hours=IDLE_HOURS)},
         ):
             await form(client, "/login", name="alice", password=PASSWORD)
             assert (await client.get("/api/v1/whoami")).status_code == 200

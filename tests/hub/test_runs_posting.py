@@ -21,6 +21,7 @@ from wander.wire.postings import RolloutsDigest, line_digest, run_digest
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
+from wander_hub.posting.arrival import MAX_ARTIFACTS
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer, TransferPart
@@ -242,7 +243,7 @@ async def test_limits_hold(hub, pinned, run_of):
     for names, code in (
         (["x.html"], "bad_artifact"),
         (["curve.png", "CURVE.png"], "bad_artifact"),
-        ([f"{number}.png" for number in range(hub.settings.max_artifacts + 1)], "too_many_artifacts"),
+        ([f"{number}.png" for number in range(MAX_ARTIFACTS + 1)], "too_many_artifacts"),
     ):
         artifacts = dict.fromkeys(names, b"x")
         evil = (await begin(hub, Parcel.of(manifest, rollouts, artifacts=artifacts))).opened

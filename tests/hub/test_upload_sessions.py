@@ -114,13 +114,13 @@ async def test_an_interrupted_upload_hears_what_is_there(begin):
     assert (await second.finalize()).status_code == 201
 
 
-async def test_parts_that_do_not_fit_are_refused(begin, settings):
+async def test_parts_that_do_not_fit_are_refused(begin):
     upload = await begin({WHEEL_NAME: LARGE})
     half = len(LARGE) // 2
     answers = {
         "part_too_short": await upload.send(WHEEL_NAME, LARGE[: 10 * KIB]),
         "part_too_long": await upload.send(WHEEL_NAME, LARGE + b"x"),
-        "part_too_large": await upload.send(WHEEL_NAME, bytes(settings.transfer_part_bytes + 1)),
+        "part_too_large": await upload.send(WHEEL_NAME, bytes(transfers.MOST_PART_BYTES + 1)),
         "digest_mismatch": await upload.send(WHEEL_NAME, LARGE[:half], 0, "0" * 64),
         "file_not_found": await upload.send("other.whl", LARGE[:half]),
         "invalid_request": await upload.send(WHEEL_NAME, LARGE[:half], -1),

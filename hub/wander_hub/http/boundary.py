@@ -163,9 +163,7 @@ def optional_identity(request: Request) -> Identity | None:
                 raise
             request.state.refused_credentials = refusal
     if cookie := cookies.read_cookie(request, base_url_of(request)):
-        known = request.app.state.authenticate_browser(
-            database_of(request), request.app.state.settings, cookie
-        )
+        known = request.app.state.authenticate_browser(database_of(request), cookie)
         if known is not None:
             cookies.require_own_page(request, base_url_of(request))
         request.state.identity = known

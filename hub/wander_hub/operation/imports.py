@@ -49,6 +49,7 @@ from wander_hub.rights.tokens import ensure_administrator
 from wander_hub.runs.models import Run, SigningKey
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
+from wander_hub.upload.archives import limits
 from wander_hub.verification import service as verification
 
 _UNPACKED, _TIMES = 2**30, 100
@@ -122,7 +123,7 @@ def bring(
     """Import an archive; return the number of its environments and models, and how many of them are new."""
     choices = choices or Choices()
     # A manifest in ASCII-only JSON has at most three times as many characters as it has bytes.
-    longest = 3 * MANIFEST.most_bytes + settings.max_metadata_bytes
+    longest = 3 * MANIFEST.most_bytes + limits.MAX_METADATA_BYTES
     with path.open("rb") as file, _scratch(file, longest, choices.unpacked) as (source, sha256):
         objects = needed_objects(source, roots_of(None))
         owners = _TABLES["owners"].c

@@ -19,6 +19,8 @@ from wander_hub.rights.tokens import identity_of_user
 from wander_hub.security import token_hash
 from wander_hub.settings import Settings
 
+IDLE_HOURS = 48
+"""How long a browser may do nothing and stay signed in."""
 _SEEN_PRECISION = timedelta(minutes=1)
 _BYTES = 32
 
@@ -44,10 +46,10 @@ def begin_session(session: Session, user: User, settings: Settings) -> str:
     return secret
 
 
-def authenticate(database: Database, settings: Settings, cookie: str) -> Identity | None:
+def authenticate(database: Database, cookie: str) -> Identity | None:
     """Return the user of a session cookie and update the session's last use; None if the session has
     ended."""
-    moment, idle = now(), timedelta(hours=settings.session_idle_hours)
+    moment, idle = now(), timedelta(hours=IDLE_HOURS)
     with database.read() as session:
         row = session.scalar(select(BrowserSession).where(BrowserSession.sha256 == token_hash(cookie)))
         if row is None or row.expires_at <= moment or row.seen_at + idle <= moment:

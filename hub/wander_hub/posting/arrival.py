@@ -38,6 +38,9 @@ from wander_hub.storage import IN_MEMORY
 from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer, TransferPart
 
+MAX_ARTIFACTS = 32
+"""Plots, metrics and other files of one run."""
+MAX_ARTIFACT_BYTES = 32 * 1024 * 1024
 _PART_BYTES = 8 * 1024 * 1024
 """Size of the parts into which a run posted in one request is split."""
 
@@ -103,14 +106,15 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
 def _check_files(wanted: NewRun, settings: Settings) -> None:
     """Reject files by their announcement, before any of their bytes arrive."""
     artifacts, names = artifacts_of(wanted.files), list[str]()
-    if len(artifacts) > settings.max_artifacts:
-        raise HubProblem(422, "too_many_artifacts", f"a run has at most {settings.max_artifacts} files")
+    if len(artifacts) > MAX_ARTIFACTS:
+        raise HubProblem(422, "too_many_artifacts", f"a run has at most {MAX_ARTIFACTS} files")
     for file in artifacts:
         media_type_of(file.filename)
         require_apart(file.filename, names)
         names.append(file.filename)
-        if file.size > (most := settings.max_artifact_bytes):
-            raise HubProblem(413, "too_large", f"`{file.filename}` is larger than {most:,} bytes")
+        if file.size > MAX_ARTIFACT_BYTES:
+            detail = f"`{file.filename}` is larger than {MAX_ARTIFACT_BYTES:,} bytes"
+            raise HubProblem(413, "too_large", detail)
     if len({file.filename for file in wanted.files}) != len(wanted.files):
         raise HubProblem(422, "invalid_request", "a file is listed twice")
     if any(file.size > settings.max_run_bytes for file in wanted.files):
@@ -135,7 +139,7 @@ def _take(pinned: PinnedRun, part: transfers.Arriving, scratch: IO[bytes]) -> tu
     return TransferPart(size=size, rollouts=count, row_frames=frames), scratch
 
 
-RUNS = transfers.TransferRules("runs", _admit, finish, describe, _take, lambda settings: MAX_CHUNK_BYTES)
+RUNS = transfers.TransferRules("runs", _admit, finish, describe, _take, MAX_CHUNK_BYTES)
 
 
 def post_whole(

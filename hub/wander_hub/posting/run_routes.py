@@ -22,7 +22,7 @@ from wander_hub.http.boundary import Context, ForPoster, audited, part_of_anothe
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter, takes
 from wander_hub.posting import service as posting
-from wander_hub.posting.arrival import RUNS, announce, post_whole
+from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES, MAX_ARTIFACTS, RUNS, announce, post_whole
 from wander_hub.posting.reading import Line, lines_that_count, unpack
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import service
@@ -74,7 +74,7 @@ async def post_run(request: Request, context: ForPoster) -> Response:
     The request takes the same steps as a run in parts (`/api/v1/transfers/runs`). The hub validates every
     rollout and computes all aggregates itself.
     """
-    max_files = 2 + context.settings.max_artifacts
+    max_files = 2 + MAX_ARTIFACTS
     max_bytes = min(context.settings.max_run_bytes, ONE_REQUEST_BYTES)
     async with multipart_form(request, max_bytes=max_bytes, max_files=max_files) as form:
         detail, created = await run_in_threadpool(_post, form, context)
@@ -136,7 +136,7 @@ def _post(form: FormData, context: Context) -> tuple[BaseModel, bool]:
     for part in form.getlist("artifacts"):
         if isinstance(part, str) or not part.filename:
             raise HubProblem(400, "bad_form", "`artifacts` must be file parts")
-        artifacts.append(check_file(part.filename, part.file, settings.max_artifact_bytes))
+        artifacts.append(check_file(part.filename, part.file, MAX_ARTIFACT_BYTES))
     if len({fold(artifact.name) for artifact in artifacts}) != len(artifacts):
         raise HubProblem(422, "bad_artifact", "the names of two artifacts differ only in letter case")
     manifest = manifests.parse(text)

@@ -62,7 +62,7 @@ def routes_of(
     ) -> TransferredPart:
         """Send a part of a file. Sending it again changes nothing; other bytes replace it."""
         await run_in_threadpool(_expect, context, rules, transfer_id, filename)
-        most = rules.most_part_bytes(context.settings)
+        most = rules.most_part_bytes
         too_large = HubProblem(
             413, "part_too_large", f"the part is larger than this hub's limit of {most:,} bytes"
         )

@@ -25,11 +25,14 @@ from wander_hub.database import Database, now
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
-from wander_hub.settings import Settings
 from wander_hub.storage import IN_MEMORY, ObjectMissing, Storage, digest_of
 from wander_hub.transfers import objects, repository
 from wander_hub.transfers.models import Transfer, TransferPart
 
+MOST_PART_BYTES = 8 * 1024 * 1024
+"""Longest part of a file of a version or a model; parts of rollouts may be longer."""
+KEPT_HOURS = 72
+"""How long the hub keeps an unfinished transfer, counted from its last part."""
 SMALLEST_PART = 64 * 1024
 """Minimum size of a part in bytes, except for the last part of a file, so that no file becomes a million
 objects."""
@@ -116,7 +119,7 @@ class TransferRules:
     describe: Callable[[Session, Transfer, str], BaseModel]
     """Function that returns the result of a finished transfer."""
     take: TakePart = take_bytes
-    most_part_bytes: Callable[[Settings], int] = lambda settings: settings.transfer_part_bytes
+    most_part_bytes: int = MOST_PART_BYTES
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def describe(session: Session, context: Context, rules: TransferRules, transfer:
             TransferredPart(filename=part.filename, offset=part.offset, sha256=part.sha256)
             for part in repository.parts_of(session, transfer.id)
         ],
-        part_bytes=rules.most_part_bytes(context.settings),
+        part_bytes=rules.most_part_bytes,
         finished=transfer.finished,
         expires_at=transfer.expires_at,
     )
@@ -343,7 +346,7 @@ def digest_of_text(text: str) -> str:
 
 
 def _extend(context: Context, transfer: Transfer) -> None:
-    transfer.expires_at = now() + timedelta(hours=context.settings.transfer_hours)
+    transfer.expires_at = now() + timedelta(hours=KEPT_HOURS)
 
 
 def _identity(parts: Sequence[TransferPart]) -> list[tuple[str, int, str]]:

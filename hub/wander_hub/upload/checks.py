@@ -51,7 +51,7 @@ def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Pa
     check_size(upload.filename, upload.size, settings)
     findings = Findings(settings.upload_policy)
     contents = check_bytes(upload, filename, settings, findings)
-    package = package_from(upload, filename, contents, settings, findings)
+    package = package_from(upload, filename, contents, findings)
     check_identity(upload, filename, package, findings)
     check_modules(contents, findings, own=not environment)
     if environment:

@@ -38,6 +38,7 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer
+from wander_hub.upload.archives import limits
 
 
 def announce(context: Context, wanted: NewModel) -> tuple[TransferInfo, bool]:
@@ -126,8 +127,8 @@ def _check_files(wanted: NewModel, settings: Settings) -> None:
             detail = f"models cannot contain files such as `{file.filename}`"
             hint = "only safetensors, JSON and text files: formats that do not run code when loaded"
             raise HubProblem(422, "bad_model", detail, hint=hint)
-        if file.filename == CARD and file.size > settings.max_readme_bytes:
-            detail = f"`{CARD}` exceeds this hub's limit of {settings.max_readme_bytes:,} bytes"
+        if file.filename == CARD and file.size > limits.MAX_README_BYTES:
+            detail = f"`{CARD}` exceeds this hub's limit of {limits.MAX_README_BYTES:,} bytes"
             raise HubProblem(413, "too_large", detail)
     if (size := sum(file.size for file in wanted.files)) > settings.max_model_bytes:
         detail = f"the model has {size:,} bytes; this hub accepts up to {settings.max_model_bytes:,}"

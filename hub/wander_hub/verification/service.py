@@ -40,6 +40,8 @@ from wander_hub.verification.aggregates import add_bounds
 from wander_hub.verification.levels import settle_level
 from wander_hub.verification.models import Verification, VerificationDivergence
 
+MOST_WAITING = 20
+"""Verifications that one user may have waiting."""
 KIND = "replay"
 """Kind of the jobs that replay a run."""
 SHOWN_DIVERGENCES = 100
@@ -85,11 +87,11 @@ def request(
         return info_of(under_way), False
     mine = select(func.count()).select_from(Verification).join(Verification.job)
     mine = mine.where(Verification.requested_by_id == caller.user_id, Job.state.in_(OPEN))
-    if session.scalars(mine).one() >= settings.max_waiting_verifications:
+    if session.scalars(mine).one() >= MOST_WAITING:
         raise HubProblem(
             429,
             "too_many_verifications",
-            f"{settings.max_waiting_verifications} of your verifications are already queued or running",
+            f"{MOST_WAITING} of your verifications are already queued or running",
             hint="wait for one of them, or cancel one",
         )
     number = _submit(session, queue, settings, run, wanted, caller.user_id)

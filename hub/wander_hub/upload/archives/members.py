@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from wander.wire.fields import fold, is_device
 
-from wander_hub.settings import Settings
+from wander_hub.upload.archives import limits
 from wander_hub.upload.schemas import Findings, printable, refusal
 
 _MAX_DEPTH = 64
@@ -31,9 +31,9 @@ _ARCHIVE_STARTS = (b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07")
 _ARCHIVE_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".egg", ".whl")
 
 
-def check_path(path: str, settings: Settings) -> None:
+def check_path(path: str) -> None:
     """Require a path that stays inside the archive and means the same file on every system."""
-    most = settings.max_path_chars
+    most = limits.MAX_PATH_CHARS
     if len(path) > most:
         raise refusal("path_too_long", f"the path `{clip(path)}` is longer than {most:,} characters")
     parts = path.split("/")
@@ -75,8 +75,7 @@ def clip(path: str) -> str:
 class MemberNames:
     """Remembers the paths seen; refuses a path that some file system would confuse with an earlier path."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._files: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._listed: set[str] = set()
@@ -86,11 +85,9 @@ class MemberNames:
     def add(self, path: str, *, is_folder: bool = False, installed: str | None = None) -> None:
         """Check the next member; `installed` is the path where it is installed if that differs."""
         self._count += 1
-        if self._count > self._settings.max_members:
-            raise refusal(
-                "too_many_members", f"the archive has more than {self._settings.max_members:,} members"
-            )
-        check_path(path, self._settings)
+        if self._count > limits.MAX_MEMBERS:
+            raise refusal("too_many_members", f"the archive has more than {limits.MAX_MEMBERS:,} members")
+        check_path(path)
         place = installed or path
         key = fold(place)
         if is_folder:
@@ -129,42 +126,37 @@ class MemberNames:
                 detail = f"`{clip(path)}` spells the folder `{clip(earlier)}` differently"
                 raise refusal("colliding_members", detail)
             self._folders[key] = place
-            if len(self._folders) > self._settings.max_members:
-                raise refusal(
-                    "too_many_members", f"the archive has more than {self._settings.max_members:,} folders"
-                )
+            if len(self._folders) > limits.MAX_MEMBERS:
+                raise refusal("too_many_members", f"the archive has more than {limits.MAX_MEMBERS:,} folders")
 
 
 class Budget:
     """Limit on the unpacked size of an archive: a fixed maximum, and a multiple of the archive's own size."""
 
-    def __init__(self, settings: Settings, file_bytes: int) -> None:
-        self._settings = settings
-        self._most = max(settings.compression_ratio_from_bytes, settings.max_compression_ratio * file_bytes)
+    def __init__(self, max_unpacked_bytes: int, file_bytes: int) -> None:
+        self._max_unpacked_bytes = max_unpacked_bytes
+        self._most = max(limits.COMPRESSION_RATIO_FROM_BYTES, limits.MAX_COMPRESSION_RATIO * file_bytes)
         self._file_bytes = file_bytes
         self._spent = 0
 
     def spend(self, size: int, where: str) -> None:
         """Count bytes that a member announces or a stream yields, before they are unpacked or kept."""
         self._spent += size
-        if self._spent > self._settings.max_unpacked_bytes:
-            detail = (
-                f"at `{clip(where)}` the members add up to more than "
-                f"{self._settings.max_unpacked_bytes:,} bytes"
-            )
+        if self._spent > self._max_unpacked_bytes:
+            detail = f"at `{clip(where)}` the members add up to more than {self._max_unpacked_bytes:,} bytes"
             raise refusal("too_large_unpacked", detail)
         if self._spent > self._most:
             detail = (
                 f"at `{clip(where)}` the file's {self._file_bytes:,} bytes have unpacked to {self._spent:,}, "
-                f"more than {self._settings.max_compression_ratio} times as many"
+                f"more than {limits.MAX_COMPRESSION_RATIO} times as many"
             )
             raise refusal("compression_bomb", detail)
 
 
-def check_metadata_size(path: str, size: int, settings: Settings) -> None:
+def check_metadata_size(path: str, size: int) -> None:
     """Require that a metadata file, which is read into memory, is not too large."""
     large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
-    most = settings.max_metadata_bytes if large else min(settings.max_metadata_bytes, _SMALL_BYTES)
+    most = limits.MAX_METADATA_BYTES if large else min(limits.MAX_METADATA_BYTES, _SMALL_BYTES)
     if size > most:
         raise refusal("too_large_metadata", f"`{clip(path)}` is larger than {most:,} bytes")
 

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from wander.wire.package_index import check_requirement
 
 from wander_hub.environments.readme import render
-from wander_hub.settings import Settings
+from wander_hub.upload.archives import limits
 from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
@@ -33,14 +33,12 @@ _PRIVATE = "Private ::"
 """PyPI refuses these classifiers to prevent accidental publication; a hub accepts private packages."""
 
 
-def package_from(
-    upload: Upload, filename: FileName, contents: Contents, settings: Settings, findings: Findings
-) -> Package:
+def package_from(upload: Upload, filename: FileName, contents: Contents, findings: Findings) -> Package:
     """Return the package that a file describes; refuse metadata that the standard does not allow."""
     from trove_classifiers import classifiers as known_classifiers
 
     what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
-    metadata = _parse(contents.metadata, what, settings)
+    metadata = _parse(contents.metadata, what)
     for path in metadata.license_files or []:
         if path not in contents.license_files:
             detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
@@ -84,7 +82,7 @@ def package_from(
     )
 
 
-def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
+def _parse(text: bytes, what: str) -> Metadata:
     from packaging.metadata import InvalidMetadata, Metadata, parse_email
 
     decode(text, what, "bad_metadata")
@@ -93,7 +91,7 @@ def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
         name = min(unknown)
         detail = f"{what} has the field `{clip(name)}`, which is unknown, repeated or malformed"
         raise refusal("bad_metadata", detail)
-    _check_lengths(raw, what, settings)
+    _check_lengths(raw, what)
     for label, value in (("Name", raw.get("name", "")), ("Version", raw.get("version", ""))):
         if not value.isascii():  # parsers strip spaces of all kinds from a number
             raise refusal("bad_metadata", f"`{label}` in {what} contains a non-ASCII character")
@@ -118,37 +116,37 @@ def _explain(fault: Exception) -> str:
     return text or type(fault).__name__
 
 
-def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
+def _check_lengths(raw: RawMetadata, what: str) -> None:
     """Require that no text is longer, and no list has more values, than the hub stores."""
     most: Mapping[str, int] = {
-        "name": min(_NAME_CHARS, settings.max_field_chars),
-        "version": min(_VERSION_CHARS, settings.max_field_chars),
-        "summary": settings.max_summary_chars,
-        "license": settings.max_field_chars * _LICENSE_FACTOR,
+        "name": min(_NAME_CHARS, limits.MAX_FIELD_CHARS),
+        "version": min(_VERSION_CHARS, limits.MAX_FIELD_CHARS),
+        "summary": limits.MAX_SUMMARY_CHARS,
+        "license": limits.MAX_FIELD_CHARS * _LICENSE_FACTOR,
     }
     total = 0
     for field, value in raw.items():
         label = field.replace("_", "-")
         if field == "description":
             size = len(str(value).encode())
-            if size > settings.max_readme_bytes:
-                detail = f"the README in {what} has {size:,} bytes, more than {settings.max_readme_bytes:,}"
+            if size > limits.MAX_README_BYTES:
+                detail = f"the README in {what} has {size:,} bytes, more than {limits.MAX_README_BYTES:,}"
                 raise refusal("text_too_long", detail)
             continue
         count = 0
         for count, text in enumerate(_texts(value), 1):  # noqa: B007 - the count is used after the loop
-            allowed = most.get(field, settings.max_field_chars)
+            allowed = most.get(field, limits.MAX_FIELD_CHARS)
             total += len(text)
             if len(text) > allowed:
                 detail = f"`{label}` in {what} has {len(text):,} characters, more than {allowed:,}"
                 raise refusal("text_too_long", detail)
-        if count > settings.max_field_values:
-            detail = f"`{label}` in {what} has {count:,} values, more than {settings.max_field_values:,}"
+        if count > limits.MAX_FIELD_VALUES:
+            detail = f"`{label}` in {what} has {count:,} values, more than {limits.MAX_FIELD_VALUES:,}"
             raise refusal("text_too_long", detail)
-    if total > settings.max_field_chars * _ALL_FACTOR:
+    if total > limits.MAX_FIELD_CHARS * _ALL_FACTOR:
         detail = (
             f"the fields of {what} have {total:,} characters in total, "
-            f"more than {settings.max_field_chars * _ALL_FACTOR:,}"
+            f"more than {limits.MAX_FIELD_CHARS * _ALL_FACTOR:,}"
         )
         raise refusal("text_too_long", detail)
 

@@ -30,10 +30,10 @@ def read(
     stream: ByteStream, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
     """Check the archive in one pass and return its contents."""
-    names, loaders = MemberNames(settings), LoaderSearch()
+    names, loaders = MemberNames(), LoaderSearch()
     texts: dict[str, bytes] = {}
     tree: list[TreeEntry] = []
-    for member, content in TarArchive(stream, Budget(settings, size), settings).walk():
+    for member, content in TarArchive(stream, Budget(settings.max_unpacked_bytes, size)).walk():
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
@@ -42,7 +42,7 @@ def read(
             continue
         wanted = path in (_METADATA, _PROJECT)
         if wanted:
-            check_metadata_size(member.name, member.size, settings)
+            check_metadata_size(member.name, member.size)
         keep = wanted or loaders.wants(path.removeprefix("src/"), member.size)
         sha256, text = read_member(path, content, findings, keep=keep)
         tree.append(TreeEntry(path, member.is_executable, sha256))

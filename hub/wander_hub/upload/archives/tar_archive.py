@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from wander_hub.settings import Settings
+from wander_hub.upload.archives import limits
 from wander_hub.upload.archives.members import Budget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
 from wander_hub.upload.schemas import refusal
@@ -99,8 +99,8 @@ class _Gunzipped:
 class TarArchive:
     """A single pass over an archive."""
 
-    def __init__(self, stream: ByteStream, budget: Budget, settings: Settings) -> None:
-        self._plain = _Gunzipped(stream, settings.max_members * _OVERHEAD_BYTES)
+    def __init__(self, stream: ByteStream, budget: Budget) -> None:
+        self._plain = _Gunzipped(stream, limits.MAX_MEMBERS * _OVERHEAD_BYTES)
         self._budget = budget
 
     def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:

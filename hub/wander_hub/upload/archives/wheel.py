@@ -78,8 +78,8 @@ def read(
     stream: ByteStream, body: BinaryIO, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
     """Check the archive and return its contents; `body` is for reading a member a second time."""
-    state = _Pass(filename, settings, findings, MemberNames(settings))
-    for member, content in ZipArchive(stream, Budget(settings, size)).walk():
+    state = _Pass(filename, settings, findings, MemberNames())
+    for member, content in ZipArchive(stream, Budget(settings.max_unpacked_bytes, size)).walk():
         _take(state, member, content)
     _check_folders(state)
     _check_record(state, body)
@@ -111,7 +111,7 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
     name = path.rpartition("/")[2]
     is_metadata = path.count("/") == 1 and path.startswith(f"{state.folder}/") and name in _READ
     if is_metadata:
-        check_metadata_size(path, member.size, state.settings)
+        check_metadata_size(path, member.size)
     is_loader = state.loaders.wants(path, member.size)
     sha256, text = read_member(path, content, state.findings, keep=is_metadata or is_loader)
     state.files[path] = (spell(sha256), member.size)
