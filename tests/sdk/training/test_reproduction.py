@@ -215,7 +215,7 @@ def test_the_recorded_number_of_threads_is_set(puller: Path, interrupted: Path) 
 
 def test_settings_that_came_later_count_at_their_defaults(puller: Path, interrupted: Path) -> None:
     manifest = json.loads((interrupted / "run.json").read_text())
-    del manifest["training"]["alerts"]
+    del manifest["training"]["stopping"]
     (interrupted / "run.json").write_text(json.dumps(manifest))
     train_grpo(opener_of(bandit), settings_for(puller), interrupted, resume=True)
 

@@ -139,7 +139,6 @@ def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
         "environment": {"workers"},
         "environments": {"__all__": {"workers"}},
         "output": {"checkpoint_every", "checkpoints_kept"},
-        "alerts": True,
     }
     with contextlib.suppress(ValidationError):
         settings = GRPOSettings.model_validate(manifest.training)
