@@ -162,7 +162,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )
-        self.checkpoint_parts: tuple[Any, ...] = (player.mixture, player.opponents)
+        self.checkpoint_parts: list[Any] = [player.mixture, player.opponents]
         """Parts of a checkpoint in addition to TRL's: each writes a file of its own."""
         if begun is not None:
             for part in [*self.checkpoint_parts, *([ahead] if ahead else [])]:
