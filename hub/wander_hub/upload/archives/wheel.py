@@ -56,7 +56,6 @@ class _Pass:
     """The state of a pass over an archive's members."""
 
     filename: FileName
-    settings: Settings
     findings: Findings
     names: MemberNames
     loaders: LoaderSearch = field(default_factory=LoaderSearch)
@@ -78,7 +77,7 @@ def read(
     stream: ByteStream, body: BinaryIO, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
     """Check the archive and return its contents; `body` is for reading a member a second time."""
-    state = _Pass(filename, settings, findings, MemberNames())
+    state = _Pass(filename, findings, MemberNames())
     for member, content in ZipArchive(stream, Budget(settings.max_unpacked_bytes, size)).walk():
         _take(state, member, content)
     _check_folders(state)
