@@ -148,7 +148,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert hint in (error["hint"] or "")
         assert not Path("whole").exists()
     assert list(Path().glob(".*")) == []
-    assert "is there already" in merge(wander, places, "unsharded").json["error"]["message"]
+    assert "already exists" in merge(wander, places, "unsharded").json["error"]["message"]
     assert "lies in the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
     (extra / "summary.json").unlink()
     assert merge(wander, [places[0], extra, places[2]], "without").status == 0

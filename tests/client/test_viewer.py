@@ -174,7 +174,7 @@ async def test_filters_by_failure_and_reward_and_orders(run: Path) -> None:
         assert "1 of 4" in shown
         assert "reward >=0.7" in shown
         assert "1 of 2" in await typed(pilot, "r", *"none", "enter")
-        assert "is no bound" in await typed(pilot, "r", *"luck", "enter")
+        assert "is not a valid bound" in await typed(pilot, "r", *"luck", "enter")
         await typed(pilot, "e", "r", *">9", "enter", "enter", "f")
         assert "no rollout is like that" in await typed(pilot, "g")
         assert "by reward" in await typed(pilot, "r", "enter", "e", "s", "g")

@@ -89,7 +89,7 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
     """Return the installed environment that a run's pin describes. Installs it if necessary.
 
     If the run used a lock, this lock is required unless `no_lock` is set; otherwise raises `ClientError`. For
-    runs without a lock, looks for an installation with the same packages, and warns if there is none.
+    runs without a lock, looks for an installation with the same packages, and warns if it is missing.
     """
     name = parse_name(f"{pin.owner}/{pin.name}@{pin.version}")  # rejects anything else, such as a path
     installed = _find_installed(context, name, pin, no_lock=no_lock)

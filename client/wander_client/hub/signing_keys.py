@@ -39,7 +39,7 @@ def key_file(config_dir: Path) -> Path:
 
 
 def read_key(config_dir: Path) -> SigningKey:
-    """Read this machine's key. Raises `NotFound` if there is none."""
+    """Read this machine's key. Raises `NotFound` if it does not exist."""
     with _explain_missing_library():
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key

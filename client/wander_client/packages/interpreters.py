@@ -122,7 +122,7 @@ def choose_python(
 
 
 def _find(request: str) -> Interpreter:
-    """Return the Python that uv finds for a request. Raises `ClientError` if there is none."""
+    """Return the Python that uv finds for a request. Raises `ClientError` if it finds no interpreter."""
     arguments = ["python", "find", "--no-project", "--system", request]
     path = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()})
     return describe_interpreter(Path(path.strip()))

@@ -256,7 +256,7 @@ def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierS
 def newest(project: str, files: list[IndexFile], wanted: SpecifierSet | None) -> FileInfo:
     """Return the newest wheel in the hub's index that the specifier allows.
 
-    Raises `ClientError` if there is none.
+    Raises `ClientError` if no version matches.
     """
     candidates: list[tuple[Version, IndexFile]] = []
     for file in files:

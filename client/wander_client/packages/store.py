@@ -1,7 +1,7 @@
 """The environments installed on this machine, with one folder per version and digest.
 
 environments/<hub>/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
-    pylock.toml     the version's lock, or the lock that was resolved if there is none (PEP 751)
+    pylock.toml     the version's lock, or a lock resolved on this machine (PEP 751)
     installed.json  the record, which is written last
 ...-unlocked/       the same version, installed without its lock
 `<hub>` is the hub's host with a digest of its URL, so that environments of different hubs never replace each

@@ -19,9 +19,9 @@ HELP = "`/undo` takes a choice back, `/hint` counts how each would end, `/quit` 
 
 
 class Opponent:
-    """Plays one rollout, choice by choice: each time it is played anew up to the next open choice.
+    """Plays one rollout, choice by choice: each choice replays it from the start up to the next open choice.
 
-    The model is asked each conversation once, so what it said stays.
+    The model is asked once for each conversation, so its earlier answers do not change.
     """
 
     def __init__(

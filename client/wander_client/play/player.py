@@ -52,7 +52,7 @@ class PlayerClient(Client):
         """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
         if request.turn < len(self._given):
             return _response(self._given[request.turn])
-        # What follows the messages that were shown before: all of it when another conversation goes on.
+        # Show only messages that were not shown before; after a change of conversation, that is all of them.
         pairs = zip(self._seen, request.messages, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._seen = list(request.messages)
@@ -97,7 +97,7 @@ class PlayerClient(Client):
         self._output.line(f"hint: {message_text(response.message)}", style="dim")
 
     def again(self) -> None:
-        """Begin the rollout anew after an `/undo`; only what was said last is shown again."""
+        """Restart the rollout after an `/undo`; only the last messages are shown again."""
         self.undone = False
         self._output.line()
         self._output.line("-- taken back", style="hint")
@@ -105,7 +105,7 @@ class PlayerClient(Client):
         self._seen = self._seen[: answers[-2] + 1] if len(answers) > 1 else []
 
     def _answer(self, line: str, call_id: str) -> Message | None:
-        """Return the message that a line means; None for a line that only asked for something."""
+        """Return the message for an input line; None for a line that was a command such as `/help`."""
         word, _, rest = line.strip().partition(" ")
         if word in ("/tools", "/help"):
             self._show_tools()

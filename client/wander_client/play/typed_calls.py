@@ -76,11 +76,10 @@ def type_name(field: Any) -> str:
 
 
 def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
-    """Read what follows `/call`: a tool's name, then `key=value` words or one JSON object.
+    """Parse the text after `/call`: a tool's name, then `key=value` words or one JSON object.
 
-    A value is JSON where the tool takes something else than text, and text where it takes text. Raises
-    `UsageError` for a line that is no call of one of the tools; whether the arguments fit is for the
-    environment to say, as it says it to a model.
+    A value is text if the tool's parameter is text, and JSON otherwise. Raises `UsageError` if the line does
+    not call one of the tools. The environment checks the arguments, just as it does for a model.
     """
     name, _, rest = line.strip().partition(" ")
     known = {str(_function(tool).get("name")): tool for tool in tools}

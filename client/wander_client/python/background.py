@@ -178,7 +178,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """Start without a loop in a forked process, which has none of its parent's threads."""
+    """Start without a loop in a forked process, because forking does not copy the parent's threads."""
     global _held
     _held = None
     _closing.clear()

@@ -226,7 +226,7 @@ class HubCalls:
         policy = choose_policy(None, None, default=bool(self._session.settings.sandbox))
         builder = builder_of(self._session, policy)
         published = publish_folder(self._session, Path(folder), wishes, builder).published
-        assert published is not None  # only a dry run has none
+        assert published is not None  # None only after a dry run
         return published
 
     @Request

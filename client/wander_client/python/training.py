@@ -215,7 +215,7 @@ def train(
         done = train_and_tell(context, command, folder, resume=resume is not None)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"{stopped}; resume with `resume`") from stopped
-    assert done is not None, "one process alone calls this"
+    assert done is not None, "only a single process calls this"
     return TrainingRun(done.folder, done.result)
 
 

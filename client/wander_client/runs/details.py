@@ -118,7 +118,7 @@ def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
 
 
 def describe_standing(run: FoundRun) -> dict[str, Any]:
-    """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
+    """Return a run's digest and location; for a run on the hub also its verification and its owner."""
     from wander_client.errors import NotFound
     from wander_client.hub.posting import files_of, pack_run
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 
 _OF_ONE_RUN = {"run_id", "started_at", "ended_at", "endpoints", "spending"}
-"""What every run has for itself."""
+"""Fields that differ between any two runs."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RunDiff:
     """Rollouts that the second run does not have."""
     only_after: int = 0
     other_questions: list[str] = field(default_factory=list)
-    """Of split and arguments those that differ: then examples of the same id may differ."""
+    """Differences in split and arguments, which may give the same id to different examples."""
     changed: list[RewardChange] = field(default_factory=list)
     """Sorted: the largest loss first."""
     first_key: Key | None = None

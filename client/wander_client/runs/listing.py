@@ -28,7 +28,7 @@ SORTED_BY = {
     "environment": "environment",
     "rollouts": "rollouts",
 }
-"""What `--sort` takes, and the field of a row it means."""
+"""Values of `--sort`, with the field of a row that each sorts by."""
 
 _AGE = re.compile(r"(\d{1,6})([hdw])")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -36,10 +36,10 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a list shows."""
+    """The filter of a list of runs."""
 
     environment: str | None = None
-    """`owner/name`, or a pattern of it such as `acme/*`; without a slash the name alone."""
+    """`owner/name` or a pattern such as `acme/*`; without a slash it is compared with the name only."""
     model: str | None = None
     """A pattern, or a part of the name."""
     since: datetime | None = None
@@ -47,7 +47,7 @@ class RunFilter:
     """Verification levels, of runs on the hub; empty for all."""
 
     def takes(self, row: dict[str, Any]) -> bool:
-        """Tell whether a run's row belongs into the list."""
+        """Return whether the list includes this row."""
         name = str(row["environment"])
         if self.environment is not None:
             name = name if "/" in self.environment else name.rpartition("/")[2]
@@ -106,7 +106,8 @@ def moment(text: str) -> datetime:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"`--since {text}` is no time", hint="write `36h`, `7d`, `2w`, `2026-01-31` or `2026-01-31T18:00`"
+            f"`--since {text}` is not a valid time",
+            hint="write `36h`, `7d`, `2w`, `2026-01-31` or `2026-01-31T18:00`",
         ) from None
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 

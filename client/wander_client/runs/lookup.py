@@ -24,7 +24,7 @@ SUITE_FILE = "suite.json"
 
 
 def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
-    """Yield the runs of this machine, the newest first; folders that hold no readable run are told of."""
+    """Yield the runs on this machine, newest first; warns about folders without a readable run."""
     places = list(_find_runs(runs_dir, output))
     if not places:
         return
@@ -155,13 +155,13 @@ def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
         command = _RESUMED_BY.get(actual)
         raise NotFound(
             f"`{folder}` is {article} {actual} run",
-            hint=command and f"go on with `wander {command} --resume {folder}`",
+            hint=command and f"resume it with `wander {command} --resume {folder}`",
             code="no_run",
         )
 
 
 def find_run(context: Invocation, word: str | None) -> FoundRun:
-    """Return the run of a word, from this machine or else from the hub."""
+    """Return the run that a word names, from this machine or else from the hub."""
     try:
         folder = run_folder(context, word)
     except NotFound as missing:

@@ -34,7 +34,7 @@ Kept = TypeVar("Kept", bound=BaseModel)
 
 @dataclass(frozen=True)
 class KeptCommand(Generic[Kept]):
-    """What a folder says that a command was asked for."""
+    """The command recorded in a folder."""
 
     command: Kept
     is_own: bool
@@ -108,7 +108,7 @@ def _sign(key: bytes, kind: type[BaseModel], content: Any) -> bytes:
 
 
 def _read_key(*, make: bool = False) -> bytes | None:
-    """Return this user's key, made if it is missing; None if there is none and none can be made."""
+    """Return this user's key; None if it is missing. With `make`, a missing key is created if possible."""
     path = state_folder() / KEY_FILE
     with contextlib.suppress(OSError):
         if make and not path.exists():

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from wander_client.hub.posting import Parcel
 
 _CLOCKS_APART = timedelta(hours=1)
-"""The difference of two clocks of which the user is told."""
+"""Smallest difference between two clocks that causes a warning."""
 
 
 @contextmanager
 def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) -> Iterator[Parcel]:
-    """Give a run's parcel.
+    """Pack a run for the hub.
 
-    Raises `ClientError` for what must not be posted: a run of an environment that was not published, one that
-    lacks rollouts unless `incomplete` says so, and one in which a token of this machine stands.
+    Raises `ClientError` for a run that must not be posted: its environment was not published, it lacks
+    rollouts (allowed with `incomplete`), or it contains a token of this machine.
     """
     manifest = folder.manifest
     if manifest.shard is not None:
         raise ClientError(
-            f"`{folder.path}` is shard {manifest.shard} of a run: a hub takes the whole alone",
-            hint="make it of all shards with `wander runs merge FOLDERS... --out RUN`, and post that",
+            f"`{folder.path}` is shard {manifest.shard} of a run; only whole runs can be posted",
+            hint="merge all shards with `wander runs merge FOLDERS... --out RUN`, then post the merged run",
             code="shard_alone",
         )
     require_published(
@@ -67,11 +67,10 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
 def send(
     context: Invocation, parcel: Parcel, *, private: bool, sign: bool, name: str = ""
 ) -> tuple[RunDetail, bool]:
-    """Send a run, signed with this machine's key if it is to be; return it and whether it is new to the hub.
+    """Send a run; return it and whether it is new to the hub.
 
-    `name` is what the hub calls it.
-
-    Warns where it had been posted otherwise than it was to be now.
+    `sign` signs it with this machine's key; `name` is its name on the hub. Warns if the run was posted before
+    with other options.
     """
     from wander_client.hub.signing_keys import read_key
 

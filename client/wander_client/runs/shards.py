@@ -23,12 +23,12 @@ def run_of(place: Path) -> Path:
 
 
 def has_begun(out: Path) -> bool:
-    """Tell whether shards are there to go on with."""
+    """Return whether there are shards of a run that can be resumed."""
     return _holds_shards(parts_of(out)) and not out.exists()
 
 
 def require_run(folder: Path) -> None:
-    """Raise `UsageError` for the folder of a run's shards, which is no run."""
+    """Raise `UsageError` if a folder contains a run's shards rather than a run."""
     if folder.name.endswith(_ENDING) and _holds_shards(folder):
         raise UsageError(
             f"`{folder}` holds the shards of a run that an engine plays", hint=_how_to_end(run_of(folder))
@@ -36,7 +36,7 @@ def require_run(folder: Path) -> None:
 
 
 def require_no_shards(out: Path) -> None:
-    """Raise `UsageError` if an engine plays a run into a folder, or did and was not done."""
+    """Raise `UsageError` if a folder contains the shards of a run that an engine has not finished."""
     if _holds_shards(parts_of(out)):
         raise UsageError(
             f"`{parts_of(out)}` holds shards of `{out}`, which an engine plays",
@@ -45,12 +45,12 @@ def require_no_shards(out: Path) -> None:
 
 
 def require_free(out: Path) -> None:
-    """Raise `UsageError` where a folder that is to be made is there; shards beside it are not lost."""
+    """Raise `UsageError` if an output folder already exists; the hint mentions shards next to it."""
     if out.exists():
         hint = "choose another folder with " + name_option("out")
         if _holds_shards(parts_of(out)):
             hint = _how_to_end(out)
-        raise UsageError(f"`{out}` is there already", hint=hint)
+        raise UsageError(f"`{out}` already exists", hint=hint)
 
 
 def _holds_shards(place: Path) -> bool:
@@ -58,8 +58,8 @@ def _holds_shards(place: Path) -> bool:
 
 
 def _how_to_end(out: Path) -> str:
-    """Return how shards become a run: by going on, where its folder is free."""
+    """Return a hint for completing a run from its shards: resume it, or merge them if `out` exists."""
     if not out.exists():
-        return "go on with " + name_option("resume", str(out), command="wander eval")
+        return "resume it with " + name_option("resume", str(out), command="wander eval")
     place = shlex.quote(str(parts_of(out)))
     return f"make a run of the shards: `wander runs merge {place}/[0-9]* --out NEW`"

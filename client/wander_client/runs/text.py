@@ -168,13 +168,13 @@ def message_text(message: Message) -> str:
 
 
 def sort_by(rows: list[Row], value: Callable[[Row], Any], *, falling: bool) -> list[Row]:
-    """Return rows by one of their values; those that lack it come last either way."""
+    """Return rows sorted by a value; rows without the value come last in both directions."""
     present = sorted((row for row in rows if value(row) is not None), key=value, reverse=falling)
     return [*present, *(row for row in rows if value(row) is None)]
 
 
 def row_order(name: str, *, falling: bool) -> Callable[[RolloutRow], tuple[bool, float]]:
-    """Return the order of the rows of rollouts by a field; those that lack it come last either way."""
+    """Return a sort key for rollouts by a field; rows without the field come last in both directions."""
 
     def order(row: RolloutRow) -> tuple[bool, float]:
         value = getattr(row, name)

@@ -103,9 +103,9 @@ class RunViewer(App[bool]):
         self._query = ""
         self._open: list[StyledLine] | None = None
         self._line = 0
-        """Line of the open rollout from which a search goes on."""
+        """Line of the open rollout at which the next search starts."""
         self._answer: Callable[[str], None] = self._search
-        """What takes the line that is asked for."""
+        """Function that receives the line the user types."""
         self._table: DataTable[Text] = DataTable(cursor_type="row")
         self._page = RichLog(wrap=True, auto_scroll=False, min_width=1)
         self._question = Input()
@@ -126,7 +126,7 @@ class RunViewer(App[bool]):
         self._select()
 
     def on_resize(self, _: Resize) -> None:
-        """Fold the open rollout anew."""
+        """Wrap the open rollout to the new width."""
         self.call_after_refresh(self._draw)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -320,7 +320,7 @@ class RunViewer(App[bool]):
         return f"{sum(fitting)} with {what}"
 
     def action_only_failed(self) -> None:
-        """Show the failed rollouts alone, or all again."""
+        """Switch between failed rollouts and all rollouts."""
         self._failed = not self._failed
         self._select()
 
@@ -330,13 +330,13 @@ class RunViewer(App[bool]):
 
     def _set_bound(self, text: str) -> None:
         if text and text != "none" and not _BOUND.fullmatch(text):
-            self._tell(f"`{text}` is no bound: write `<0.5`, `>=1` or `none`")
+            self._tell(f"`{text}` is not a valid bound: write `<0.5`, `>=1` or `none`")
             return
         self._bound = text
         self._select()
 
     def action_order(self) -> None:
-        """Take the next order."""
+        """Switch to the next order."""
         self._order, self._falling = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)], False
         self._select()
 

@@ -183,7 +183,7 @@ def read_suite(path: Path, user: Settings) -> Suite:
 
 
 def find_newest(runs_dir: Path, file: Path) -> Path:
-    """Return the newest folder of a suite's file. Raises `NotFound` if there is none."""
+    """Return the newest folder of a suite's file. Raises `NotFound` if it was never run."""
     folders = []
     for path in runs_dir.glob(f"*/{SUITE_FILE}"):
         with contextlib.suppress(ClientError, RunError):  # folders from somebody else may contain anything

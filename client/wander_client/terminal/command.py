@@ -124,7 +124,7 @@ def _int(bound: float | None) -> int | None:
 
 
 def _suggest(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the values that start with this text, or complete file names if there are none."""
+    """Return the values that start with this text; if no value matches, complete file names."""
     from click.shell_completion import CompletionItem
 
     values = ctx.obj.suggest(param.name)

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedWork:
-    """What one phase, or a run without phases, would do."""
+    """The planned work of one phase, or of a run without phases."""
 
     name: str
     kind: str
     begins_with: str
-    """Its model, or the player of its rollouts."""
+    """The model it starts from, or the player of its rollouts."""
     steps: int | None
-    """None where that is told by the rows, once they are there."""
+    """Number of steps; None if it depends on rows that do not exist yet."""
     rollouts: int
-    """Played to learn from, at most."""
+    """Largest number of rollouts for training."""
     evaluation_rollouts: int | None
-    """None where every line is played: how many there are depends on the policy."""
+    """None if every line is played, since their number depends on the policy."""
     tokens_at_most: int | None
-    """That the policy would sample; None where the environment has no limit of turns, or a turn no limit."""
+    """Most tokens that the policy samples; None if turns or tokens per turn are unlimited."""
     settings: dict[str, Any]
 
 
 def show_plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> None:
-    """Load the environment with the arguments of each phase, and print what would be done."""
+    """Load the environment with the arguments of each phase, and print the plan."""
     planned = asyncio.run(_plan(context, environment, phases, sandbox))
     rollouts = sum(work.rollouts + (work.evaluation_rollouts or 0) for work in planned)
     limit = _sum(work.tokens_at_most for work in planned)

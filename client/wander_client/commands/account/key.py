@@ -20,7 +20,7 @@ _KEYS = "/api/v1/keys"
 def new(
     name: Annotated[str | None, Option(help="name of the key  [default: this machine's name]")] = None,
 ) -> None:
-    """Register this machine's key on the hub, and create the key if there is none yet.
+    """Register this machine's key on the hub, and create the key if it does not exist yet.
 
     \b
     wander auth key new

@@ -60,7 +60,10 @@ class Candidate:
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """Return the projects, sdists and wheels in a folder. Raises `NotFound` if there are none."""
+    """Return the projects, sdists and wheels in a folder.
+
+    Raises `NotFound` if there are no packages in it.
+    """
     from wander_client.packages.origins.source import folder_digest
 
     if not folder.expanduser().is_dir():

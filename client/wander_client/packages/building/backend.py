@@ -1,9 +1,9 @@
 """The program that calls a project's build backend (PEP 517): `backend.py SOURCE KIND DESCRIPTOR`.
 
-It runs in the virtual environment of the project's build requirements, mostly in the sandbox, where it can
-write nothing that lasts. So the file that was built leaves through a descriptor: a line of JSON, then the
-bytes. The line says `{"file": NAME}`, or `{"requires": [...]}` when the backend needs more packages.
-Standard library alone.
+It runs in the virtual environment of the project's build requirements, usually in the sandbox, whose writes
+are discarded. The built file is therefore returned through a file descriptor: a line of JSON, then the bytes.
+The line is `{"file": NAME}`, or `{"requires": [...]}` when the backend needs more packages.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT = {"requires": ["setuptools>=40.8.0", "wheel"], "build-backend": "setuptools.build_meta:__legacy__"}
-"""What holds for a project that does not say (PEP 517)."""
+"""Build system of a project that declares none (PEP 517)."""
 LEFT_OUT = ("__pycache__", "*.pyc", ".venv", "venv", ".*_cache", ".tox", "node_modules")
 """Patterns of names that are not copied."""
 

@@ -176,11 +176,11 @@ def _stated_python(folder: Path) -> str | None:
 
 @dataclass
 class _FolderContents:
-    """What lies in a project's folder, by the path below it."""
+    """Contents of a project's folder, by relative path."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
-    """Why something cannot enter a build."""
+    """Reasons why files cannot be included in a build."""
 
 
 def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:

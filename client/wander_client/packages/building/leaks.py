@@ -28,7 +28,7 @@ _KEEPS = {
         "a cache",
     ),
 }
-"""What the folders of these names hold."""
+"""Kinds of content, with the names of the folders that contain it."""
 _EXAMPLES = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 _DATA = ("", ".txt", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".xml", ".properties")
 """How files end that hold data, and no code."""
@@ -52,7 +52,7 @@ _NAMES = {
     "the history of a shell": (".*_history",),
     "compiled code": ("*.pyc",),
 }
-"""What files of these names hold."""
+"""Kinds of content, with the names of the files that contain it."""
 
 _TOKENS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("a private key", ("-----BEGIN ",), r"(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
@@ -82,10 +82,10 @@ _TOKENS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("a key of Together", ("tgp_v1_",), r"[A-Za-z0-9_-]{30}"),
     ("a token of DigitalOcean", ("dop_v1_", "doo_v1_", "dor_v1_"), r"[0-9a-f]{60}"),
 )
-"""What the content of files may hold: what it is, how it begins, and what follows."""
+"""Secrets in file contents: description, prefixes, and a pattern for the rest."""
 _BLOCK = 1 << 20
 _OVERLAP = 512
-"""Bytes that one block has in common with the next: more than any token has."""
+"""Bytes that consecutive blocks share, longer than any token, so that no token is cut in two."""
 _MADE = ("PKG-INFO", "*.egg-info/*", "*.dist-info/*", "*_version.py")
 """Files that build backends write, which a repository ignores and a package needs."""
 SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
@@ -131,7 +131,7 @@ def _lies_in(name: str, place: str) -> bool:
 
 
 def secret_variables() -> dict[str, str]:
-    """Return the secrets among this process's variables, long enough to be told from other text."""
+    """Return the secrets in the environment variables that are long enough not to match ordinary text."""
     return {
         f"the value of {name}": value
         for name, value in os.environ.items()
@@ -181,7 +181,7 @@ def find_by_name(name: str) -> str | None:
 
 
 def find_in_content(content: IO[bytes], values: Mapping[str, str]) -> str | None:
-    """Return what secret the content of a file holds; None for one that holds none."""
+    """Describe the secret in a file's content; None if there is no secret in it."""
     wanted = {what: value.encode() for what, value in values.items()}
     rest = b""
     while block := content.read(_BLOCK):
@@ -207,7 +207,7 @@ def _find_token(text: bytes) -> str | None:
 
 
 def _leaks_of_folder(folder: Path, names: Mapping[str, list[str]]) -> Iterator[Leak]:
-    """Yield the files that git ignores where they come from, and those that a link brings from elsewhere."""
+    """Yield files that are ignored by git in their repository, and files that links bring in from outside."""
     root = _top_of_repository(folder) or folder.resolve()
     sources: dict[str, str] = {}
     for name, places in names.items():

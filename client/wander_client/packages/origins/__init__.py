@@ -1,1 +1,1 @@
-"""Where imported packages come from, and how they become packages of a hub."""
+"""Import packages from other sources and convert them so that they can be published on a hub."""

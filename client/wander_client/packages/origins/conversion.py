@@ -37,7 +37,7 @@ from wander_client.packages.origins.source import BUILD_SYSTEM, PackageOrigin
 
 @dataclass
 class ConvertedProject:
-    """What a package is, and what was written so that it can be published."""
+    """A package that was converted so that it can be published."""
 
     folder: Path
     name: str
@@ -45,20 +45,20 @@ class ConvertedProject:
     """`module:function` of its environment."""
     library: Library
     generation: int | None
-    """Which generation of the classic API it uses (1 to 3); None for other libraries."""
+    """Generation of the classic API that it uses (1 to 3); None for other libraries."""
     written: list[str] = field(default_factory=list)
-    """What was added, in words."""
+    """Descriptions of the changes that were made."""
 
 
 def convert_project(folder: Path, origin: PackageOrigin, target: str | None = None) -> ConvertedProject:
-    """Find out what a project folder holds and complete it in place; raises `ClientError` and its kinds.
+    """Analyze a project folder and complete it in place; raises `ClientError` and its subclasses.
 
-    `target` names its `module:function`, where it declares none and there are several; of a task set it is
-    `module:class`.
+    `target` is the `module:function` of the environment, or the `module:class` of a task set. It is needed
+    only if the project does not declare its entry point and several would be possible.
     """
     path = folder / "pyproject.toml"
     written: list[str] = []
-    if not path.is_file():  # a folder that is only code
+    if not path.is_file():  # a folder that contains only code
         described = {
             "build-system": BUILD_SYSTEM,
             "project": {
@@ -76,11 +76,11 @@ def convert_project(folder: Path, origin: PackageOrigin, target: str | None = No
     if pack_modules(folder, name, document):
         document["build-system"] = BUILD_SYSTEM
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
-        written.append("a package of the modules that lay beside `pyproject.toml`")
+        written.append("a package of the top-level modules")
     declared = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     target = target or next(iter(declared.values()), None) or _target(folder, name)
     trees = _package(folder, target.partition(":")[0])
-    if library_of(trees) is None:  # a module that takes its loader from one beside it
+    if library_of(trees) is None:  # the module imports its loader from another module of the project
         trees = [read_source(path) for path in sources_in(folder)]
     asked = requirement_of([str(each) for each in project.get("dependencies", [])])
     # A package that it requires may bring its classes.
@@ -258,16 +258,16 @@ def sources_in(folder: Path) -> Iterator[Path]:
 
 
 def files_beside(folder: Path) -> list[str]:
-    """Return the names beside `pyproject.toml` that belong to what the project installs."""
+    """Return the names in the project's top-level folder that belong to the installed package."""
     names = [path.name for path in folder.iterdir() if not path.name.lower().startswith(_STAY)]
     return [name for name in names if name not in SKIPPED]
 
 
 def pack_modules(folder: Path, name: str, document: Any) -> bool:
-    """Move the modules beside `pyproject.toml` into a package, if they are written as one; tells whether.
+    """Move the top-level modules of a project into a package if they need one; return whether they did.
 
-    They are where the folder's `__init__.py` has the loader, or one of them imports another relatively: as
-    top-level modules they could not be imported. `document` is the parsed `pyproject.toml`, which is told.
+    They need a package if the folder's `__init__.py` defines the loader or if one module imports another
+    relatively, which fails for top-level modules. `document` is the parsed `pyproject.toml`; it is updated.
     """
     modules = {path: read_source(path) for path in sources_in(folder) if path.parent == folder}
     package, start = folder / name.replace("-", "_").replace(".", "_"), folder / "__init__.py"

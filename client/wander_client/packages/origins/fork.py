@@ -1,4 +1,4 @@
-"""Begin an environment with a version of another: on the hub too, or under a new name on the disk alone."""
+"""Fork an environment: on the hub, or only on the disk under a new name."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forked:
-    """What a fork made."""
+    """The result of a fork."""
 
     folder: Path
-    """Its source."""
+    """The folder with the fork's source."""
     source: str
-    """`owner/name@version` that it began with."""
+    """The forked version, as `owner/name@version`."""
     detail: EnvironmentDetail | None
     """The copy on the hub; None under a new name, which begins to be there when it is published."""
 

@@ -38,7 +38,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".hg", ".prime", ".venv", "venv", "__pycache__", "*.pyc", "build", "dist", "outputs"),
     *(".*_cache", "*.egg-info"),
 )
-"""What builds and tools leave in a project's folder."""
+"""Files that builds and tools leave in a project's folder."""
 BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
 _OPENING = "Imported into Wander from"
 _CLOSING = "The code is as its author published it."
@@ -47,12 +47,12 @@ _NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
 
 @dataclass(frozen=True)
 class PackageOrigin:
-    """Where an imported package came from."""
+    """The source of an imported package."""
 
     source: str
-    """Address, or the name of a folder or file without what is above it."""
+    """URL, or the name of a folder or file without its parent folders."""
     revision: str | None = None
-    """Commit of a repository, version of another hub's environment."""
+    """Commit of a repository, or version of an environment on another hub."""
     sha256: str | None = None
     """Digest of the file, or of the files in the folder."""
     importer: str | None = None
@@ -127,17 +127,17 @@ def folder_digest(folder: Path) -> str:
 
 
 def project_in(folder: Path, builder: Builder) -> Path:
-    """Return a folder whose project is described by `[project]`.
+    """Return a folder whose `pyproject.toml` has a `[project]` table.
 
-    One described in another way (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
-    and the wheel is what goes on.
+    A project with other metadata (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
+    and the folder is made from its wheel.
     """
     try:
         stated = read_project(folder)
     except FileNotFoundError:
         stated = {}
     except (OSError, ValueError):
-        return folder  # said when it is read for what it holds
+        return folder  # the conversion reports the error
     other = any((folder / name).is_file() for name in ("setup.py", "setup.cfg"))
     if "project" in stated or not (other or "poetry" in stated.get("tool", {})):
         return folder
