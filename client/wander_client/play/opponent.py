@@ -1,4 +1,4 @@
-"""A person as the environment: the model plays, the person makes the choices that the environment would."""
+"""A person as the environment: the model plays, and the person makes the environment's choices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Opponent:
         self._shown = 0
 
     async def play(self) -> Rollout | None:
-        """Return the rollout once it has ended; None when the person left."""
+        """Return the rollout once it has ended; None if the person quit."""
         name = f"{self._opening.example_id}/0"
         while True:
             self._memo.assign(name, self._choices, stop=True)
@@ -63,7 +63,7 @@ class Opponent:
                 return None
 
     async def _decide(self, options: list[Any]) -> bool:
-        """Ask until a choice was made or taken back; False when the person left."""
+        """Ask until a choice is made or taken back; return False if the person quit."""
         by_word = {str(option): option for option in options}
         self._output.line(f"your choice: {', '.join(by_word)}", style="bold")
         while True:
@@ -86,7 +86,7 @@ class Opponent:
                 self._output.line(f"choose one of {', '.join(by_word)}; {HELP}", style="dim")
 
     async def _hint(self, by_word: dict[str, Any]) -> None:
-        """Print how all lines end that begin with each choice."""
+        """Print the possible results after each choice."""
         for word, option in by_word.items():
             count = await count_from(
                 self._environment, self._memo, self._opening, [*self._choices, option], self._seed

@@ -1,4 +1,4 @@
-"""A person as a model: reads what a model would read, types what a model would write."""
+"""A person as the model: reads the prompts that a model would read, and types the answers."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class PlayerClient(Client):
         self._wrap = wrap
         self._hints = hints
         self._given: list[Message] = []
-        """The answers so far; a rollout that is played again gets them first."""
+        """Answers so far, which are given again when the rollout is replayed."""
         self.undone = False
         self._seen: list[Message] = []
         self._tools: list[dict[str, Any]] = []
         self.left = False
-        """True once the person closed the input."""
+        """Whether the person closed the input."""
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
+        """Print the new messages and return the person's answer; raises `ModelError` at the end of input."""
         if request.turn < len(self._given):
             return _response(self._given[request.turn])
         # Show only messages that were not shown before; after a change of conversation, that is all of them.
@@ -85,7 +85,7 @@ class PlayerClient(Client):
                 return _response(answer)
 
     async def _hint(self, request: ModelRequest) -> None:
-        """Print what the client for hints would answer."""
+        """Print the answer of the client for hints."""
         if self._hints is None:
             self._output.line("nobody gives hints: start with `--hints MODEL`", style="dim")
             return
@@ -155,7 +155,7 @@ def _response(answer: Message) -> ModelResponse:
 
 
 def read_line() -> str:
-    """Return the next line that is typed; empty at the end of the input."""
+    """Return the next typed line; empty at the end of the input."""
     if sys.stdin.isatty():
         sys.stderr.write("you> ")
         sys.stderr.flush()

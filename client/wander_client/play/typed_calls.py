@@ -1,4 +1,4 @@
-"""Tools as a person at the terminal sees and calls them: a signature a line, and `/call NAME key=value`."""
+"""Tools for a person at the terminal: signatures, and calls such as `/call NAME key=value`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TypedCall:
     arguments: dict[str, Any]
 
     def as_message(self, call_id: str) -> dict[str, Any]:
-        """Return the assistant message that a model would have answered with."""
+        """Return the equivalent assistant message of a model."""
         function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
         call = {"id": call_id, "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -45,7 +45,7 @@ def signature(tool: Schema) -> str:
 
 
 def describe_tool(tool: Schema) -> list[str]:
-    """Return the lines that show a tool: its signature, what it does, what each argument means."""
+    """Return the lines that describe a tool: signature, description and arguments."""
     function = _function(tool)
     lines = [signature(tool)]
     lines += [f"  {line}" for line in str(function.get("description") or "").splitlines() if line.strip()]
@@ -56,7 +56,7 @@ def describe_tool(tool: Schema) -> list[str]:
 
 
 def type_name(field: Any) -> str:
-    """Return how a person reads the type of an argument: `string`, `"a" | "b"`, `integer[]`."""
+    """Return the type of an argument in readable form: `string`, `"a" | "b"`, `integer[]`."""
     if not isinstance(field, dict):
         return "any"
     if "enum" in field or "const" in field:
@@ -113,7 +113,7 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
 
 
 def example_call(tool: Schema) -> str:
-    """Return a line that calls the tool, with a place for each argument that it needs."""
+    """Return an example line that calls the tool, with a placeholder for each required argument."""
     parameters = _function(tool).get("parameters") or {}
     names = parameters.get("required") or list(parameters.get("properties") or {})[:1]
     return " ".join(["/call", str(_function(tool).get("name")), *(f"{name}=..." for name in names)])

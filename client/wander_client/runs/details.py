@@ -1,4 +1,4 @@
-"""One run in words: what it pinned, how it came out, which files it has."""
+"""Details of a run for the terminal: pinned versions, results and files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 MOST_DIGESTED = 16 << 30
-"""Bytes of a file whose digest is shown: the weights of a checkpoint have less in one file."""
+"""Largest size of a file whose digest is shown; a single file of a checkpoint's weights is smaller."""
 
 
 def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
-    """Yield what a run pinned as (name, value), the unset left out."""
+    """Yield the pinned settings of a run as (name, value), without unset ones."""
     environment, model = manifest.environment, manifest.model
     yield "kind", manifest.kind
     yield "environment", f"{environment.full_name} {environment.version or f'from {environment.path}'}"
@@ -61,7 +61,7 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
 
 
 def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
-    """Yield with what a training run can be repeated."""
+    """Yield the information that is needed to repeat a training run."""
     yield "mode", made.told()
     machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
     parts = (machine.cpu, f"{machine.cores} cores", machine.instructions, gpus, machine.driver)
@@ -77,7 +77,7 @@ def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
 
 
 def files_of(run: FoundRun) -> list[dict[str, Any]]:
-    """Return name, size and SHA-256 of the files of a run, on this machine or on the hub.
+    """Return the name, size and SHA-256 of each file of a run, on this machine or on the hub.
 
     The digest is None for a file of more than `MOST_DIGESTED` bytes.
     """
@@ -102,7 +102,7 @@ def files_of(run: FoundRun) -> list[dict[str, Any]]:
 
 
 def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
-    """Return the rows of a table of files; those of a folder, which checkpoints fill, as one row."""
+    """Return the rows of a table of files; the files of a subfolder, such as a checkpoint, share a row."""
     folders: dict[str, list[int]] = {}
     rows: list[list[Cell]] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""How two runs differ: in what they pinned, in their rewards, and in what was said first in another way."""
+"""Differences between two runs: pinned settings, rewards, and the first message that differs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FieldDifference:
 
 @dataclass(frozen=True)
 class RewardChange:
-    """A rollout that both runs have and that came out otherwise."""
+    """A rollout of both runs with a different reward or failure."""
 
     example_id: str
     index: int
@@ -47,7 +47,7 @@ class RewardChange:
 
 @dataclass
 class RunDiff:
-    """How a second run differs from a first one."""
+    """Differences of a second run from a first."""
 
     manifest: list[FieldDifference]
     same: int = 0
@@ -60,25 +60,25 @@ class RunDiff:
     other_questions: list[str] = field(default_factory=list)
     """Differences in split and arguments, which may give the same id to different examples."""
     changed: list[RewardChange] = field(default_factory=list)
-    """Sorted: the largest loss first."""
+    """Sorted by loss of reward, largest first."""
     first_key: Key | None = None
     """The first rollout, in the second run's order, whose messages differ."""
 
 
 @dataclass(frozen=True)
 class MessageDifference:
-    """The first message at which two rollouts part."""
+    """The first message that differs between two rollouts."""
 
     example_id: str
     index: int
     place: int
-    """Counted from 0 over prompt and completion; the length of the shorter one where that just ends."""
+    """Index over prompt and completion; the length of the shorter rollout if it is a prefix of the longer."""
     before: Message | None
     after: Message | None
 
 
 def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
-    """Compare two runs rollout by rollout; keeps a few numbers a rollout of the first one."""
+    """Compare two runs rollout by rollout; keeps only a few numbers in memory per rollout."""
     left, right = first.manifest, second.manifest
     fields, others = (
         dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (left, right)
@@ -115,7 +115,10 @@ def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
 
 
 def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDifference | None:
-    """Return where a rollout's messages part; None where they are the same. Raises `NotFound`."""
+    """Return the first difference in a rollout's messages; None if there is no difference.
+
+    Raises `NotFound`.
+    """
     before, after = _messages(first, key), _messages(second, key)
     for place, (one, other) in enumerate(zip_longest(before, after)):
         if one != other:
@@ -124,7 +127,7 @@ def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDiff
 
 
 def message_difference_lines(difference: MessageDifference) -> list[StyledLine]:
-    """Return where the messages of two rollouts part as lines, each with its style."""
+    """Return styled lines that show the difference."""
     from difflib import unified_diff
 
     head = f"{difference.example_id}/{difference.index}: the runs part at message {difference.place}"
@@ -141,7 +144,7 @@ def message_difference_lines(difference: MessageDifference) -> list[StyledLine]:
 
 
 def _message_lines(message: Message) -> list[str]:
-    """Return a message as the lines that a difference is looked for in: every field, texts line by line."""
+    """Return a message as lines to compare: every field, and texts line by line."""
     text = [f"[{message.get('role', '?')}]", *message_text(message).splitlines()]
     fields = [f"{name}: {value}" for name, value in message.items() if name not in ("role", "content")]
     return [*text, *fields]

@@ -1,4 +1,4 @@
-"""Runs to be read, wherever they lie: a folder of this machine, or a run on the hub."""
+"""Runs for reading, in a folder on this machine or on the hub."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class LocalRun:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.place = str(folder.path)
-        """The folder; of a posted run its id on the hub."""
+        """The folder; for a posted run its id on the hub."""
         self.manifest = folder.manifest
 
     @cached_property
     def summary(self) -> RunSummary:
-        """The aggregates, derived afresh: a summary file may be older than the rollouts, or changed."""
+        """The summary, recomputed because the summary file may be outdated or edited."""
         from wander.evals.stats.summary import summarise_run
 
         return summarise_run(self.manifest, self._lines)
@@ -51,7 +51,7 @@ class LocalRun:
     def rows(self) -> Iterator[RolloutRow]:
         """Yield the thin rows of all rollouts, in the manifest's order of examples.
 
-        Who reads them to the end has the aggregates too.
+        Reading to the end also computes `summary`.
         """
         from wander.evals.stats.summary import RunningSummary
 
@@ -68,11 +68,11 @@ class LocalRun:
         return read_samples(self._folder.path)
 
     def sample_rows(self) -> list[RolloutRow]:
-        """Return the thin rows of what a training run played again and again, numbered after the others."""
+        """Return the thin rows of the rollouts that training repeats, numbered after the others."""
         return [_row(number, rollout) for number, rollout in enumerate(self._samples, start=len(self._lines))]
 
     def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
+        """Return a whole rollout by the number of its row; raises `NotFound`."""
         count = len(self._lines)
         if number < count:
             return self._lines[number]
@@ -105,11 +105,11 @@ class PostedRun:
             yield from hub.rollout_rows(self.place)
 
     def sample_rows(self) -> list[RolloutRow]:
-        """Return none: the run's page shows them."""
+        """Return an empty list: the run's page shows the samples."""
         return []
 
     def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
+        """Return a whole rollout by the number of its row; raises `NotFound`."""
         with self._context.hub() as hub:
             return hub.rollout(self.place, number)
 
@@ -119,16 +119,16 @@ class PostedRun:
             yield from hub.rollouts(self.place, self.detail.rollouts_sha256)
 
     def download(self) -> Path:
-        """Return the folder of the run, downloaded unless the cache has it.
+        """Return the folder of the run; downloads it if it is not in the cache.
 
-        The folder holds the manifest and the rollouts, and no record of a command: it stays somebody else's
-        run. Raises `ClientError` if the hub sends other rollouts than it states.
+        The folder contains the manifest and the rollouts but not the record of a command, since the run
+        belongs to somebody else. Raises `ClientError` if the rollouts do not match the hub's digest.
         """
         from wander.evals.stats.summary import summarise_run
         from wander.evals.store.folder import RunFolder
 
         context, posted = self._context, self.detail
-        # Each hub has its own copies, so that no hub decides what a run of another one is.
+        # Cached copies are separate for each hub, so that a hub cannot replace another hub's runs.
         stated = "\n".join([context.settings.hub, posted.sha256, str(posted.rollouts_sha256)])
         digest = hashlib.sha256(stated.encode()).hexdigest()[:16]
         folder = context.settings.cache_dir / RUNS / f"{posted.run_id}-{digest}"

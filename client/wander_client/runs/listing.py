@@ -1,4 +1,4 @@
-"""Lists of runs, of this machine or of the hub: which ones, in which order, as rows."""
+"""Lists of runs, on this machine or on the hub: filter, order and table rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class RunFilter:
     environment: str | None = None
     """`owner/name` or a pattern such as `acme/*`; without a slash it is compared with the name only."""
     model: str | None = None
-    """A pattern, or a part of the name."""
+    """Pattern, or part of the model's name."""
     since: datetime | None = None
     levels: frozenset[str] = frozenset()
-    """Verification levels, of runs on the hub; empty for all."""
+    """Verification levels of runs on the hub; empty for all."""
 
     def takes(self, row: dict[str, Any]) -> bool:
         """Return whether the list includes this row."""
@@ -62,7 +62,7 @@ class RunFilter:
 
 
 def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
-    """Yield a row for every run below a folder, the newest first; warns of runs that cannot be read."""
+    """Yield a row for every run below a folder, newest first; warns about runs that cannot be read."""
     for run in local_runs(place, output):
         from wander.errors import RunError  # here, as it takes longer than the rest of an empty list
 
@@ -90,7 +90,10 @@ def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[s
 
 
 def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
-    """Return rows by a field of `SORTED_BY`; `-reward` means the highest first, and nothing comes last."""
+    """Return rows sorted by a field of `SORTED_BY`; `-reward` sorts in descending order.
+
+    Missing values come last.
+    """
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
@@ -99,7 +102,7 @@ def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
 
 
 def moment(text: str) -> datetime:
-    """Return what `--since` means: `36h`, `7d`, `2w` before now, or a day, or a time, in UTC."""
+    """Parse `--since`: `36h`, `7d` or `2w` before now, a date, or a time, in UTC."""
     if age := _AGE.fullmatch(text):
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
@@ -113,7 +116,7 @@ def moment(text: str) -> datetime:
 
 
 def require_level(word: str) -> str:
-    """Return a verification level; raise a `UsageError` for another word."""
+    """Return a verification level; raises `UsageError` for an unknown level."""
     from wander.wire import VerificationLevel
 
     known = get_args(VerificationLevel)

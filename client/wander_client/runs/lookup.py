@@ -1,4 +1,4 @@
-"""Find runs: a folder, an id or a folder's name under the runs folder, or an id on the hub."""
+"""Find runs by folder, by id, by folder name under the runs folder, or by id on the hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 SUITE_FILE = "suite.json"
-"""Stands in the folder of a suite, next to the folders of its runs."""
+"""File that marks the folder of a suite, which is next to the folders of the suite's runs."""
 
 
 def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
@@ -41,11 +41,11 @@ def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
 
 
 MOST_RUNS = 100_000
-"""Folders that are looked at for runs."""
+"""Largest number of folders that are searched for runs."""
 
 
 def _find_runs(runs_dir: Path, output: Output) -> Iterator[Path]:
-    """Yield the folders that hold a manifest, those of suites included, whose runs lie in their folder."""
+    """Yield the folders that contain a manifest, including runs inside the folders of suites."""
     seen = 0
     for place in _folders_in(runs_dir, output):
         for folder in (place, *_folders_in(place, output, links=False)):
@@ -58,7 +58,7 @@ def _find_runs(runs_dir: Path, output: Output) -> Iterator[Path]:
 
 
 def _folders_in(place: Path, output: Output, *, links: bool = True) -> Iterator[Path]:
-    """Yield the folders in a folder; `links` to folders are followed in the user's own folder of runs."""
+    """Yield the folders in a folder; `links` to folders are followed in the user's own runs folder."""
     try:
         with os.scandir(place) as entries:
             yield from [
@@ -73,12 +73,12 @@ def _folders_in(place: Path, output: Output, *, links: bool = True) -> Iterator[
 
 
 SHORTEST_ID = 6
-"""Characters of a run's id that may stand for the whole, when no other id begins or ends so."""
+"""Length of the shortest prefix or suffix of a run's id that is accepted in place of the whole id."""
 SHOWN_ID = 8
 
 
 def short_ids(run_ids: Sequence[str]) -> list[str]:
-    """Return the beginnings of ids that tell them apart, all of the same length; tables show these."""
+    """Return the shortest prefixes that distinguish ids, all of the same length, for tables."""
     length = SHOWN_ID
     while length < 26 and len({run_id[:length] for run_id in run_ids}) < len(set(run_ids)):
         length += 1
@@ -146,7 +146,7 @@ _RESUMED_BY = {"evaluation": "eval", "exhaustive": "eval", "training": "train"}
 
 
 def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
-    """Raise `NotFound` when the folder holds a run of another kind, with the command that resumes it."""
+    """Raise `NotFound` if the folder contains a run of another kind; the hint tells how to resume it."""
     from wander.evals.store.folder import RunFolder
 
     actual = RunFolder.open(folder).manifest.kind

@@ -1,4 +1,4 @@
-"""Records of commands in run folders, signed so that only this user's own are obeyed.
+"""Records of commands in run folders, signed so that only this user's own records are obeyed.
 
 A command keeps in the run's folder what it was asked for: endpoint, key variable, programs, workers, the
 sandbox. A folder that somebody sent holds such a record too. Obeying it would send keys to its author, or run
@@ -38,17 +38,17 @@ class KeptCommand(Generic[Kept]):
 
     command: Kept
     is_own: bool
-    """Whether this user's key signed it, on this machine."""
+    """Whether this user's key on this machine signed it."""
 
 
 def write_command(path: Path, command: BaseModel) -> None:
-    """Keep a command in a run's folder, signed."""
+    """Write the signed command into a run's folder."""
     jsonl.write_whole(path, signed_text(command))
 
 
 @contextlib.contextmanager
 def restore_if_refused(path: Path) -> Iterator[None]:
-    """Put back a command that the block replaces, if the run is then refused: it has other options."""
+    """Restore the replaced command if the block fails because the run has other options."""
     try:
         before = jsonl.read_whole(path)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def restore_if_refused(path: Path) -> Iterator[None]:
 
 
 def signed_text(command: BaseModel) -> bytes:
-    """Return what `write_command` writes; without a state folder to keep a key in, it is not signed."""
+    """Return the content that `write_command` writes; it is unsigned if no state folder can keep a key."""
     content = command.model_dump(mode="json", by_alias=True)
     key = _read_key(make=True)
     signature = None if key is None else _sign(key, type(command), content).decode()
@@ -70,7 +70,7 @@ def signed_text(command: BaseModel) -> bytes:
 
 
 def read_command(path: Path, kind: type[Kept]) -> KeptCommand[Kept]:
-    """Return the command in a file, and whether it is this user's own.
+    """Return the command in a file, and whether this user wrote it.
 
     Raises `FileNotFoundError`, and `ClientError` for a file that cannot be read as such a command.
     """
@@ -90,7 +90,7 @@ def read_command(path: Path, kind: type[Kept]) -> KeptCommand[Kept]:
 
 
 def foreign_record(folder: Path, asks: Iterable[str], hint: str) -> ClientError:
-    """Return the refusal to obey a record that this user did not write on this machine.
+    """Return the error for a record that this user did not write on this machine.
 
     `asks` are the options that it asks for, one a line.
     """

@@ -1,4 +1,4 @@
-"""Post a run of this machine: what is sent, what must not be, and how it goes."""
+"""Post a run from this machine: pack it, check it for secrets and send it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def send(
 
 
 def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
-    """Warn if the clock of this machine, or of the one that played the run, is not that of the hub."""
+    """Warn if the clock of this machine, or of the one that played the run, differs from the hub's."""
     here, hub = datetime.fromtimestamp(time.time(), UTC), posted.posted_at
     began = posted.manifest.started_at
     if abs(here - hub) > _CLOCKS_APART:
@@ -117,7 +117,7 @@ def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
 
 
 def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
-    """Refuse to publish keys and tokens of this machine, should a tool have printed one."""
+    """Refuse to publish keys and tokens of this machine, in case a tool printed them."""
     from wander.evals.store.jsonl import blocks
 
     from wander_client.packages.building.leaks import secret_variables

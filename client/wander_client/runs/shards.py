@@ -1,4 +1,4 @@
-"""The folder of the shards of a run while an engine plays them, next to the one that the run will have."""
+"""The folder that contains a run's shards while an engine plays them; it is next to the run's own folder."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from wander_client.errors import UsageError, name_option
 
 SHARDS_FILE = "shards"
-"""Holds the number of shards of a run that plays."""
+"""File with the number of shards of a run in progress."""
 _ENDING = ".shards"
 
 
 def parts_of(out: Path) -> Path:
-    """Return the folder of the shards of a run, or a suite, that is played into `out`."""
+    """Return the folder for the shards of a run or suite that is played into `out`."""
     return out.with_name(f"{out.name}{_ENDING}")
 
 
 def run_of(place: Path) -> Path:
-    """Return the folder that the run of these shards will have."""
+    """Return the folder of the run that these shards will become."""
     return place.with_name(place.name.removesuffix(_ENDING))
 
 

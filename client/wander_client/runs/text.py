@@ -1,4 +1,4 @@
-"""How runs and rollouts read in a terminal."""
+"""Formatting of runs and rollouts for the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 
 
 def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> None:
-    """Print score, counts, metrics and reward histogram of a run."""
+    """Print the score, counts, metrics and reward histogram of a run."""
     use = manifest.endpoints
     output.line(f"reward  {interval(summary)}", style="bold")
     output.line(
@@ -61,7 +61,7 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
 
 
 def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:
-    """Return the three commonest reasons for which rollouts of a run failed, each with its count."""
+    """Return the three most common failures of a run's rollouts, with their counts."""
     from wander.evals.store.folder import RunFolder
 
     failures = [
@@ -82,7 +82,7 @@ def interval(summary: RunSummary) -> str:
 
 
 def rollout_row(row: RolloutRow) -> list[Cell]:
-    """Return a rollout's row in a list of rollouts; of a training run the step stands with the index."""
+    """Return a rollout's row in a list of rollouts; in training runs the index includes the step."""
     ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
     said = shorten(row.preview)
     index: Cell = row.index if row.step is None else f"{row.index} @{row.step}"
@@ -97,13 +97,13 @@ StyledLine = tuple[str, str | None]
 
 
 def show_rollout(number: int, rollout: Rollout, output: Output) -> None:
-    """Print one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    """Print a whole rollout: prompt, turns, reason for its end, and rewards."""
     for text, style in rollout_lines(number, rollout):
         output.line(text, style=style)
 
 
 def rollout_lines(number: int, rollout: Rollout) -> Iterator[StyledLine]:
-    """Yield one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    """Yield a whole rollout as styled lines: prompt, turns, reason for its end, and rewards."""
     reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
     step = "" if rollout.step is None else f", after {counted(rollout.step, 'step')} of training"
     head = f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}{step}"
@@ -157,7 +157,7 @@ def _message_parts(message: Message, mark: str) -> Iterator[StyledLine]:
 
 
 def message_text(message: Message) -> str:
-    """Return the text of a message, whatever form its content has."""
+    """Return the text of a message, for every form of content."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [
@@ -184,7 +184,7 @@ def row_order(name: str, *, falling: bool) -> Callable[[RolloutRow], tuple[bool,
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """Return one line of at most `width` characters, cut in the middle."""
+    """Return a single line of at most `width` characters, shortened in the middle."""
     from wander_client.terminal.output import cut
 
     return cut(" ".join(text.split()), width)

@@ -1,4 +1,4 @@
-"""Read the rollouts of a run on a terminal: a list, the rollouts themselves, and a line to search with.
+"""Read the rollouts of a run in the terminal: a list, the open rollout, and a search line.
 
 Needs the extra `tui`. Texts of a run come from models and hubs: they reach the screen as `rich.text.Text`
 that `visible` or `one_line` made safe, never as markup.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ORDERS = ("number", "reward", "turns", "completion_tokens", "seconds")
 MOST = 10_000
-"""Rows that are held and shown at once: of a longer run the first in the order that was chosen."""
+"""Largest number of rows that are kept and shown; a longer run shows the first rows in the chosen order."""
 _EXAMPLE_WIDTH = 24
 _BOUND = re.compile(r"\s*(>=|<=|==|=|<|>)\s*(-?\d+(?:\.\d*)?|-?\.\d+)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -63,11 +63,11 @@ _KEYS = (
     ("?", "help", "this help"),
     ("q", "quit", "quit"),
 )
-"""Keys, what they do, and what the help says; of two keys with `{}` the second goes the other way."""
+"""Keys, actions and help texts; of two keys with `{}`, the second moves in the opposite direction."""
 
 
 class RunViewer(App[bool]):
-    """The list of a run's rollouts and the one that is read; returns True after an interrupt."""
+    """Shows the list of a run's rollouts and the open rollout; returns True after an interrupt."""
 
     AUTO_FOCUS = None
     ENABLE_COMMAND_PALETTE = False
@@ -88,12 +88,12 @@ class RunViewer(App[bool]):
 
     def __init__(self, found: FoundRun, *, failed: bool = False, order: str = "number") -> None:
         super().__init__()
-        self.theme = "ansi-dark"  # the terminal's own colours
+        self.theme = "ansi-dark"  # the terminal's own colors
         self._found = found
         self._kept: list[RolloutRow] | None = None
-        """All rows, unless they are too many to be kept."""
+        """All rows, unless there are too many to keep."""
         self._fitting = 0
-        """How many rows are like what is shown."""
+        """Number of rows that match the filters."""
         self._shown: list[RolloutRow] = []
         self._failed = failed
         self._bound = ""
@@ -112,13 +112,13 @@ class RunViewer(App[bool]):
         self._status = Static(markup=False, id="status")
 
     def compose(self) -> ComposeResult:
-        """Lay out the list, the page of one rollout and the last line."""
+        """Lay out the list, the page of the open rollout and the status line."""
         self._table.can_focus = self._page.can_focus = False  # keys belong to the viewer
         self._page.display = self._question.display = False
         yield from (self._table, self._page, self._question, self._status)
 
     def on_mount(self) -> None:
-        """Fill the list, and end by a signal as by a key, which gives the terminal back."""
+        """Fill the list, and let a signal end the app as a key does, which restores the terminal."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -130,7 +130,7 @@ class RunViewer(App[bool]):
         self.call_after_refresh(self._draw)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Let no key but these two act while a line is typed."""
+        """Allow only these two keys' actions while a line is being typed."""
         return action in ("dismiss", "interrupt") or not self._question.display
 
     def action_interrupt(self) -> None:
@@ -140,7 +140,7 @@ class RunViewer(App[bool]):
     # the list
 
     def _select(self) -> None:
-        """Apply filters and order, and stay on the rollout that was chosen, if it is still there."""
+        """Apply the filters and the order; keep the current rollout selected if it is still listed."""
         before, self._matches = self._chosen.number if self._shown else None, None
         self._shown = nsmallest(MOST, self._choose_rows(), row_order(self._order, falling=self._falling))
         self._table.clear(columns=True)
@@ -151,7 +151,7 @@ class RunViewer(App[bool]):
         self.action_leave()
 
     def _choose_rows(self) -> Iterator[RolloutRow]:
-        """Yield the rows that fit; more than can be kept are read again each time."""
+        """Yield the rows that match; a run with too many rows to keep is read again each time."""
         rows: Iterable[RolloutRow] | None = self._kept
         if rows is None:
             stream = chain(self._found.rows(), self._found.sample_rows())
@@ -185,7 +185,7 @@ class RunViewer(App[bool]):
         self._table.move_cursor(row=min(max(0, place), len(self._shown) - 1))
 
     def action_move(self, by: int) -> None:
-        """Go down so many rows, or lines."""
+        """Move by this many rows or lines."""
         if self._open is None:
             self._go_to(self._cursor + by)
         else:
@@ -193,17 +193,17 @@ class RunViewer(App[bool]):
         self._tell()
 
     def action_page(self, direction: int) -> None:
-        """Go down a page, or up."""
+        """Move by this many pages."""
         self.action_move(direction * max(1, self.size.height - 3))
 
     def action_end(self, direction: int) -> None:
-        """Go to the last row or line, or to the first."""
+        """Move to the last row or line, or to the first."""
         self.action_move(direction * (len(self._shown) + len(self._page.lines)))
 
     # one rollout
 
     def action_read(self, note: str = "") -> None:
-        """Open the chosen rollout."""
+        """Open the selected rollout."""
         if not self._shown:
             return
         try:
@@ -214,7 +214,7 @@ class RunViewer(App[bool]):
         self._show(list(rollout_lines(self._chosen.number, rollout)), note)
 
     def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the help for all keys."""
         self._show([(f"{keys.replace(',', ' '):<26}{said}", None) for keys, _, said in _KEYS])
 
     def _show(self, lines: list[StyledLine], note: str = "") -> None:
@@ -225,7 +225,7 @@ class RunViewer(App[bool]):
         self.call_after_refresh(self._tell, note)  # the first page is folded once its size is known
 
     def _draw(self) -> None:
-        """Write the open rollout, folded to the width, with what was searched for marked."""
+        """Write the open rollout, wrapped to the width, and highlight matches."""
         if self._open is not None:
             text = Text("\n", overflow="fold").join(
                 Text(visible(line).expandtabs(4), STYLES.get(style or "", "")) for line, style in self._open
@@ -247,7 +247,7 @@ class RunViewer(App[bool]):
         self._tell()
 
     def action_dismiss(self) -> None:
-        """Leave the question, or the rollout."""
+        """Close the question, or the rollout."""
         if self._question.display:
             self._close_question()
             self._tell()
@@ -255,7 +255,7 @@ class RunViewer(App[bool]):
             self.action_leave()
 
     def action_neighbour(self, by: int) -> None:
-        """Go to the next rollout, and open it where one was open."""
+        """Move to the next rollout, and open it if a rollout was open."""
         before = self._cursor
         self._go_to(before + by)
         if self._open is not None:
@@ -266,7 +266,7 @@ class RunViewer(App[bool]):
     # searching and choosing
 
     def action_search(self) -> None:
-        """Ask what to search for."""
+        """Ask for the text to search for."""
         self._ask("search", self._search)
 
     def _search(self, query: str) -> None:
@@ -276,7 +276,7 @@ class RunViewer(App[bool]):
             self.action_match(1, including=True)
 
     def action_match(self, by: int, including: bool = False) -> None:
-        """Go to the next match: a line of the open rollout, or a rollout of the list."""
+        """Move to the next match: a line of the open rollout, or a rollout in the list."""
         if not self._query:
             self._tell("nothing was searched for yet: `/`")
         elif self._open is not None:
@@ -293,7 +293,7 @@ class RunViewer(App[bool]):
             self._tell(self._choose(found, by, including, f"`{self._query}`"))
 
     def _find_matches(self) -> Iterator[tuple[str, int, int | None]]:
-        """Yield the keys of the rollouts on the list that have what is searched for, read until all are."""
+        """Yield the keys of the listed rollouts that contain the search text, until all are read."""
         wanted, left = self._query.lower(), {_key(row) for row in self._shown}
         for one in self._found.rollouts() if left else ():
             if (key := (*one.key, one.step)) in left:
@@ -304,7 +304,7 @@ class RunViewer(App[bool]):
                     return
 
     def action_failure(self, by: int) -> None:
-        """Go to the next failure, and open it where a rollout was open."""
+        """Move to the next failure, and open it if a rollout was open."""
         note = self._choose([row.failure is not None for row in self._shown], by, False, "a failure")
         if self._open is not None:
             self.action_read(note)
@@ -312,7 +312,7 @@ class RunViewer(App[bool]):
             self._tell(note)
 
     def _choose(self, fitting: list[bool], by: int, including: bool, what: str) -> str:
-        """Go to the nearest row that fits; return what to tell of it."""
+        """Move to the nearest matching row; return a status message."""
         found = _next(fitting, self._cursor, by, including)
         if found is None:
             return f"no rollout with {what} on this list"
@@ -353,7 +353,7 @@ class RunViewer(App[bool]):
         self.set_focus(None)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the line that was asked for."""
+        """Handle the line that was typed."""
         self._close_question()
         self._answer(event.value.strip())
         # The layout without the question may be drawn with the last line left out (seen once under load).
@@ -386,7 +386,7 @@ def _cells(row: RolloutRow) -> list[Text]:
 
 
 def _next(fitting: Iterable[bool], place: int, by: int, including: bool) -> int | None:
-    """Return the nearest fitting place in a direction, going round at the end; None where nothing fits."""
+    """Return the nearest matching index in a direction, wrapping around; None if nothing matches."""
     places = [number for number, fits in enumerate(fitting) if fits]
     if including and place in places:
         return place

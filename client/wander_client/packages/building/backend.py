@@ -55,7 +55,7 @@ def main(source: str, kind: str, descriptor: int) -> None:
 
 
 def _find_left_out(folder: str, names: list[str]) -> set[str]:
-    """Return what is not copied: caches, and special files, such as the sockets of a repository."""
+    """Return the names not to copy: caches, and special files such as sockets."""
     modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
     special = {
         name

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 Kind = Literal["wheel", "sdist"]
 _SECONDS = 900.0
 LARGEST_SOURCE, MOST_FILES = 4 << 30, 100_000
-"""Bytes, and files and folders, of a project."""
+"""Largest number of bytes, and of files and folders, in a project."""
 _LARGEST = 1 << 30
-"""Bytes of a file that is built, and of all files that it may be built from."""
+"""Largest size of a built file, and of all files that it is built from."""
 _REPOSITORIES = (".git", ".hg", ".svn")
 _ROOM = {"tmp": 2 << 30, "file": _LARGEST}
-"""Limits of the sandbox for a build: more than an environment needs."""
+"""Limits of the sandbox for a build, higher than for an environment."""
 _COMPILERS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH")
 _MOST_ROUNDS = 3
-"""How often a backend may ask for further packages."""
+"""Number of times that a backend may request further packages."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Builder:
 
     data_dir: Path
     policy: SandboxPolicy | None
-    """The limits of the sandbox in which backends run; None runs them with the user's rights."""
+    """Limits of the sandbox in which backends run; None runs them with the user's rights."""
 
     @contextlib.contextmanager
     def build(self, folder: Path, *, with_source: bool = True) -> Iterator[dict[Kind, Path]]:
@@ -93,7 +93,7 @@ class Builder:
 
     @contextlib.contextmanager
     def _environment(self, requires: Sequence[str], python: Interpreter, doing: str) -> Iterator[Path]:
-        """Hold the virtual environment of build requirements; the same ones are installed once."""
+        """Prepare a virtual environment with build requirements; equal requirements are installed once."""
 
         def fill(place: Path) -> None:
             make_virtualenv(place, python.path)
@@ -108,7 +108,7 @@ class Builder:
             yield virtualenv
 
     def _run(self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], doing: str) -> dict[str, Any]:
-        """Run the backend and return the head of its answer, whose bytes follow in `out`."""
+        """Run the backend and return the first line of its answer; the file's bytes follow in `out`."""
         from wander.worker.process.program import Confinement, run_program
 
         program, confinement = os.path.realpath(backend.__file__), None
@@ -145,7 +145,7 @@ class Builder:
 
 
 def read_build_system(folder: Path) -> list[str]:
-    """Return what the build of a project requires; raises `ClientError` for requirements that are refused."""
+    """Return a project's build requirements; raises `ClientError` for requirements that are not allowed."""
     try:
         requires = read_project(folder).get("build-system", {}).get("requires")
     except FileNotFoundError:
@@ -213,7 +213,7 @@ def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
 
 
 def _list_contents(folder: Path) -> _FolderContents:
-    """Return what lies in a folder and behind its links; raises `ClientError` if that is too much."""
+    """Return the contents of a folder, also behind its links; raises `ClientError` for too many files."""
     contents, count = _FolderContents(), 0
     root = os.path.realpath(folder)
     above: set[str] = set()
@@ -251,7 +251,7 @@ def _list_contents(folder: Path) -> _FolderContents:
 
 
 def _look_at(path: str, name: str, root: str, contents: _FolderContents) -> str | None:
-    """Note what is at a path; return the folder that it leads to, or None for anything else."""
+    """Record the file at a path; return the folder that it leads to, or None for anything else."""
     try:
         real = os.path.realpath(path, strict=True) if os.path.islink(path) else path
         status = os.stat(real)
@@ -272,7 +272,7 @@ def _look_at(path: str, name: str, root: str, contents: _FolderContents) -> str 
 
 
 def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Path:
-    """Write what a backend built to a file of the name that it gave."""
+    """Write a built file under the name that the backend gave it."""
     from wander_client.paths import path_below
 
     ends = ".whl" if kind == "wheel" else ".tar.gz"
@@ -288,7 +288,7 @@ def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Pat
 
 
 def too_large(name: str, file: str) -> ClientError:
-    """Return the refusal of a package with too many bytes, which `file` goes beyond."""
+    """Return the error for a package with too many bytes; `file` exceeds the limit."""
     message = f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB or {MOST_FILES:,} files, with `{file}`"
     return ClientError(message, hint="leave out what is not part of the package", code="unsafe_package")
 

@@ -1,4 +1,4 @@
-"""Finds what a package must not carry: keys, tokens, credentials, runs, caches, and what git ignores."""
+"""Find files that must not be published: keys, tokens, credentials, runs, caches, files ignored by git."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KEEPS = {
 """Kinds of content, with the names of the folders that contain it."""
 _EXAMPLES = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 _DATA = ("", ".txt", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".xml", ".properties")
-"""How files end that hold data, and no code."""
+"""Suffixes of files that contain data rather than code."""
 _NAMES = {
     "variables with keys": (".env", ".env.*", "*.env", ".envrc"),
     "a private key": (
@@ -87,9 +87,9 @@ _BLOCK = 1 << 20
 _OVERLAP = 512
 """Bytes that consecutive blocks share, longer than any token, so that no token is cut in two."""
 _MADE = ("PKG-INFO", "*.egg-info/*", "*.dist-info/*", "*_version.py")
-"""Files that build backends write, which a repository ignores and a package needs."""
+"""Files that build backends write, which git ignores although the package needs them."""
 SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
-"""How the names of variables end that hold what nobody else may know."""
+"""Suffixes of the names of variables that contain secrets."""
 _SHOWN = 20
 
 
@@ -98,7 +98,7 @@ class Leak:
     """A file that must not be published."""
 
     name: str
-    """Its path in the archive, below the archive's own folder."""
+    """Path in the archive, relative to the archive's own folder."""
     reason: str
 
 
@@ -167,7 +167,7 @@ def _leaks_of(name: str, content: IO[bytes], values: Mapping[str, str]) -> Itera
 
 
 def find_by_name(name: str) -> str | None:
-    """Return what a file must hold that has this name; None for an ordinary one."""
+    """Describe the secret that a file with this name usually contains; None for other names."""
     *folders, last = name.lower().split("/")
     for folder in folders:
         if (kept := _KEEPS.get(folder)) is not None:
@@ -228,7 +228,7 @@ def _top_of_repository(folder: Path) -> Path | None:
 
 
 def list_ignored(folder: Path, places: list[str]) -> list[str]:
-    """Return the paths that git ignores in a folder, which need not be a repository; none without git."""
+    """Return the paths in a folder that git ignores, even outside a repository; none if git is missing."""
     words = ["check-ignore", "-z", "--stdin"]
     given = b"\0".join(os.fsencode(place) for place in places)
     found = _git(folder, words, given)

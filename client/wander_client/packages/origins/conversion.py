@@ -126,7 +126,7 @@ def _target(folder: Path, name: str) -> str:
 
 
 def _missing(trees: dict[str, ast.Module]) -> str:
-    """Say what a package without an environment probably is."""
+    """Return a hint about the probable kind of a package without an environment."""
     if any({"load_taskset", "load_harness"} & bound_names(tree) for tree in trees.values()):
         return "it is written for a development release of verifiers 0.1.13 to 0.1.15, whose API was dropped"
     if any(tasksets_of([tree]) for tree in trees.values()):
@@ -151,7 +151,7 @@ def _package(folder: Path, module: str) -> list[ast.Module]:
 
 
 def _complete(converted: ConvertedProject, path: Path, origin: PackageOrigin) -> None:
-    """Write what the project lacks: build system, entry point, dependency, README, the note of origin."""
+    """Add the parts that the project lacks: build system, entry point, dependency, README, note of origin."""
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     project: Any = document["project"]
     if "build-system" not in document:
@@ -237,7 +237,7 @@ def _dependencies(project: dict[str, Any]) -> set[str]:
 
 
 def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
-    """Return the README that a project has; one in a table, or in another form, too."""
+    """Return the project's README, also if it is declared in a table or in another format."""
     stated = project.get("readme")
     stated = stated.get("file") if isinstance(stated, dict) else stated
     names = [stated] if isinstance(stated, str) else ["README.md", "README.rst", "README.txt", "README"]
@@ -245,12 +245,12 @@ def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
 
 
 _STAY = ("pyproject.toml", "readme", "license", "licence", "changelog", "uv.lock", ".", "setup.")
-"""How the names begin that belong to the project and not to its package."""
+"""Prefixes of names that belong to the project rather than to its package."""
 SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
 
 
 def sources_in(folder: Path) -> Iterator[Path]:
-    """Yield the sources of a project that may be its environment's."""
+    """Yield the source files of a project that may define its environment."""
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts
         if not SKIPPED & set(parts) and not any(part.startswith(("test_", ".")) for part in parts):

@@ -100,7 +100,7 @@ def fork(
 
 
 def _rename(pyproject: Path, name: str) -> None:
-    """Call a project, and the environment that it declares, by another name."""
+    """Rename a project and the environment that it declares."""
     try:
         read_project(pyproject.parent)
         described = tomlkit.parse(pyproject.read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
 
 
 def _is_of(file: FileInfo, version: VersionDetail) -> bool:
-    """Return whether a file has the name that a build of the version gives it."""
+    """Return whether a file has the name that a build of the version would give it."""
     parse = parse_sdist_filename if file.kind == "sdist" else parse_wheel_filename
     try:
         name, number, *_ = parse(file.filename)

@@ -1,4 +1,4 @@
-"""Bring a package from a git repository: one revision, without hooks, submodules or filters."""
+"""Fetch a package from a git repository: a single revision, without hooks, submodules or filters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PASSED = (
     *("SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_ASKPASS", "SSH_ASKPASS"),
     *("XDG_CONFIG_HOME", "USER", "LOGNAME"),
 )
-"""How the user's own git signs in."""
+"""Options that let git use the user's own credentials."""
 _PROTOCOLS = "https:http:ssh:git:file"
 _ADDRESS = re.compile(rf"(?:{_PROTOCOLS.replace(':', '|')})://.|[\w.-]+@[\w.-]+:.")
 _PARTS = re.compile(r"(?P<url>(?:\w+://[^/]*/|[\w.-]+@[\w.-]+:|)[^@]+)(?:@(?P<revision>.*))?")
@@ -38,7 +38,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class GitAddress:
-    """`URL[@REVISION][#subdirectory=FOLDER]`, in its parts."""
+    """An address `URL[@REVISION][#subdirectory=FOLDER]`, in its parts."""
 
     url: str
     revision: str | None
@@ -46,7 +46,7 @@ class GitAddress:
 
     @property
     def shown(self) -> str:
-        """The address as others may see it, without a password and without the revision."""
+        """The address for display, without a password and without the revision."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2]
         url = urlunsplit(parts._replace(netloc=host)) if parts.password else self.url
@@ -54,7 +54,7 @@ class GitAddress:
 
 
 def parse_address(text: str) -> GitAddress:
-    """Return the parts of an address; raises `UsageError`. A local path means `file://`."""
+    """Parse an address; raises `UsageError`. A local path means `file://`."""
     address, _, fragment = text.removeprefix("git+").partition("#")
     parts = _PARTS.fullmatch(address)
     url, revision = (parts["url"], parts["revision"]) if parts else (address, None)
@@ -107,7 +107,7 @@ def _fetch(address: GitAddress, target: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    """Run git, deaf to what a repository would have it run; raises `ClientError` with what it said."""
+    """Run git without a repository's hooks and filters; raises `ClientError` with git's output."""
     settings = [part for each in _SETTINGS for part in ("-c", each)]
     environ = child_environ(
         *(*NETWORK, *_PASSED),

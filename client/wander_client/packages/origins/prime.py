@@ -1,4 +1,4 @@
-"""Bring an environment of Prime Intellect's hub: by its name, or from what `prime env pull` wrote here.
+"""Download an environment from Prime Intellect's hub, or import a folder that `prime env pull` wrote.
 
 By name it is the download that their own command makes: `GET environmentshub/OWNER/NAME/@VERSION` names an
 archive of the sources. Public environments need no key; `PRIME_API_KEY` is sent where it is set.
@@ -42,7 +42,7 @@ def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, 
 
 
 def _read_stated(folder: Path, origin: PackageOrigin) -> PackageOrigin:
-    """Return the origin that the folder's own note gives, where `prime env pull` left one."""
+    """Return the origin from the metadata that `prime env pull` left in the folder, if it is there."""
     try:
         said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Bring an existing package to a folder of ours, with a note of where it came from.
+"""Copy an existing package into a work folder, with a note of its origin.
 
 From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring those of elsewhere.
 """
@@ -56,11 +56,11 @@ class PackageOrigin:
     sha256: str | None = None
     """Digest of the file, or of the files in the folder."""
     importer: str | None = None
-    """User of the hub who imported it."""
+    """The hub user who imported it."""
 
     @property
     def note(self) -> str:
-        """The line that goes to the end of the README, and so to the environment's page."""
+        """The line at the end of the README, which also appears on the environment's page."""
         revision = f", revision `{self.revision}`" if self.revision else ""
         digest = f", sha256 `{self.sha256}`" if self.sha256 else ""
         importer = f", by `{self.importer}`" if self.importer else ""
@@ -68,7 +68,7 @@ class PackageOrigin:
 
 
 def origin_in(readme: str) -> str | None:
-    """Return what the note in a README says: address, revision, digest, importer; None without a note."""
+    """Return the fields of the note in a README: source, revision, digest, importer; None without a note."""
     found = _NOTE.findall(readme)
     return found[-1].replace("`", "") if found else None
 
@@ -118,7 +118,7 @@ def _copy(folder: Path, target: Path) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the sha256 of the paths and contents of all files in a folder but what Python compiled."""
+    """Return the sha256 of the paths and contents of a folder, without files that Python compiled."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__":
@@ -148,7 +148,7 @@ def project_in(folder: Path, builder: Builder) -> Path:
 
 
 def unpack_source(path: Path, work: Path) -> Path:
-    """Unpack an archive of sources; returns the folder with the project, its own or one folder in it."""
+    """Unpack an archive of sources; returns the folder with the project."""
     try:
         if path.suffix == ".zip":
             require_bounded(path)
@@ -166,7 +166,7 @@ def unpack_source(path: Path, work: Path) -> Path:
 
 
 def unpack_wheel(path: Path, work: Path) -> Path:
-    """Unpack a wheel and write the `pyproject.toml` that its metadata means."""
+    """Unpack a wheel and write a `pyproject.toml` from its metadata."""
     folder = work / path.name.split("-")[0]
     require_bounded(path)
     try:
@@ -200,7 +200,7 @@ def unpack_wheel(path: Path, work: Path) -> Path:
 
 
 def _project_of(metadata: Message, groups: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Return the `[project]` table that a wheel's metadata means; requirements of extras are left out."""
+    """Return a `[project]` table from a wheel's metadata, without the requirements of extras."""
     scripts = {
         {"console_scripts": "scripts", "gui_scripts": "gui-scripts"}[name]: groups.pop(name)
         for name in ("console_scripts", "gui_scripts")
