@@ -107,7 +107,7 @@ async def test_a_level_tells_what_it_does_not_prove(posted):
     assert text.count('popovertarget="level-replayed" title="') == 1
     assert text.count("<div popover ") == 1
     opened = text[text.index('<div popover id="level-replayed"') :].partition("</div>")[0]
-    assert "submitter's claim" in opened
+    assert "The submitter reported" in opened
     assert f'href="/runs/{run_id}"' in text
     assert opened.count("✓") == 3
     assert "not proved</b>" not in opened
@@ -465,7 +465,7 @@ async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted)
     assert await standing() == [played]
     assert posted.faults() == []
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers={"Accept": "text/html"})).text
-    assert "rescored runs are refused by its owners" in page
+    assert "rescored runs not accepted" in page
     posted.give(later, "replayed")
     assert await standing() == [later, played]
     await posted.put(path, {"refuses_rescored": False})

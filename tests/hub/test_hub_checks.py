@@ -32,7 +32,7 @@ async def test_the_check_comes_with_the_wheel_and_is_shown_as_the_publishers(hub
     assert (check.wander, check.counts) == ("0.1.0", "26 passed, 1 warning, 1 skipped")
     page = (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert "checked by the publisher with wander 0.1.0: 26 passed, 1 warning, 1 skipped" in page
-    assert page.index("Stated by the author") < page.index("checked by the publisher")
+    assert page.index("Declared by the author") < page.index("checked by the publisher")
     assert "read by &lt;b&gt;time&lt;/b&gt;" in page
     assert "U+202E" in page
     assert "rewards.gold" not in page, "what was skipped is only counted"

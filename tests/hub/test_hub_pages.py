@@ -377,7 +377,7 @@ async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, ma
         return page[page.index('id="results"') : page.index("All environments")]
 
     shown = await first()
-    cards, _, results = shown.partition("Newest proved results")
+    cards, _, results = shown.partition("Latest verified results")
     assert re.findall('class="name" href="([^"]+)"', cards) == ["/alice/reverse-text", "/alice/good"]
     assert sorted(re.findall(r"\bof-(?:good|failed)[\w-]*", results)) == ["of-failed", "of-good"]
     chosen = await first(("alice/failed", "alice/old", "bob/none"))
@@ -443,7 +443,7 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
     run = "/runs/01RUN000000000000000000000"
     for _ in range(2):
         page = await posted.get("/alice/reverse-text", headers=HTML)
-        assert (page.status_code, "result cannot be shown. A file of it is missing" in page.text) == (
+        assert (page.status_code, "result cannot be shown. A file is missing" in page.text) == (
             200,
             True,
         )

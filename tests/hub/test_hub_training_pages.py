@@ -172,14 +172,14 @@ async def test_samples_are_read_by_step(hub, run_id):
 async def test_the_environment_tells_where_it_was_used_in_training(hub, run_of, run_id):
     page = read(await hub.get("/alice/reverse-text", headers=HTML))
     words = said(page)
-    assert "Used in training" in words
+    assert "Training runs" in words
     assert f"/runs/{run_id}" in page.links
 
 
 async def test_an_environment_without_training_runs_says_nothing_of_it(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
+    assert "Training runs" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
 
 
 async def post_privately(hub, manifest, rollouts) -> str:
@@ -198,7 +198,7 @@ async def post_privately(hub, manifest, rollouts) -> str:
 
 async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
     await post_privately(hub, *run_of(await hub.publish(), kind="training", training=TRAINING))
-    assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
+    assert "Training runs" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
 
 
 async def test_files_that_hold_nonsense_are_passed_over(hub, run_of):

@@ -198,7 +198,7 @@ async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
     for asked in ("", "?stratum=", "?stratum=9"):
         page = (await hub.get(path + asked, headers=HTML)).text
         assert "Reward by stratum" in page
-        assert '</th><th scope="col" class="right" title="mean reward of its' not in page
+        assert '</th><th scope="col" class="right" title="mean reward of the rollouts' not in page
     assert (await hub.get(f"{path}?stratum=x", headers=HTML)).status_code == 422
     api = f"/api/v1/environments{path}"
     told = {"stratum": 1, "reward_mean": 0.125, "rollouts": 4, "failed": 0}

@@ -152,9 +152,9 @@ def test_the_main_path_goes_by_keyboard_and_reads_without_a_script(hub, posted):
         page.goto(f"{hub.url}/admin/reverse-text/leaderboard")
         page.locator("button.opens").first.focus()
         page.keyboard.press("Enter")
-        assert page.get_by_text("submitter's claim").first.is_visible()
+        assert page.get_by_text("The submitter reported").first.is_visible()
         page.keyboard.press("Escape")
-        assert not page.get_by_text("submitter's claim").first.is_visible()
+        assert not page.get_by_text("The submitter reported").first.is_visible()
         page.get_by_role("link", name="Posted").click()
         assert page.locator("th[aria-sort] a").inner_text().startswith("Posted")
     with browser_page(1280, java_script_enabled=False) as page:

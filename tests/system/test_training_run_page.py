@@ -76,7 +76,7 @@ def test_everything_of_a_training_run_is_posted(hub, trained):
         names = {one["name"] for one in client.get(f"/api/v1/runs/{trained}").json()["artifacts"]}
         assert names >= {"metrics.jsonl", "alerts.jsonl", "evaluations.jsonl", "samples.jsonl"}
         page = client.get("/admin/reverse-text", headers={"Accept": "text/html"}).text
-    assert f"/runs/{trained}" in page.partition("Used in training")[2]
+    assert f"/runs/{trained}" in page.partition("Training runs")[2]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; the page is tested without one")
