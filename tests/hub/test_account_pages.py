@@ -84,7 +84,7 @@ async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
     assert "is missing" in (await send(alice, "token", scopes="read", days="7")).text
     secrets = {"old": "my old words", "new": "my new words", "again": "other words", "code": "123456"}
     apart = await send(alice, "password", **secrets, back="/account/password")
-    assert "the new password was typed in two ways" in apart.text
+    assert "the two new passwords differ" in apart.text
     assert not any(one in apart.text for one in secrets.values())
     await hub.publish()
     at = {"at_owner": "alice", "at_name": "reverse-text", "back": "/account"}
@@ -123,14 +123,14 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
         assert (await bob.get(back, headers=HTML)).status_code == 403
         assert back not in (await bob.get("/lab", headers=HTML)).text, "a maintainer does not manage it"
     made = await send(alice, "webhook", owner="lab", url="https://example.org/hook", events=["run.posted"])
-    assert "Shown this once" in made.text
+    assert "It is shown only once" in made.text
     await see_to_a_webhook(alice, f"{back}/webhooks")
     assert "https://example.org/hook" in html.unescape((await alice.get(f"{back}/webhooks")).text)
     log = html.unescape((await alice.get(f"{back}/audit")).text)
     assert ("invitation.accept" in log, "role: maintainer" in log) == (True, True), "details in words"
     log = html.unescape((await alice.get(f"{back}/audit?action=invitation")).text)
     assert ("invitation.accept" in log, "owner.settings" in log) == (True, False)
-    assert "Nothing fits." in (await alice.get(f"{back}/audit?before=1")).text
+    assert "No entries match." in (await alice.get(f"{back}/audit?before=1")).text
 
 
 async def see_to_a_webhook(alice: Any, settings: str) -> None:
@@ -143,7 +143,7 @@ async def see_to_a_webhook(alice: Any, settings: str) -> None:
     assert changed.headers["location"] == f"{here}?done=change-webhook"
     renewed = await send(alice, "renew-webhook", **at)
     assert "new secret" in renewed.text
-    assert "Shown this once" in renewed.text
+    assert "It is shown only once" in renewed.text
     assert (await send(alice, "try-webhook", **at)).status_code == 303
     page = (await alice.get(here)).text
     assert "https://example.org/hook?&lt;i&gt;" in page
@@ -163,7 +163,7 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     page = await alice.get(back)
     assert page.status_code == 200, page.text
     own = {"owner": "alice", "environment": "reverse-text", "url": "https://example.org/one"}
-    assert "Shown this once" in (await send(alice, "webhook", **own, back=back)).text
+    assert "It is shown only once" in (await send(alice, "webhook", **own, back=back)).text
     assert "https://example.org/one" in (await alice.get(f"{back}/webhooks")).text
     member = "/api/v1/environments/alice/reverse-text/members/bob"
     assert (await hub.client.put(member, json={"role": "owner"}, headers=hub.auth())).status_code == 200
@@ -181,7 +181,7 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert "Withdraw" in (await alice.get(f"{back}/members")).text
     gone = await send(alice, "remove-environment-member", **there, at_user="nobody-yet")
     assert (gone.status_code, "Withdraw" in (await alice.get(f"{back}/members")).text) == (303, False)
-    assert ("Who sees it" in seen, "Webhooks" in seen) == (True, False), "those are for the owner's owners"
+    assert ("Visibility" in seen, "Webhooks" in seen) == (True, False), "those are for the owner's owners"
     assert (await hub.get(f"{back}/webhooks", headers=hub.auth("bob") | HTML)).status_code == 404
     assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
@@ -207,7 +207,7 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await send(alice, "transfer", **at, owner="alice", name="other-name")).status_code == 303
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
     stale = await send(alice, "status", **at, status="archived")
-    assert (stale.status_code, "another name by now" in stale.text) == (409, True)
+    assert (stale.status_code, "was renamed" in stale.text) == (409, True)
 
 
 async def test_settings_are_sections_beside_a_menu(hub, alice):
@@ -229,7 +229,7 @@ async def test_settings_are_sections_beside_a_menu(hub, alice):
 
 async def test_keys_and_publishers_are_added_and_taken_back(hub, alice):
     public = base64.b64encode(bytes(range(32))).decode()
-    assert "None yet" in (await alice.get("/account/keys")).text
+    assert "No signing keys yet" in (await alice.get("/account/keys")).text
     assert (await send(alice, "key", name="laptop <b>", public_key="short")).status_code == 422
     assert (await send(alice, "key", name="laptop <b>", public_key=public)).status_code == 303
     page = (await alice.get("/account/keys")).text
@@ -264,21 +264,21 @@ async def test_a_run_is_hidden_shown_and_withdrawn_on_its_page(hub, alice, run_o
         {"at_run": manifest["run_id"], "back": f"/runs/{manifest['run_id']}"},
     )
     nobody = (await hub.get(page, headers=hub.auth("bob") | HTML)).text
-    assert not any(word in nobody for word in ("Keep it off its leaderboard", "Withdraw it", "Name it"))
+    assert not any(word in nobody for word in ("Hide from leaderboard", "at_reason", "Rename"))
     assert (await send(alice, "rename-run", **at, name="x" * 101)).status_code == 422
     assert (await send(alice, "rename-run", **at, name="a longer <b>")).status_code == 303
     assert '<span class="called">a longer &lt;b&gt;</span>' in (await alice.get(page)).text
     assert "at least 3 characters" in (await send(alice, "hide-run", **at, reason="x")).text
     assert (await send(alice, "hide-run", **at, reason="made by <b>")).status_code == 303
     hidden = (await alice.get(page)).text
-    assert "Kept off its leaderboard by alice" in hidden
+    assert "Hidden from its leaderboard by alice" in hidden
     assert "made by &lt;b&gt;" in hidden
     assert (await send(alice, "show-run", **at)).status_code == 303
-    assert "Kept off" not in (await alice.get(page)).text
+    assert "Hidden from" not in (await alice.get(page)).text
     assert (await send(alice, "withdraw-run", **at, at_reason="wrong & <b>?")).status_code == 303
     gone = (await alice.get(page)).text
     assert "wrong &amp; &lt;b&gt;?" in gone
-    assert "Withdraw it" not in gone
+    assert "at_reason" not in gone
     log = (await alice.get("/alice/settings/audit")).text
     assert f'<a href="{page}">' in log
 
@@ -342,7 +342,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         number = re.search(r"<td>replay</td>", jobs) and re.search(r'name="at_job" value="(\d+)"', jobs)[1]
         back = "/system/jobs?state=cancelled"
         assert (await send(admin, "cancel-job", at_job=number, back=back)).status_code == 303
-        assert "Try again" in (await admin.get(back, headers=HTML)).text
+        assert ">Retry</button>" in (await admin.get(back, headers=HTML)).text
         run = (await hub.get(f"/api/v1/runs/{manifest['run_id']}")).json()
         assert run["level"] == "complete", "what is called off lowers nothing"
         assert (await send(admin, "cancel-job", at_job=number)).status_code == 409
@@ -351,7 +351,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         waiting = (await hub.get("/api/v1/jobs?state=queued&kind=replay", headers=hub.auth("admin"))).json()
         assert [(one["id"], one["attempt"]) for one in waiting["data"]] == [(int(number), 0)]
         assert "Disable" in users
-        assert "Nobody fits." in (await admin.get("/system/users?q=no-such", headers=HTML)).text
+        assert "No users match." in (await admin.get("/system/users?q=no-such", headers=HTML)).text
         some = (await admin.get("/system/users?q=BO", headers=HTML)).text
         assert (">bob</a>" in some, ">alice</a>" in some) == (True, False)
         assert "Remove second factor" not in users, "nobody has one"
@@ -360,7 +360,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         assert (await send(admin, "enable-user", at_user="bob", back="/system/users")).status_code == 303
         added = await send(admin, "add-user", name="carol", back="/system/users")
         assert "/login/password#" in added.text or "/login/password?" in added.text
-        assert "None yet." in organisations
+        assert "No organizations yet." in organisations
         assert (
             await send(admin, "quota", at_owner="alice", runs="7", versions="unlimited")
         ).status_code == 303

@@ -95,7 +95,7 @@ async def test_an_example_stands_side_by_side_message_by_message(hub, posted):
     asked[2] = ("example", "none")
     assert (await look()).status_code == 404
     asked[1:] = []
-    assert "Choose two to six runs" in (await look()).text
+    assert "Select two to six runs" in (await look()).text
     assert (await look(accept="application/json")).status_code == 422
 
 
@@ -111,7 +111,7 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     first = posted[0][0]["run_id"]
     for given in ([], [first], [first, first], [first, ""]):
         asked = await show(hub, *given)
-        assert (asked.status_code, "Choose two to six runs" in asked.text) == (200, True)
+        assert (asked.status_code, "Select two to six runs" in asked.text) == (200, True)
         kept = f'<a class="mono" href="/runs/{first}">' in asked.text, f'value="{first}"' in asked.text
         assert kept == (bool(given), bool(given)), "why, and the run that was named"
     assert (await show(hub, first, "01JRUNNOTTHERE000000000000")).status_code == 404

@@ -141,7 +141,7 @@ async def test_the_contents_search_without_a_script(hub):
     as_markdown = await hub.get("/docs/verification", headers={"Accept": "text/markdown"})
     assert told["text"] == as_markdown.text == (await hub.get("/docs/verification.md")).text
     nothing = await hub.get("/docs/search?q=no-such-thing-anywhere-xyzzy", headers=HTML)
-    assert "No page has these words" in nothing.text
+    assert "No pages match" in nothing.text
 
 
 async def test_the_documentation_says_who_reads_it_and_what_it_lacks(hub):

@@ -36,12 +36,12 @@ def read_toml(text: str) -> None:
 def draw_markdown(text: str) -> None:
     page = place(render(text, "text/markdown"), "/a/b/versions/1/")
     list_headings(page)
-    source.colour_blocks(page)
+    source.color_blocks(page)
 
 
 def draw_code(text: str) -> None:
     for kind in (".py", ".json", ".toml", ".sh", ".console"):
-        source._colour.cache_clear()
+        source._color.cache_clear()
         list(source.draw_lines(f"a{kind}", text))
 
 

@@ -136,7 +136,11 @@ async def test_page_is_whole_and_inert(posted, path):
 
 
 async def test_empty_hub_says_what_to_do(hub):
-    for path, words in {"/": "wander publish", "/runs": "wander post", "/alice": "published no"}.items():
+    for path, words in {
+        "/": "wander publish",
+        "/runs": "wander post",
+        "/alice": "has no environments",
+    }.items():
         answer = await hub.get(path, headers=HTML)
         assert answer.status_code == 200
         assert words in answer.text
@@ -448,7 +452,10 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
             True,
         )
         page = await posted.get(run, headers=HTML)
-        assert (page.status_code, "<code>wander-hub fsck</code>. What it held" in page.text) == (200, True)
+        assert (page.status_code, "<code>wander-hub fsck</code>. This page leaves out" in page.text) == (
+            200,
+            True,
+        )
         assert (await posted.get("/alice/reverse-text/leaderboard", headers=HTML)).status_code == 200
         for path in (
             f"{run}/rollouts/0",

@@ -129,7 +129,7 @@ async def test_the_page_shows_how_it_went(hub, run_id):
     assert "script" not in text.tags
     assert "30 steps in 5.0 min" in words
     assert "first → last step0.0333 → 1" in words
-    assert "kept to be read" in words
+    assert "stored rollouts" in words
     assert "missing" not in words, "training keeps few of its rollouts, and misses none"
     assert "generation 60.0 %" in words
     assert "update 30.0 %" in words
@@ -247,7 +247,7 @@ def reproduction(change: dict[str, Any]) -> dict[str, Any]:
 async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, monkeypatch):
     first, second, evaluation = await several(hub, run_of)
     words = said(read(await hub.get(f"/runs/{second}", headers=HTML)))
-    assert "their curves end to end" in words
+    assert "joined curves" in words
     answer = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
     page, words = answer.text, said(read(answer))
     curves = [page.count(f'<polyline class="curve series-{one}"') for one in (0, 1)]
@@ -274,8 +274,8 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
         mixed = await hub.get(f"/runs/compare?run={run}&run={evaluation}", headers=HTML)
         assert mixed.status_code == 422
     made = said(read(await hub.get(f"/runs/{first}", headers=HTML)))
-    assert "No checkpoint of this run lies on this hub" in made
-    assert "Went on as tiny from step 30 (curves)" in made
+    assert "No checkpoint of this run is on this hub" in made
+    assert "Continued as tiny from step 30 (curves)" in made
     manifest, rollouts = run_of(await hub.publish(), run_id="01JTRAINED9000000000000000", kind="training")
     manifest["model"] |= {"name": "secret", "weights_sha256": "ab" * 32}
     private = await post_privately(hub, manifest | {"training": TRAINING}, rollouts)

@@ -106,7 +106,7 @@ async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follo
     assert detail["level"] == "claimed"
     assert "1 of 6 rollouts produced different results" in detail["level_reason"]
     page = (await hub.get(f"/runs/{run}")).text
-    assert "5 of 6 rollouts came out the same" in page
+    assert "5 of 6 rollouts matched" in page
     assert "the reward is `0.0`, not `1.0`" in page
     newest = (await listed(hub))[0]
     assert newest["report"]["divergences"][0]["difference"] == "the reward is `0.0`, not `1.0`"

@@ -72,7 +72,9 @@ async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hu
     assert (found["made_with"]["hub"], found["seconds"]) == (__version__, 1.5)
     page = (await hub.get("/alice/reverse-text")).text
     assert (
-        page.index("Recorded by this hub") < page.index("check by this hub") < page.index("Declared by the author")
+        page.index("Recorded by this hub")
+        < page.index("check by this hub")
+        < page.index("Declared by the author")
     )
     assert "1 passed, 1 failed, 1 warning, 1 skipped" in page
     assert "determinism.replay" in page

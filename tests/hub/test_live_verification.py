@@ -79,7 +79,7 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
     assert len(read) == 4, "what did not change is not read again"
     assert ("queued" in queued[1], "running" in begun[1]) == (True, True)
     assert "2 of 6 rollouts, 1 came out otherwise" in running[1]
-    assert "6 of 6 rollouts came out the same" in done[1]
+    assert "6 of 6 rollouts matched" in done[1]
     assert streams.open.total() == 0
     assert [one for one, _ in told((await hub.get(LIVE)).text)] == ["changed", "end"], "one that is over"
 
@@ -117,10 +117,10 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     assert "cancelled" in answers[0][1][1]
     assert answers == [answers[0]] * 4, "all see the same"
     (_, part), (end, _) = told((await hub.get("/alice/settings/live", headers=hub.auth("alice"))).text)
-    assert ("No replay or check" in part, end) == (True, "end")
+    assert ("No replays or checks" in part, end) == (True, "end")
     assert len(reads) < len(looks), "they share their looks"
     nothing = (await hub.get("/alice/settings/jobs", headers=HTML | hub.auth("alice"))).text
-    assert "No replay or check waits or runs" in nothing
+    assert "No replays or checks are queued" in nothing
     assert (await hub.get("/system/jobs/live", headers=hub.auth("bob"))).status_code == 403
 
 
@@ -159,19 +159,19 @@ async def test_who_may_asks_for_a_replay_on_the_page_and_calls_it_off(hub, run):
     give_password(hub, "bob")
     anybody = (await hub.get(f"/runs/{run}", headers=HTML)).text
     assert f'data-live="{LIVE}"' in anybody
-    assert "Look again" in anybody
-    assert "Play it again" not in anybody
+    assert "Reload this page" in anybody
+    assert ">Replay</button>" not in anybody
     async with browser(hub) as bob:
         await form(bob, "/login", name="bob", password=PASSWORD)
         page = (await bob.get(f"/runs/{run}", headers=HTML)).text
-        assert "Play it again" in page
-        assert "Call it off" not in page, "it was the hub that asked"
+        assert ">Replay</button>" in page
+        assert ">Cancel</button>" not in page, "it was the hub that asked"
         back = f"/runs/{run}#verification"
         asked = await form(bob, "/account/forms/verify", at_run=run, level="rescored", back=back)
         assert asked.headers["location"] == f"/runs/{run}?done=verify#verification"
         page = (await bob.get(f"/runs/{run}", headers=HTML)).text
-        assert "asked for by bob" in page
+        assert "requested by bob" in page
         number = re.search(r'name="at_verification" value="(\d+)"', page)[1]
         answer = await form(bob, "/account/forms/cancel-verification", at_verification=number, back=back)
         assert answer.status_code == 303
-        assert "Call it off" not in (await bob.get(f"/runs/{run}", headers=HTML)).text
+        assert ">Cancel</button>" not in (await bob.get(f"/runs/{run}", headers=HTML)).text

@@ -161,7 +161,7 @@ async def test_only_an_upload_of_the_newest_version_moves_an_environment_up(hub,
     assert (await hub.client.get("/?owner=nobody", headers=HTML)).text.count('class="environments"') == 0
     assert (await hub.client.get("/?owner=ALICE&tag=", headers=HTML)).text.count('class="name"') == 2
     older = (await hub.client.get("/alice/reverse-text/versions/0.1.0", headers=HTML)).text
-    assert "No result of 0.1.0 yet" in older
+    assert "No results of 0.1.0 yet" in older
 
 
 async def test_pages_are_json_for_who_asks_for_that(hub, make_wheel, run_of):

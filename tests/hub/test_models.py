@@ -248,7 +248,7 @@ async def test_models_are_listed_with_what_was_posted_of_them(hub, run_of):
     assert 'href="/runs/01JRUN00000000000000000001">alice/reverse-text</a>' in page
     assert "2 runs" in page
     assert (await listed("?q=TT"))[0] == ["alice/ttt"]
-    assert "No model here is named so" in (await listed("?q=%25"))[1]
+    assert "No models match" in (await listed("?q=%25"))[1]
     await hub.client.put(f"{MODEL}/visibility", headers=hub.auth(), json={"private": True})
     assert (await listed("?q=ttt"))[0] == []
     assert (await listed("?q=ttt", **hub.auth()))[0] == ["alice/ttt"]

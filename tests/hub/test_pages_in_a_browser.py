@@ -69,13 +69,13 @@ def see_to_an_account(url: str) -> None:
         page.get_by_role("link", name="Tokens").click()
         page.fill('form[action$="/token"] input[name="name"]', f"ci {ACTS}")
         page.fill('form[action$="/token"] input[name="target"]', "nobody/nothing/here")
-        press(page, "Make it")
+        press(page, "Create token")
         assert page.evaluate("document.activeElement.innerText").startswith("Nothing was changed:")
         assert find_faults(page) == []
         page.fill('form[action$="/token"] input[name="target"]', "")
-        press(page, "Make it")
+        press(page, "Create token")
         assert page.locator("#secret").inner_text().startswith("wnd_")
-        page.get_by_role("link", name="Go on").click()
+        page.get_by_role("link", name="Continue").click()
         page.get_by_text("ci <img").wait_for()
         page.locator("tr", has_text="ci <img").get_by_text("Revoke…").click()
         page.locator("tr", has_text="ci <img").get_by_role("button", name="Revoke").click()
@@ -87,26 +87,26 @@ def see_to_an_account(url: str) -> None:
         page.fill('td input[name="reason"]', "wrong")
         press(page, "Yank")
         page.get_by_text("yanked: wrong").wait_for()
-        press(page, "Offer it again")
+        press(page, "Un-yank")
         page.get_by_role("link", name="Webhooks").click()
         page.fill('input[name="url"]', "https://example.org/?<script>alert(1)</script>")
-        press(page, "Make a webhook")
-        page.get_by_text("Shown this once").wait_for()
-        page.get_by_role("link", name="Go on").click()
+        press(page, "Create webhook")
+        page.get_by_text("It is shown only once").wait_for()
+        page.get_by_role("link", name="Continue").click()
         page.locator('a[href^="/account/webhooks/"]').click()
         press(page, "Send a test")
         page.locator("tr", has_text="webhook.test").wait_for()
-        press(page, "Make another secret")
+        press(page, "Renew secret")
         page.locator("#secret").wait_for()
-        page.get_by_role("link", name="Go on").click()
+        page.get_by_role("link", name="Continue").click()
         page.get_by_text("Only some events").click()
         page.get_by_label("run.level").check()
         press(page, "Save")
-        page.get_by_text("It is told of run.level").wait_for()
+        page.get_by_text("Receives run.level").wait_for()
         assert find_faults(page) == []
-        assert not page.get_by_role("button", name="Remove it").is_visible(), "no stray click removes it"
-        page.get_by_text("Remove it…").click()
-        press(page, "Remove it")
+        assert not page.get_by_role("button", name="Remove webhook").is_visible(), "no stray click removes it"
+        page.get_by_text("Remove webhook…").click()
+        press(page, "Remove webhook")
         page.wait_for_url("**/settings/webhooks?done=remove-webhook")
         assert page.locator('a[href^="/account/webhooks/"]').count() == 0
 
@@ -142,17 +142,17 @@ def follow_a_replay(url: str, replay: Replay) -> None:
         assert box.locator("progress").get_attribute("value") == "2"
         replay.end()
         page.locator("#standing .badge", has_text="replayed").wait_for()
-        box.get_by_text("6 of 6 rollouts came out the same").wait_for()
-        page.locator("#proofs").get_by_text("What was proved").wait_for()
+        box.get_by_text("6 of 6 rollouts matched").wait_for()
+        page.locator("#proofs").get_by_text("What it does not prove").wait_for()
         assert page.locator(".explorer.all tbody a").count() == 6, "all rows, in one list that scrolls"
         page.keyboard.press("j")
         assert page.evaluate("document.activeElement.textContent") == "0"
         box.get_by_label("Up to level").select_option("replayed")
-        press(page, "Play it again", "#replays")
+        press(page, "Replay", "#replays")
         page.wait_for_url("**done=verify*")
         replay.tell(done=5, total=6, differing=0)
         box.get_by_text("5 of 6 rollouts").wait_for()
-        box.get_by_text("asked for by bob").wait_for()
+        box.get_by_text("requested by bob").wait_for()
         replay.end()
         page.locator("#replays progress").wait_for(state="detached")
 
@@ -164,10 +164,10 @@ def read_without_a_script(url: str) -> None:
         page.get_by_role("button", name="☆ Star · 1").click()
         page.get_by_role("button", name="★ Starred · 2").wait_for()
         page.goto(f"{url}/runs/{RUN}")
-        press(page, "Play it again", "#replays")
-        page.get_by_role("link", name="Look again").click()
+        press(page, "Replay", "#replays")
+        page.get_by_role("link", name="Reload this page").click()
         page.locator("#replays").get_by_text("queued").wait_for()
-        press(page, "Call it off", "#replays")
+        press(page, "Cancel", "#replays")
         page.locator("#replays .look-again").wait_for(state="detached")
 
 
@@ -178,10 +178,10 @@ def administer(url: str) -> None:
             for path in ("", "/jobs", "/users", "/organisations", "/audit"):
                 see(page, f"{url}/system{path}")
             page.goto(f"{url}/system/jobs?state=cancelled")
-            press(page, "Try again")
+            press(page, "Retry")
             page.goto(f"{url}/system/jobs?state=queued&kind=replay")
-            press(page, "Call off")
-            page.get_by_text("None.").wait_for()
+            press(page, "Cancel")
+            page.get_by_text("No jobs.").wait_for()
 
 
 async def test_people_do_on_pages_what_they_came_for(hub, run_of, monkeypatch):

@@ -105,7 +105,7 @@ async def test_of_a_large_run_words_of_replies_alone_are_found(hub, run_id, monk
     monkeypatch.setattr(explorer, "MOST_STORED", 10)
     assert numbers((await hub.get(f"/runs/{run_id}?text=reply+2/", headers=HTML)).text) == [4, 5]
     page = (await hub.get(f"/runs/{run_id}?text=way", headers=HTML)).text
-    assert (numbers(page), "too large to be searched whole" in page) == ([], True)
+    assert (numbers(page), "too large for a full-text search" in page) == ([], True)
 
 
 async def test_what_is_no_filter_is_refused(hub, run_id):
@@ -171,7 +171,7 @@ async def test_pages_tell_whether_one_try_passes_and_whether_all_do(hub, run_of)
     manifest, rollouts = run_of(await hub.publish(), reward=[1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     page = (await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)).text
-    passed = page.partition("Passed in k tries")[2].partition("</table>")[0]
+    passed = page.partition("Pass rates")[2].partition("</table>")[0]
     assert [round(float(one), 2) for one in re.findall(r'class="score">([0-9.]+)', passed)] == [
         0.5,
         0.5,
@@ -279,14 +279,14 @@ async def test_nothing_of_a_message_is_out_of_reach(hub, run_of):
     assert '[call f]\n{"a": 1}' in whole.text
     assert (await hub.get(f"{here}/0/messages/2", headers=HTML)).status_code == 404
     first = (await hub.get(f"{here}/1", headers=HTML)).text
-    assert f'<a href="{here}/1?from=400">go on</a>' in first
+    assert f'<a href="{here}/1?from=400">Continue</a>' in first
     of_list = (await hub.get(f"{here}/1?only=scored&from=400", headers=HTML)).text
-    assert f'<a href="{here}/1?only=scored&amp;from=800">go on</a>' in of_list
+    assert f'<a href="{here}/1?only=scored&amp;from=800">Continue</a>' in of_list
     assert steps(of_list)["["] == "0?only=scored"
     last = (await hub.get(f"{here}/1?from=800", headers=HTML)).text
     assert "filtered list" not in last
     assert 'id="m1000"' in last
-    assert "go on" not in last
+    assert "Continue" not in last
 
 
 async def test_tokens_are_shown_on_demand(hub, run_of):

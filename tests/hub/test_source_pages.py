@@ -55,7 +55,7 @@ async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
     told = (await two.get(latest[0], params=latest[1], headers={"Accept": "application/json"})).json()
     assert told["text"] == (MODULE + b"\nLIMIT = 3\n").decode()
     assert {"path": "same.json", "size": 2} in told["files"]
-    described = text.partition("what describes it</summary>")[2]
+    described = text.partition("package metadata</summary>")[2]
     assert re.findall(r'href="\?file=([^"]+)"', described)[0].endswith(".dist-info/METADATA")
 
 
@@ -152,7 +152,7 @@ async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monk
     await hub.publish(make_wheel(readme=f"# Code\n\n{code}\n{raw}\n\n```sh\nls &amp; \u202e\n```\n"))
     drawn = (await show(hub.client, "")).text.partition('id="readme"')[2]
     assert '<code><span class="k">def</span> <span class="nf">f</span>(x)' in drawn
-    session = source.colour_blocks(
+    session = source.color_blocks(
         '<pre><code class="language-console">$ A=1 wander \\\n  "x"\n&lt;b&gt;\n</code></pre>'
     )
     assert '<span class="gp">$ </span><span class="nv">A</span>=' in session

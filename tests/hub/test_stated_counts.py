@@ -123,8 +123,8 @@ async def test_other_names_are_taken(hub: Any, run_of: Any, name: str) -> None:
     manifest, rollouts = run_of(await hub.publish(), model=name)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     page = await hub.get(f"/runs/{manifest['run_id']}", headers={"Accept": "text/html"})
-    assert "tokens in / out, stated" in page.text
-    assert "submitter's word" in page.text
+    assert "tokens in / out (self-reported)" in page.text
+    assert "No level proves this" in page.text
 
 
 async def test_one_token_for_an_answer_without_turns_is_refused(hub: Any, run_of: Any) -> None:

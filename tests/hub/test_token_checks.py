@@ -160,7 +160,7 @@ async def test_runs_that_understate_their_tokens_rank_nowhere(room: Room) -> Non
     assert (await room.hub.get(BOARD)).json()["rows"] == []
     page = await room.page(run_id)
     assert "! tokens understated" in page
-    assert "tokens in / out, stated" in page
+    assert "tokens in / out (self-reported)" in page
 
 
 async def test_tokens_that_agree_are_checked(room: Room) -> None:
@@ -172,7 +172,7 @@ async def test_tokens_that_agree_are_checked(room: Room) -> None:
         assert (found["tokens"]["model"], found["tokens"]["rollouts"]) == (MODEL, 6), case
         assert found["stated"] == STATED_BUT_COUNTED != STATED, case
     page = await room.page(run_id)
-    assert "tokens in, stated / out, checked" in page
+    assert "tokens in (self-reported) / out (checked)" in page
     assert "which agrees" in page
     assert f"No level proves {STATED_BUT_COUNTED}" in page
 

@@ -160,7 +160,7 @@ def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
     assert (pin["lock_sha256"], pin["unlocked"], reward) == (None, "chosen", 0.5)
     posted = machine.wander("post", machine.home / "without")
     page = httpx.get(f"{lock_hub.url}/runs/{posted['run_id']}", headers={"Accept": "text/html"}, timeout=60)
-    assert "without its lock" in page.text
+    assert "run without lock file" in page.text
     pin, reward = evaluated(machine, "say-env", "with")
     assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
     evaluated(machine, "say-env", "again", "--set", "no_lock=true")

@@ -1,4 +1,4 @@
-"""Addresses that pages lead to: of what is asked for, and of what explains a level or a statistic."""
+"""Addresses for links: query strings, and the documentation of levels and statistics."""
 
 from __future__ import annotations
 
@@ -52,39 +52,39 @@ TERMS: dict[str, str] = {
     "checkpoint": "models",
     "mode": "watching-training#exact-and-fast",
 }
-"""Which part of `/docs` explains a term."""
+"""The part of `/docs` that explains each term."""
 
 
 def address_of(term: str) -> str:
-    """Return the address of what explains a term."""
+    """Return the address of the documentation of a term."""
     return f"/docs/{TERMS[term]}"
 
 
 @lru_cache(1000)
 def term(name: str, text: str) -> Markup:
-    """Return words that lead to what they mean."""
+    """Return text that links to the documentation of a term."""
     return Markup('<a class="term" href="{}">{}</a>').format(address_of(name), text)
 
 
 def about(name: str, text: str) -> Markup:
-    """Return a mark beside words that lead elsewhere, or nowhere, to what they mean."""
+    """Return a question mark that links to the documentation of a term, for text that cannot be a link."""
     return Markup('<a class="about" href="{}" aria-label="what {} means">?</a>').format(
         address_of(name), text
     )
 
 
 def query_of(asked: dict[str, Any]) -> str:
-    """Return as the end of an address what is asked for; of a list each one."""
+    """Return a query string with a leading `?`, or an empty string. A list gives one pair per item."""
     return f"?{urlencode(asked, doseq=True)}" if asked else ""
 
 
 def query_string(**values: Any) -> str:
-    """Return the values that are set as a query."""
+    """Return a query string of the values that are not empty."""
     return query_of({key: value for key, value in values.items() if value not in (None, "", 0, [])})
 
 
 def page_of(entry: AuditEntry) -> str:
-    """Return the page of what an entry of the audit log tells of; nothing where there is none."""
+    """Return the path of the page of an audit entry's target, or an empty string without a page."""
     target, kind = quote(entry.target, safe="/@"), entry.action.partition(".")[0]
     if kind in ("run", "verification") and not target.isdigit():
         return f"/runs/{target}"

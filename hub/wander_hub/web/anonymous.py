@@ -1,10 +1,10 @@
-"""Keeps pages for readers who are not signed in, ahead of routing.
+"""Caches pages for readers who are not signed in, before routing.
 
 Such a page depends on its address, the request's `Accept` and `Accept-Encoding`, the release of the hub and
 the content of the database. The database counts its changes (`ContentRevision`), so the entity tag is known
 before anything else is read: a browser that holds the page gets a 304, and a page that was drawn since the
 last change is sent again unchanged. The tag also holds a span of time, since some changes, such as downloads,
-are not counted. Only answers whose caching is `SHARED` are kept: those of `Visit.page`.
+are not counted. Only responses with the `SHARED` cache header are kept. `Visit.page` makes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST_HEADER, _LONGEST_ADDRESS = 300, 1000
 
 
 class AnonymousPages:
-    """ASGI middleware around the application's routes; keeps pages of one process."""
+    """ASGI middleware around the application's routes, with a cache in the memory of one process."""
 
     def __init__(self, app: ASGIApp, reader: AnonymousReader, settings: str) -> None:
         self._app, self._reader = app, reader
@@ -41,7 +41,7 @@ class AnonymousPages:
         self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from what is kept, or have the page drawn and keep it."""
+        """Send the cached page, or have the page drawn and cache it."""
         address = _address_of(scope)
         revision = await self._reader.revision() if address is not None else None
         if address is None or revision is None:
@@ -62,7 +62,7 @@ class AnonymousPages:
         await self._app(scope, receive, self._keeping(address, tag, send))
 
     def _keeping(self, address: str, tag: str, send: Send) -> Send:
-        """Return a `send` that tags a page, and keeps it if it comes in one piece."""
+        """Return a `send` that adds the entity tag to a page, and caches a page of one message."""
         started: Message | None = None
 
         async def send_and_keep(message: Message) -> None:
@@ -100,7 +100,7 @@ _SHARED = [(b"cache-control", SHARED.encode()), (b"vary", VARY.encode())]
 
 
 def _address_of(scope: Scope) -> str | None:
-    """Return what names a page among all of this release; None for a request that is not for such a page."""
+    """Return the cache key of a page, or None if the request is not for a page that is cached."""
     if scope["type"] != "http" or scope["method"] != "GET":
         return None
     parts = [scope.get("scheme", ""), scope["path"], scope["query_string"].decode("latin-1")]
@@ -131,7 +131,7 @@ async def _send(
 
 @cache
 def _program() -> str:
-    """Return a digest of the hub's code, templates and styles: another release draws other pages."""
+    """Return a digest of the hub's code, templates and styles, since other releases draw other pages."""
     digest = hashlib.sha256()
     for path in sorted(Path(wander_hub.__file__).parent.rglob("*")):
         if path.is_file() and path.suffix in (".py", ".html", ".css", ".js", ".xml"):

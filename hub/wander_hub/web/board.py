@@ -1,4 +1,4 @@
-"""Gathers what the page of a leaderboard shows."""
+"""Gathers the data for the page of a leaderboard."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ from wander_hub.web.text import count, shorten
 from wander_hub.web.visit import Visit
 
 _METRIC_COLUMNS = 5
-"""Of metrics that nobody chose one by one."""
+"""Number of metric columns if nobody selected metrics one by one."""
 _MOST_METRICS = 30
-"""That can be chosen."""
+"""Number of metrics to choose from."""
 _USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
-"""Columns of a board, without the examples, which all rows share and which stand above them."""
+"""Default columns. The number of examples is not among them: it is the same for all rows, and shown above."""
 _ORDER = (*_USUAL, "examples", "metrics")
 _SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
-"""Columns by which a board can be sorted."""
+"""Sortable columns of a board."""
 
 
 @dataclass(frozen=True)
 class BoardView:
-    """One leaderboard page."""
+    """Data for the page of a leaderboard."""
 
     summary: EnvironmentSummary
     board: Leaderboard
     versions: list[str]
     columns: list[str]
-    """Of the table: `metrics` stands for none any more, each has its own."""
+    """Columns of the table. Each metric has its own, instead of `metrics`."""
     choices: list[str]
-    """Columns that a reader may show or leave out."""
+    """Columns that a reader can show or hide."""
     pass_k: int | None
     axis: tuple[float, float]
     wanted: BoardFilter
     since: str
     until: str
     asked: str
-    """What the board was asked for, as a query."""
+    """The current filters as a query string."""
     sorts: dict[str, str]
-    """The query that sorts by a column."""
+    """Query string that sorts by each column."""
     following: str | None
-    """Where the next page is."""
+    """Address of the next page."""
     others: list[tuple[BoardInfo, str]]
-    """Other boards of the version, each with what sets it apart."""
+    """Other boards of the version, each with its differences from this one."""
     history: Markup
     stratum: int | None
-    """The one whose rewards have a column."""
+    """The stratum whose rewards have a column."""
 
 
 def leaderboard(
@@ -83,7 +83,7 @@ def leaderboard(
     wanted_columns: Sequence[str] = (),
     stratum: int | None = None,
 ) -> BoardView:
-    """Return a board with what it takes to draw it."""
+    """Return a board with the data to draw it."""
     found = environments.find(visit.session, owner, name)
     versions = environments.list_versions(visit.session, found)
     shown = leaderboards.leaderboard(
@@ -150,19 +150,22 @@ def leaderboard(
 
 
 def name_board(board: BoardInfo | Leaderboard) -> str:
-    """Return the name of a board: its owners' title, or what its runs have in common."""
+    """Return the title that a board's owners chose, or a description of its split, examples and settings."""
     if board.title:
         return board.title
-    said = [f"{board.split} split", f"{count(board.examples)} examples × {count(board.rollouts_per_example)}"]
+    parts = [
+        f"{board.split} split",
+        f"{count(board.examples)} examples × {count(board.rollouts_per_example)}",
+    ]
     if board.max_tokens:
-        said.append(f"at most {count(board.max_tokens)} tokens a turn")
+        parts.append(f"at most {count(board.max_tokens)} tokens a turn")
     if board.arguments:
-        said.append(shorten(canonical_json(board.arguments), 60))
-    return ", ".join(said)
+        parts.append(shorten(canonical_json(board.arguments), 60))
+    return ", ".join(parts)
 
 
 def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
-    """Return the least and the greatest end of all intervals, 0 and 1 included."""
+    """Return a range that covers all intervals, and 0 to 1."""
     if not rows:
         return 0.0, 1.0
     low = min(0.0, *(row.reward_low for row in rows))
@@ -170,10 +173,10 @@ def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
 
 
 def find_info(session: Session, version: Version | ListedVersion) -> EnvironmentInfo | None:
-    """Return what an environment says about itself, where the hub heard it say so.
+    """Return an environment's description of itself, from the hub's check or replay of the version.
 
-    Where the hub plays nothing, the last run of who published the version tells: what others post is no word
-    of the environment.
+    If the hub does not run environments, use the last run of the user who published the version, because runs
+    of other users could describe the environment falsely.
     """
     heard = verification.find_info(session, version.id)
     if heard is not None:
@@ -200,9 +203,9 @@ def _list_metrics(session: Session, version: ListedVersion, board: Leaderboard) 
 
 
 def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return the columns of a board's table: those of its reader, else of its owners, else the usual ones.
+    """Return the columns of a board's table: chosen by the reader, else by the owners, else the default.
 
-    Where nobody chose any, what decides stands first, and no metric.
+    The default starts with the columns that decide the rank, and leaves out metrics.
     """
     if wanted:
         chosen = [one for one in _ORDER if one in wanted or one in REQUIRED_COLUMNS]

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: no script, colours from the style sheet so that they follow the theme.
+"""Draws charts as inline SVG, without scripts. The style sheet sets the colors, which follow the theme.
 
-Marks have classes, never inline styles, which the content security policy forbids. Nothing is sampled away
-unseen: a curve with more points than pixels keeps the least and the greatest of each bucket and says so.
+Marks have classes and no inline styles, because the content security policy forbids those. A curve with more
+points than pixels shows the minimum and maximum of each bucket, and the page mentions it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from wander_hub.web.text import number, plain, shorten, visible
 
 _BUCKETS = 240
 _SHORT = 2 * 86_400
-"""Seconds of a history whose moments are told to the minute."""
+"""Seconds: the chart of a shorter history shows minutes, a longer one only dates."""
 _MOST_LINKS = 100
-"""Dots of a chart that lead somewhere: who goes from link to link gets past them."""
+"""Most links in a chart, so that readers who tab through the links get past it."""
 _ALONE = 72
-"""Pixels of the one bar of a histogram of equal values."""
+"""Width in pixels of the only bar of a histogram whose values are all equal."""
 _KEY_LETTERS = 48
-"""Of a name in a key."""
+"""Most characters of a name in a legend."""
 _MOST_IN_KEY = 8
 _KEPT = 120
-"""Curves that are kept as they were drawn: those of five pages, 40 MB where each compares six runs."""
+"""Number of drawn curves in the cache: five pages, or 40 MB if each compares six runs."""
 _KEPT_BARS = 4096
-"""Bars of intervals that are kept as they were drawn, of 500 bytes each."""
+"""Number of drawn interval bars in the cache, of 500 bytes each."""
 _DIGIT = 12
-"""Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
+"""Width in pixels of a digit in a wide chart on a phone, which enlarges the letters."""
 _NARROW, _SMALL_DIGIT = 400, 7
-"""Width up to which a chart is drawn as it is on phones too, and the pixels of its digits."""
+"""Charts up to this width look the same on phones, with digits of this width in pixels."""
 
 
 class HistoryDot(NamedTuple):
-    """A row of a board, and when it was posted."""
+    """A row of a leaderboard with the time of its posting."""
 
     run_id: str
     model: str
@@ -59,9 +59,9 @@ class Axis:
 
     @classmethod
     def around(cls, low: float, high: float, start: float, end: float) -> Axis:
-        """Return a scale over these values, with room on both sides where they are the same."""
-        room = (abs(low) / 2 or 0.5) if low == high else 0.0
-        return cls(low - room, high + room, start, end)
+        """Return a scale over these values, with a margin on both sides if they are equal."""
+        margin = (abs(low) / 2 or 0.5) if low == high else 0.0
+        return cls(low - margin, high + margin, start, end)
 
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
@@ -69,29 +69,29 @@ class Axis:
 
     def of_many(self, values: Iterable[float]) -> list[float]:
         """Return the pixels of values."""
-        low, span, start, room = self.low, self.high - self.low or 1.0, self.start, self.end - self.start
-        return [start + (value - low) / span * room for value in values]
+        low, span, start, length = self.low, self.high - self.low or 1.0, self.start, self.end - self.start
+        return [start + (value - low) / span * length for value in values]
 
 
 def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
-    """Draw the distribution of rewards with its mean; a bar may lead to the rollouts that it counts."""
+    """Draw the distribution of rewards with its mean. If `linked`, each bar links to its rollouts."""
     width, height, left, bottom = 640, 200, 24, 52
     tallest = max([*data.counts, 1])
-    alone = data.edges[0] == data.edges[-1]  # all are equal: one bar in the middle
-    ends = (width / 2, width / 2) if alone else (left, width - left)
+    is_single = data.edges[0] == data.edges[-1]  # all values are equal: one bar in the middle
+    ends = (width / 2, width / 2) if is_single else (left, width - left)
     axis = Axis(data.edges[0], data.edges[-1], *ends)
     bars = []
     for low, high, count in zip(data.edges, data.edges[1:], data.counts, strict=False):
         tall = (height - bottom - 24) * count / tallest
         start, end = axis(low), max(axis(high), axis(low) + 2)
-        start, end = (start - _ALONE / 2, start + _ALONE / 2) if alone else (start, end)
+        start, end = (start - _ALONE / 2, start + _ALONE / 2) if is_single else (start, end)
         label = f"{number(low)} to {number(high)}: {count} rollouts"
         bar = (
             f'<rect class="bar" x="{start + 0.5:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(end - start - 1, 1):.1f}" height="{tall:.1f}"><title>{label}</title></rect>'
         )
         if linked and count:
-            # A bin has its upper edge only where it is the last one; a filter has both of its ends.
+            # Only the last bin includes its upper edge, while a filter includes both of its ends.
             most = high if high == data.edges[-1] else math.nextafter(high, low)
             bar = f'<a href="?reward_min={low!r}&amp;reward_max={most!r}#rollouts">{bar}</a>'
         bars.append(bar)
@@ -102,7 +102,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
                 f'text-anchor="middle">{count}</text>'
             )
     ticks = _ticks(axis, height - bottom, 6, width)
-    marker = _mean_marker(axis, mean, height - bottom) if mean is not None and not alone else ""
+    marker = _mean_marker(axis, mean, height - bottom) if mean is not None and not is_single else ""
     base = (
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
     )
@@ -112,7 +112,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
 
 @lru_cache(_KEPT_BARS)
 def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_high: float) -> Markup:
-    """Draw a mean and its interval on an axis that all rows of a table share."""
+    """Draw a mean and its interval on the axis that all rows of a table share."""
     width, height = 200, 20
     axis = Axis(axis_low, axis_high, 6, width - 6)
     zero = ""
@@ -127,7 +127,7 @@ def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_hig
 
 
 def days(counts: Sequence[int], noun: str) -> Markup:
-    """Draw a count for each of the last days, the newest on the right."""
+    """Draw a bar for each of the last days, the newest on the right."""
     width, height, tallest = 240, 36, max([*counts, 1])
     wide = width / len(counts)
     bars = "".join(
@@ -140,9 +140,9 @@ def days(counts: Sequence[int], noun: str) -> Markup:
 
 
 def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Markup:
-    """Draw the two values of each example, larger where more are the same.
+    """Draw a dot for the two values of each example, larger if several examples have the same values.
 
-    The dots farthest from the diagonal lead to the first of their examples, at the end of `address`.
+    The dots farthest from the diagonal link to their first example, whose name is added to `address`.
     """
     side, left, base = 300, 40, 268
     points = dict[tuple[float, float], list[str]]()
@@ -150,16 +150,16 @@ def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Marku
         points.setdefault((round(x, 3), round(y, 3)), []).append(example)
     values = [value for pair in points for value in pair]
     low, high = min([0.0, *values]), max([1.0, *values])
-    # A dot at the end of an axis covers none of its numbers.
+    # The margins keep dots at the end of an axis off its numbers.
     across, up = Axis(low, high, left + 14, side - 14), Axis(low, high, base - 14, 14)
     most = max(map(len, points.values()), default=1)
     apart = sorted(points, key=lambda one: -abs(one[0] - one[1]))[:_MOST_LINKS]
     dots = Markup("")
     for (x, y), some in sorted(points.items(), key=lambda one: -len(one[1])):
-        many = f"{len(some)} examples" if len(some) > 1 else f"example {plain(shorten(some[0]))}"
-        said = f"{number(x)} and {number(y)}: {many}"
-        dot = _dot(across(x), up(y), 2.5 + 7 * math.sqrt(len(some) / most), said)
-        dots += _link(f"{address}&example={quote(some[0])}", dot, said) if (x, y) in apart else dot
+        names = f"{len(some)} examples" if len(some) > 1 else f"example {plain(shorten(some[0]))}"
+        label = f"{number(x)} and {number(y)}: {names}"
+        dot = _dot(across(x), up(y), 2.5 + 7 * math.sqrt(len(some) / most), label)
+        dots += _link(f"{address}&example={quote(some[0])}", dot, label) if (x, y) in apart else dot
     frame = (
         f'<line class="axis" x1="{left}" x2="{side - 10}" y1="{base}" y2="{base}"/>'
         f'<line class="axis" x1="{left}" x2="{left}" y1="10" y2="{base}"/>'
@@ -175,17 +175,17 @@ def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Marku
 
 
 def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
-    """Draw shares of one whole: (class, label, count)."""
+    """Draw parts of a whole as one bar. Each part is (class, label, count)."""
     total = sum(count for _, _, count in parts) or 1
     title = ", ".join(f"{count} {label}" for _, label, count in parts)
     return _whole(title, [(css, count / total, f"{count} {label}") for css, label, count in parts])
 
 
 def shares(parts: Sequence[tuple[str, float]]) -> Markup:
-    """Draw shares of one whole, in the colours of `series-N`."""
+    """Draw shares of a whole as one bar, in the colors of `series-N`."""
     title = ", ".join(f"{name} {share:.0%}" for name, share in parts)
-    coloured = enumerate(parts)
-    return _whole(title, [(f"series-{n % 8}", share, f"{name} {share:.1%}") for n, (name, share) in coloured])
+    colored = enumerate(parts)
+    return _whole(title, [(f"series-{n % 8}", share, f"{name} {share:.1%}") for n, (name, share) in colored])
 
 
 def _whole(title: str, parts: Iterable[tuple[str, float, str]]) -> Markup:
@@ -201,10 +201,10 @@ def _whole(title: str, parts: Iterable[tuple[str, float, str]]) -> Markup:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step, which a line across a curve tells."""
+    """An event at a step, drawn as a line across a curve."""
 
     step: float
-    said: str
+    text: str
     css: Literal["alert-mark", "phase-mark"] = "alert-mark"
 
 
@@ -216,9 +216,9 @@ def curves(
     *,
     large: bool = False,
 ) -> Markup:
-    """Draw one metric over the steps, of one run or of several in the colours of `series-N`.
+    """Draw one metric over the steps, for one run, or for several in the colors of `series-N`.
 
-    A script reads what points are drawn. A run may have none; where all have none, so has the answer.
+    A script reads the drawn points from the chart. The result is empty if no run has points.
     """
     width, height, left, bottom, top = (640, 240, 64, 34, 10) if large else (360, 160, 52, 26, 10)
     finite = [[(x, y) for x, y in points if math.isfinite(y)] for points in runs]
@@ -246,7 +246,7 @@ def curves(
                 "<title>{5}</title></line>"
             ).format(
                 *(mark.css, mark.step, across(mark.step), top, height - bottom),
-                f"step {mark.step:g}: {plain(mark.said)}",
+                f"step {mark.step:g}: {plain(mark.text)}",
             )
     first, last = every[0], every[-1]
     title = f"{name}: {number(first[1])} at step {first[0]:g}, {number(last[1])} at step {last[0]:g}"
@@ -260,22 +260,22 @@ def curves(
 
 @lru_cache(_KEPT)
 def history(points: tuple[HistoryDot, ...]) -> Markup:
-    """Draw rows over time, and the best score so far as steps; empty for fewer than two points."""
+    """Draw rows over time, and the best score so far as a step line. Empty for fewer than two points."""
     if len(points) < 2:
         return Markup("")
     width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
     times = [one.posted_at.timestamp() for one in points]
     rewards = [one.reward_mean for one in points]
-    room = 0.05 * (max(rewards) - min(rewards))
+    margin = 0.05 * (max(rewards) - min(rewards))
     across = Axis(min(times), max(times), left, width - right)
-    up = Axis.around(min(rewards) - room, max(rewards) + room, height - bottom, top)
+    up = Axis.around(min(rewards) - margin, max(rewards) + margin, height - bottom, top)
     grid = _grid(up, left, width - right)
     ends = [("start", points[0], left), ("end", points[-1], width - right)]
     moment = "%Y-%m-%d" if max(times) - min(times) > _SHORT else "%Y-%m-%d %H:%M"
     is_short = points[0].posted_at.strftime(moment) == points[-1].posted_at.strftime(moment)
     tick = "%H:%M:%S" if is_short else moment
     if points[0].posted_at.strftime(tick) == points[-1].posted_at.strftime(tick):
-        ends, tick = ends[:1], moment  # all within one second
+        ends, tick = ends[:1], moment  # all points lie within one second
     dates = "".join(
         f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
         f"{one.posted_at.strftime(tick)}</text>"
@@ -289,9 +289,9 @@ def history(points: tuple[HistoryDot, ...]) -> Markup:
         if is_record:
             path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
             records.append(one)
-        said = f"{plain(one.model)} {number(one.reward_mean)}, {one.posted_at.strftime(moment)}"
+        label = f"{plain(one.model)} {number(one.reward_mean)}, {one.posted_at.strftime(moment)}"
         css = "series-0" if is_record else "series-7"
-        dots += _link(f"/runs/{one.run_id}", _dot(x, y, 3.5, said, css), said)
+        dots += _link(f"/runs/{one.run_id}", _dot(x, y, 3.5, label, css), label)
     line = Markup('<path class="curve series-0" d="{}"/>').format(f"{path} H{across.end:.1f}")
     title = f"Best score over time: {len(records)} records among {len(points)} rows"
     drawn = _svg(width, height, "chart large", title, f"{grid}{dates}{line}{dots}")
@@ -299,7 +299,7 @@ def history(points: tuple[HistoryDot, ...]) -> Markup:
 
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
-    """Draw evaluations over the steps: of each cell (step, mean, low, high), joined, with intervals."""
+    """Draw evaluations over the steps: a line with intervals for each cell's (step, mean, low, high)."""
     width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
     every = [point for points in cells.values() for point in points]
     lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
@@ -316,8 +316,8 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
             marks += Markup(
                 '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
             ).format(css, x, up(low), up(high))
-            said = f"{cell} {_interval(mean, low, high)} at step {step}"
-            marks += _dot(x, y, 3.5, said, css, reached=True)
+            label = f"{cell} {_interval(mean, low, high)} at step {step}"
+            marks += _dot(x, y, 3.5, label, css, focusable=True)
         lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     drawn = _svg(width, height, "chart large", title, f"{grid}{ticks}{lines}")
@@ -326,7 +326,7 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
 
 
 def bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points of a curve that are drawn, its first and its last always; twice drops none."""
+    """Return the points of a curve to draw, with its first and last. A second call drops no more."""
     if len(points) <= 2 * _BUCKETS + 2:
         return list(points)
     step = math.ceil(len(points) / _BUCKETS)
@@ -338,7 +338,7 @@ def bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most so many round values inside a range."""
+    """Return at most `most` round values inside a range."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -351,7 +351,7 @@ def _round_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _grid(up: Axis, left: float, right: float, most: int = 4) -> str:
-    """Draw at most so many lines across at round values of the upright axis, each with its value."""
+    """Draw at most `most` horizontal lines at round values of the vertical axis, each with its value."""
     return "".join(
         f'<line class="grid" x1="{left}" x2="{right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
         f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
@@ -361,7 +361,7 @@ def _grid(up: Axis, left: float, right: float, most: int = 4) -> str:
 
 
 def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
-    """Put beside a chart what its colours stand for: of each a class, a name and a value."""
+    """Add a legend to a chart. Each row is (class, name, value)."""
     key = Markup("").join(
         Markup('<li><span class="key {}"></span>{} <b>{}</b></li>').format(
             css, visible(shorten(name, _KEY_LETTERS)), number(value)
@@ -371,25 +371,25 @@ def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
     return Markup('<div class="keyed">{}<ul class="small">{}</ul></div>').format(drawn, key)
 
 
-def _dot(x: float, y: float, radius: float, said: str, css: str = "", *, reached: bool = False) -> Markup:
-    """Draw a point that tells what it is; one that is `reached` by the keyboard, too."""
-    said = escape(said)
-    way = f' tabindex="0" role="img" aria-label="{said}"' if reached else ""
-    return Markup(  # noqa: S704 - numbers, our words, and what is escaped
-        f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"{way}>'
-        f"<title>{said}</title></circle>"
+def _dot(x: float, y: float, radius: float, label: str, css: str = "", *, focusable: bool = False) -> Markup:
+    """Draw a dot with a title. The keyboard can reach it if `focusable`."""
+    label = escape(label)
+    focus = f' tabindex="0" role="img" aria-label="{label}"' if focusable else ""
+    return Markup(  # noqa: S704 - numbers, constants, and escaped text
+        f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"{focus}>'
+        f"<title>{label}</title></circle>"
     )
 
 
-def _link(address: str, mark: Markup, said: str) -> Markup:
-    """Let a mark lead somewhere; its words are read out, and a script shows them where it has the focus."""
-    return Markup('<a href="{}" aria-label="{}">{}</a>').format(address, said, mark)
+def _link(address: str, mark: Markup, label: str) -> Markup:
+    """Make a mark a link. Screen readers read its label, and a script shows the label on focus."""
+    return Markup('<a href="{}" aria-label="{}">{}</a>').format(address, label, mark)
 
 
 def _ticks(axis: Axis, base: float, most: int, width: float) -> str:
-    """Draw at most so many ticks at round values below a horizontal axis, each with its value.
+    """Draw at most `most` ticks at round values below a horizontal axis, each with its value.
 
-    A value that would go past the right edge of a chart ends there.
+    A value that would extend past the right edge of the chart is aligned to that edge.
     """
     marks, digit = "", _DIGIT if width > _NARROW else _SMALL_DIGIT
     for value in _round_ticks(axis.low, axis.high, most):
@@ -432,9 +432,9 @@ def _svg(
     points: str = "",
     frame: str = "",
 ) -> Markup:
-    role = "group" if "<a " in body or "tabindex" in body else "img"  # nobody goes into a picture
+    role = "group" if "<a " in body or "tabindex" in body else "img"  # readers cannot enter an image
     head = f'<svg class="{css}" viewBox="0 0 {width} {height}" role="{role}" aria-label="{escape(title)}"'
     ratio = ' preserveAspectRatio="none"' if stretch else ""
     size = f' width="{width}" height="{height}"{ratio}'
     size += f' data-points="{points}" data-frame="{frame}"' if points else ""
-    return Markup(f"{head}{size}>{body}</svg>")  # noqa: S704 - numbers, our words, and what is escaped
+    return Markup(f"{head}{size}>{body}</svg>")  # noqa: S704 - numbers, constants, and escaped text

@@ -1,4 +1,4 @@
-"""Gathers what the page of an environment shows: what it takes to decide whether to use it."""
+"""Gathers the data for the page of an environment."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
-from wander_hub.web.source.files import colour_blocks
+from wander_hub.web.source.files import color_blocks
 from wander_hub.web.visit import Visit
 
 _RECENT_RUNS, _BEST_ROWS = 10, 5
 _DAYS = 30
-"""Of downloads."""
+"""Days of downloads in the chart."""
 _MOST_MESSAGES = 12
-"""Of the rollout that stands on the page."""
+"""Messages of the recorded rollout on the page."""
 
 
 @dataclass(frozen=True)
@@ -54,52 +54,52 @@ class SampleRollout:
     messages: list[transcript.ShownMessage]
     parts: list[transcript.RewardPart]
     more: int
-    """Messages that are left out."""
+    """Number of messages that are left out."""
 
 
 @dataclass(frozen=True)
 class EnvironmentView:
-    """One environment's page."""
+    """Data for the page of an environment."""
 
     summary: EnvironmentSummary
     listed: bool
-    """False for a plain package, which nobody evaluates."""
+    """False for a plain package, which cannot be evaluated."""
     version: VersionDetail
     versions: list[ListedVersion]
     readme_html: str
     headings: list[Heading]
-    """Of the README."""
+    """Headings of the README."""
     sample: SampleRollout | None
     """A recorded rollout of the best result."""
     sample_lost: bool
-    """Whether there is one, of which the store has lost a file."""
+    """Whether the recorded rollout cannot be shown because a file is missing from the storage."""
     info: EnvironmentInfo | None
-    """What the environment said about itself in the newest run of this version; None without a run."""
+    """The environment's description of itself in the newest run of this version. None without a run."""
     board: Leaderboard
     axis: tuple[float, float]
-    """Common to the board's intervals."""
+    """Range of values that covers all intervals of the board."""
     recent: list[run_repository.ListedRun]
     training: list[run_repository.ListedRun]
     """Newest training runs on it."""
     digest: str
-    """SHA-256 of the wheel; empty when there is none."""
+    """SHA-256 of the wheel, or an empty string without a wheel."""
     locked: tuple[tuple[str, str], ...]
-    """The packages of its lock with their versions."""
+    """The packages of its lock file with their versions."""
     attesters: list[Attester]
-    """Who attested files of the version."""
+    """The workflows that attested files of the version."""
     hub_check: HubCheck | None
-    """What the hub's own checks of the version came to."""
+    """The result of the hub's own check of the version."""
     status_reason: str | None
     successor: str | None
     parent: str | None
     downloads: list[int]
-    """Of the last days, the newest last."""
+    """Downloads of each of the last days, the newest last."""
     required_by: list[EnvironmentSummary]
     forks: list[EnvironmentSummary]
     maintained: bool
-    """Whether the visitor may see to its settings."""
+    """Whether the visitor may change its settings."""
     starred: bool
-    """Whether the reader marked it."""
+    """Whether the reader starred it."""
 
 
 def show_environment(visit: Visit, owner: str, name: str, version: str) -> EnvironmentView:
@@ -123,12 +123,12 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     with spare_missing(lost):
         sample = _find_sample(visit.session, visit.storage, board)
     locked: tuple[tuple[str, str], ...] = ()
-    with spare_missing(set()):  # who downloads it is told
+    with spare_missing(set()):  # a lost lock file shows up at its download
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
     required_by, forks = use.list_dependents(visit.session, found)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", chosen.readme_html, count=1)
-    readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
+    readme = color_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
     return EnvironmentView(
         summary=environments.summary_of(found),
         listed=found.listed,
@@ -159,7 +159,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
 
 
 def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:
-    """Return the beginning of the first rollout of the best result; None where its rollouts are gone."""
+    """Return the beginning of the first rollout of the best result, or None if its rollouts are gone."""
     for row in board.rows[:1]:
         reader = session.info.get(READER)
         for brief, chunk in session.execute(_first_chunk(reader), {"run_id": row.run_id}):
@@ -175,7 +175,7 @@ def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> Samp
 
 @lru_cache(KEPT_STATEMENTS)
 def _first_chunk(reader: Identity | None) -> Select[str, RunChunk]:
-    """Return the statement on the brief manifest of a run, and the chunk that begins with its rollout 0."""
+    """Return the statement that selects a run's brief manifest and the chunk that starts with rollout 0."""
     query = run_repository.runs_readable_by(reader).join(RunChunk, RunChunk.run_id == Run.run_id)
     query = query.where(Run.run_id == bindparam("run_id"), RunChunk.first == 0)
     return query.with_only_columns(Run.brief, RunChunk, maintain_column_froms=True)
@@ -186,5 +186,5 @@ def _count_downloads(session: Session, environment: Environment) -> list[int]:
     found = environment_repository.downloads_of(session, environment, today - timedelta(days=_DAYS - 1))
     counts = [0] * _DAYS
     for day, _, count in found:
-        counts[_DAYS - 1 - max((today - day).days, 0)] += count  # the clock of another server may be ahead
+        counts[_DAYS - 1 - max((today - day).days, 0)] += count  # another server's clock may be ahead
     return counts

@@ -1,7 +1,7 @@
-"""Gathers what the first page shows: what a search finds, what is worth a look, and results that were proved.
+"""Gathers the data for the home page: search results, featured environments, and the latest verified results.
 
-What is promoted there is neither deprecated nor in quarantine: an administrator's choice, or what most runs
-were posted of and no check of this hub failed.
+Administrators choose the featured environments. If they have not, the page features the environments with the
+most runs whose newest version passed this hub's checks. It never features a deprecated or quarantined one.
 """
 
 from __future__ import annotations
@@ -26,53 +26,53 @@ from wander_hub.web.addresses import query_string
 
 _SHOWN_FIRST = 6
 _LOOKED_AT = 300
-"""Environments with most runs, and newest runs, among which those are sought that are shown first."""
+"""The page selects from this number of environments with the most runs, and of newest runs."""
 _NEWEST = 8
 _VALUES = 8
-"""Of a facet."""
+"""Number of values of a facet."""
 _FILTERS = ("q", "owner", "tag", "kind", "deterministic", "checked", "license", "sort")
 
 
 class FacetValue(NamedTuple):
-    """Something that a search can be narrowed to, or is."""
+    """A value that can narrow a search."""
 
     text: str
     number: int
-    """How many environments are left with it."""
+    """Number of environments with this value."""
     chosen: bool
     address: str
-    """The search with it; where it is chosen already, without."""
+    """Query string of the search with this value, or without it if it is already chosen."""
 
 
 @dataclass(frozen=True)
 class HomeView:
-    """The first page."""
+    """Data for the home page."""
 
     found: EnvironmentPage
     environments: int
     runs: int
     first: list[EnvironmentSummary]
-    """Worth a look."""
+    """Featured environments."""
     chosen: bool
-    """An administrator chose these."""
+    """Whether an administrator chose the featured environments."""
     proved: list[run_repository.ListedRun]
-    """The newest results that this hub derived again."""
+    """The newest results whose rewards this hub recomputed."""
     filtered: bool
-    """Not all environments were asked for, or in another order."""
+    """Whether the request has filters or an order."""
     following: str | None
-    """Where the next page is."""
+    """Address of the next page."""
     facets: dict[str, list[FacetValue]]
-    """What the search can be narrowed to."""
+    """Values that narrow the search."""
 
     @property
     def listed(self) -> list[EnvironmentSummary]:
-        """The environments; where nobody chose an order, those to be used go before the others."""
+        """The environments. Without filters and order, active ones come first."""
         found = self.found.data
         return found if self.filtered else sorted(found, key=lambda one: one.status != "active")
 
     @property
     def example(self) -> str:
-        """An environment to begin with."""
+        """An environment for the commands at the top."""
         usable = [
             f"{one.owner}/{one.name}" for one in [*self.first, *self.found.data] if one.status == "active"
         ]
@@ -80,11 +80,11 @@ class HomeView:
 
 
 def show_home(session: Session, wanted: EnvironmentFilter, featured: Sequence[str]) -> HomeView:
-    """Return the environments found, the hub's counts, and what is worth a look where nothing was sought."""
+    """Return the data of the home page: with filters the matches, without them also the featured ones."""
     asked = {name: getattr(wanted, name) for name in _FILTERS}
     asked = {name: "true" if value is True else value for name, value in asked.items()}
     filtered = any(asked.values()) or wanted.cursor is not None
-    # Before the page: it counts all that the search finds, of which a page may need the first.
+    # Facets come before the page: they count every match, and the page can then reuse the first ones.
     narrower = _list_facets(session, wanted, asked) if filtered else {}
     found = environments.list_page(session, wanted)
     first = [] if filtered else _choose(session, featured) or _best_used(session)
@@ -104,15 +104,15 @@ def show_home(session: Session, wanted: EnvironmentFilter, featured: Sequence[st
 def _list_facets(
     session: Session, wanted: EnvironmentFilter, asked: dict[str, Any]
 ) -> dict[str, list[FacetValue]]:
-    """Return the most frequent values of each facet; of one that is or is not, where it is."""
+    """Return the most frequent values of each facet. A yes-or-no facet gives only its "yes"."""
     found = dict[str, list[FacetValue]]()
     for name, counts in facets.count(session, wanted).items():
-        said = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
+        current = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
         for value, number in counts.most_common(_VALUES):
             flag = name in ("deterministic", "checked")
             if flag and value != "yes":
                 continue
-            chosen = said.partition(":")[2] == value
+            chosen = current.partition(":")[2] == value
             given = None if chosen else "true" if flag else value
             one = FacetValue(name if flag else value, number, chosen, query_string(**asked | {name: given}))
             found.setdefault("only" if flag else name, []).append(one)
@@ -120,14 +120,14 @@ def _list_facets(
 
 
 def _choose(session: Session, featured: Sequence[str]) -> list[Environment]:
-    """Return the environments of these names that may be seen and are in use."""
+    """Return the environments of these names that the reader can see and that are active."""
     pairs = [name.partition("/") for name in featured]
     found = [environment_named(session, owner, name) for owner, _, name in pairs]
     return [one for one in found if one is not None and environments.status_of(one) == "active"]
 
 
 def _best_used(session: Session) -> Sequence[Environment]:
-    """Return public environments with most runs, of which this hub has checked the newest version."""
+    """Return the public environments with the most runs whose newest version this hub has checked."""
     often = select(Environment.id).where(Environment.listed, Environment.private.is_(False))
     often = often.where(Environment.run_count > 0).order_by(
         Environment.run_count.desc(), Environment.id.desc()
@@ -141,10 +141,10 @@ def _best_used(session: Session) -> Sequence[Environment]:
 
 
 def _newest_proved(session: Session) -> list[run_repository.ListedRun]:
-    """Return the newest public results that the hub derived again, of environments that are in use."""
+    """Return the newest public results that the hub verified, of active environments."""
     order = Run.posted_at.desc(), Run.run_id.desc()
     newest = select(Run.run_id, Run.level).where(run_repository.counts()).order_by(*order).limit(_LOOKED_AT)
-    # In two steps: PostgreSQL, which expects next to none of such a level, would go through all runs instead.
+    # In two steps: PostgreSQL expects very few runs of such a level, and would scan all runs in one query.
     proven = [run_id for run_id, level in session.execute(newest) if level in PROVEN]
     query = run_repository.listed(session).order_by(*order)
     query = query.where(Environment.status == "active", Environment.quarantine_reason.is_(None))

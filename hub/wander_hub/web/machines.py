@@ -1,4 +1,4 @@
-"""What programs read beside the API: badges, feeds, a site map, and the hub in words for models."""
+"""Responses for programs other than the API: badges, feeds, a site map, and a description for models."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from wander_hub.web.text import number, score_digits
 router = HubRouter(include_in_schema=False)
 
 _MOST, _FIRST = 2_000, 100
-"""Environments of a page of the site map, and of `llms.txt`, those with most runs."""
+"""Number of environments on a page of the site map, and in `llms.txt` (those with the most runs)."""
 _ENTRIES = 30
-"""Of a feed."""
+"""Number of entries in a feed."""
 _SHORT = {"Cache-Control": "max-age=300"}
 _LETTER = 6.6
-"""Pixels of a letter of 11 pixels, on the average and no less than most."""
+"""Average width in pixels of a letter of size 11, rounded up."""
 
 
 @router.get("/robots.txt")
 def robots(base_url: BaseUrl) -> Response:
-    """Pages may be read by machines; downloads need not be crawled."""
+    """Crawlers may read the pages, but not the API with its downloads."""
     text = f"User-agent: *\nDisallow: /api/\nSitemap: {base_url}/sitemap.xml\n"
     return Response(text, media_type="text/plain")
 
@@ -51,7 +51,7 @@ def site_map(
     base_url: BaseUrl,
     page: Annotated[Annotated[int, Field(ge=0, le=2**20)] | Literal["docs", "models"] | None, Query()] = None,
 ) -> Response:
-    """The documentation, models, environments, their owners and leaderboards: a list of parts, or one."""
+    """The documentation, models, environments, owners and leaderboards: a list of parts, or one part."""
     places: list[tuple[str, datetime | None]] = []
     if page is None:
         parts = ["docs", "models", *browse.public_pages(session, _MOST)]
@@ -67,9 +67,9 @@ def site_map(
     elif page == "models":
         places = [(_page_of(one), one.pushed_at) for one in newest_of(session, _MOST)]
     else:
-        for owner, name, changed, many in browse.public_page(session, page, _MOST):
+        for owner, name, changed, has_runs in browse.public_page(session, page, _MOST):
             places.append((f"/{owner}/{name}", changed))
-            places += [(f"/{owner}/{name}/leaderboard", changed)] if many else []
+            places += [(f"/{owner}/{name}/leaderboard", changed)] if has_runs else []
         owners = {path.split("/")[1] for path, _ in places}
         places += [(f"/{owner}", None) for owner in sorted(owners)]
     body = render("sitemap.xml", places=places, base_url=base_url)
@@ -78,7 +78,7 @@ def site_map(
 
 @router.get("/llms.txt")
 def describe_hub(session: ReadSession, base_url: BaseUrl) -> Response:
-    """What the hub is and how to use it, in Markdown (llmstxt.org)."""
+    """A description of the hub and its use, in Markdown (llmstxt.org)."""
     found = environments.list_page(session, EnvironmentFilter(limit=_FIRST, sort="runs"))
     body = render("llms.txt", environments=found.data, base_url=base_url)
     return Response(body, media_type="text/markdown", headers=_SHORT)
@@ -89,11 +89,11 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
     """The best result of an environment, as an image for a README."""
     found = environments.find(session, owner, name)
     rows = leaderboards.leaderboard(session, found, base_url, brief=True).rows
-    said = "no result yet"
+    value = "no result yet"
     if rows:
         best = rows[0]
-        said = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
-    drawn = _draw_badge(found.label, said)
+        value = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
+    drawn = _draw_badge(found.label, value)
     return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
 
 
@@ -173,7 +173,7 @@ def feed_of_environment(session: ReadSession, base_url: BaseUrl, owner: str, nam
 
 
 class Entry(NamedTuple):
-    """One thing that a feed tells of."""
+    """One entry of a feed."""
 
     path: str
     title: str
@@ -195,8 +195,8 @@ def _entry_of(run: RunDetail) -> Entry:
     pin, summary = run.manifest.environment, run.summary
     digits = score_digits(summary.reward_low, summary.reward_high)
     title = f"{run.manifest.model.name} on {pin.owner}/{pin.name} {pin.version}"
-    told = f"mean reward {number(summary.reward_mean, digits)}, level {run.level}, by {run.posted_by}"
-    return Entry(f"/runs/{run.run_id}", title, run.posted_at, told)
+    description = f"mean reward {number(summary.reward_mean, digits)}, level {run.level}, by {run.posted_by}"
+    return Entry(f"/runs/{run.run_id}", title, run.posted_at, description)
 
 
 def _feed(here: str, page: str, title: str, entries: list[Entry], base_url: str) -> Response:
@@ -204,12 +204,12 @@ def _feed(here: str, page: str, title: str, entries: list[Entry], base_url: str)
     return Response(body, media_type="application/atom+xml", headers=_SHORT)
 
 
-def _draw_badge(label: str, said: str) -> Markup:
-    left, right = (round(len(text) * _LETTER) + 14 for text in (label, said))
+def _draw_badge(label: str, value: str) -> Markup:
+    left, right = (round(len(text) * _LETTER) + 14 for text in (label, value))
     return Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="20" role="img" aria-label="{1}: {2}">'
         '<rect width="{0}" height="20" rx="3" fill="#0072b2"/>'
         '<path d="M3 0h{3}v20H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3z" fill="#3b4249"/>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" '
         'text-anchor="middle"><text x="{4}" y="14">{1}</text><text x="{5}" y="14">{2}</text></g></svg>'
-    ).format(left + right, label, said, left - 3, left / 2, left + right / 2)
+    ).format(left + right, label, value, left - 3, left / 2, left + right / 2)

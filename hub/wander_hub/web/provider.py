@@ -1,4 +1,4 @@
-"""Signing in by a provider, and linking an account there to the one here."""
+"""Signing in with an identity provider, and linking the provider's account to an account of the hub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def leave(request: Request, base_url: BaseUrl, next: Next = "/") -> Respon
 @router.post("/login/oidc/link", dependencies=[Depends(ByBody())])
 @part_of_another
 async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
-    """Show who is signed in the way to the provider: from a form browsers follow none to another site."""
+    """Show a link to the provider, because browsers do not follow a form's redirect to another site."""
     cookies.require_own_page(request, base_url)
     caller = await run_in_threadpool(optional_identity, request)
     if caller is None or caller.browser_session is None:
@@ -53,12 +53,12 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
 @router.get(_BACK)
 @audited("user.sign_in")
 async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Response:
-    """Begin a session for who comes back from the provider, or link their account."""
+    """Start a session for a user who returns from the provider, or link the user's account."""
     provider = _provider(request)
     cookie = cookies.read_cookie(request, base_url, _COOKIE)
     try:
         if cookie is None:
-            raise refusal("wrong_state", "this is not the way back of a visit that began here")
+            raise refusal("wrong_state", "this sign-in did not start in this browser")
         visit = SignInVisit.of(cookie, cookies.read_cookie(request, base_url) or "")
         caller = await run_in_threadpool(_begin_attempt, request, visit)
         claims = await provider.claims(visit, request.query_params, base_url + _BACK)
@@ -70,10 +70,10 @@ async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Res
 
 
 def _begin_attempt(request: Request, visit: SignInVisit) -> Identity | None:
-    """Return whose account a visit links, None for one that signs in; each counts as an attempt."""
+    """Return the user whose account a visit links, or None if it signs in. Both count as an attempt."""
     caller = optional_identity(request) if visit.session else None
     if visit.session and (caller is None or caller.browser_session is None):
-        raise refusal("wrong_state", "you have signed out since you left to link an account")
+        raise refusal("wrong_state", "you signed out before the account could be linked")
     attempts.count_attempt(request.app.state.database, "oidc", origin_of(request, caller).address or "")
     return caller
 
@@ -81,7 +81,7 @@ def _begin_attempt(request: Request, visit: SignInVisit) -> Identity | None:
 def _welcome(
     request: Request, base_url: str, visit: SignInVisit, caller: Identity | None, claims: dict[str, Any]
 ) -> Response:
-    """Sign in whom the provider names, or link their account to the caller's."""
+    """Sign in the user that the provider names, or link the provider's account to the caller."""
     database, settings = request.app.state.database, request.app.state.settings
     origin = origin_of(request, caller)
     if caller is not None:
@@ -102,7 +102,7 @@ def _welcome(
 async def _leave(
     request: Request, base_url: str, visit: SignInVisit, lead: Callable[[str], Response]
 ) -> Response:
-    """Return what leads to the provider; the browser remembers the visit."""
+    """Return a response that leads to the provider. A cookie remembers the visit."""
     try:
         answer = lead(await _provider(request).address(visit, base_url + _BACK))
     except HubProblem as refused:
@@ -114,15 +114,15 @@ async def _leave(
 
 
 async def _refuse(request: Request, refused: HubProblem) -> Response:
-    """Return the page to sign in, with what was wrong."""
+    """Return the sign-in page with the error."""
     return await run_in_threadpool(login_page, request, refused=refused)
 
 
 def _provider(request: Request) -> Provider:
-    """Return the application's provider, which keeps addresses and keys."""
+    """Return the application's provider, which caches the addresses and keys of the service."""
     state: Any = request.app.state
     if state.settings.sign_in_provider is None:
-        raise HubProblem(404, "no_provider", "people sign in to this hub with passwords alone")
+        raise HubProblem(404, "no_provider", "this hub accepts only passwords to sign in")
     if getattr(state, "provider", None) is None:
         state.provider = Provider(state.settings.sign_in_provider)
     provider: Provider = state.provider

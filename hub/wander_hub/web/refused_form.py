@@ -1,4 +1,4 @@
-"""A form that the API refused, which its page shows again with its input."""
+"""A form that the API rejected, which its page shows again with its input."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from wander_hub.web.text import fault_field
 
 @dataclass
 class RefusedForm:
-    """A form that the API refused, which its page shows again with its input."""
+    """A form that the API rejected, which its page shows again with its input."""
 
     name: str
     given: Mapping[str, list[str]]
     problem: Problem
     shown: bool = False
-    """Whether a page found the form among its own."""
+    """True after a page has shown the form."""
 
     def is_faulty(self, field: str) -> bool:
-        """Return whether the problem is about this field."""
+        """Return whether this field has an error."""
         return any(fault_field(error) == field for error in self.problem.errors or [])
 
 
 CURRENT: ContextVar[RefusedForm | None] = ContextVar("CURRENT", default=None)
-"""The form that the page which is drawn now shows again."""
+"""The rejected form that the current page shows again."""
 
 
 def refused_form(name: str, at: Mapping[str, object]) -> RefusedForm | None:
-    """Return the refused form if it is this one, of the page's forms with the same address the first."""
+    """Return the rejected form if it matches this name and target. Only the first one on a page gets it."""
     refused = CURRENT.get()
     if refused is None or refused.shown or refused.name != name:
         return None

@@ -1,4 +1,4 @@
-"""The pages. Every one is plain HTML from the server; reading, searching and paging need no script."""
+"""The pages of the hub: plain HTML from the server. Reading, searching and paging work without JavaScript."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
 from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
-from wander_hub.web.source.files import colour_blocks
+from wander_hub.web.source.files import color_blocks
 from wander_hub.web.templates import STATIC, as_json, page
 from wander_hub.web.visit import Visit, Visiting
 
@@ -53,7 +53,7 @@ _PER_PAGE, _RECENT_RUNS = 50, 10
 Cursor = Annotated[str | None, Query(max_length=300)]
 _Whole = Annotated[int, Field(ge=-(2**31), le=2**31)] | None
 Stratum = Annotated[Annotated[_Whole, BeforeValidator(lambda one: one or None)], Query()]
-"""Of a form, which sends an empty field where none was chosen."""
+"""A stratum from a form, which sends an empty field if none is selected."""
 
 
 @router.get("/")
@@ -69,7 +69,7 @@ def home(
     sort: Annotated[Sort | Literal[""] | None, Query()] = None,
     cursor: Cursor = None,
 ) -> Response:
-    """Search box, filters, counts, environments."""
+    """The home page: search, filters, counts and environments."""
     given = {
         "owner": names.normalize_owner(owner or "") or None,
         "tag": tag or None,
@@ -103,7 +103,7 @@ def static_file(name: str, v: str = "") -> Response:
 
 @router.get("/openapi")
 def show_viewer(request: Request) -> Response:
-    """The OpenAPI document in a viewer, whose requests can be tried out."""
+    """The OpenAPI document in a viewer that can send the requests."""
     return page(request, "openapi.html", scripts=["openapi.js"])
 
 
@@ -115,7 +115,7 @@ def list_runs(
     cursor: Cursor = None,
 ) -> Response:
     """Runs, newest first."""
-    environment, model = environment or None, model or None  # of a form, which sends what is left empty
+    environment, model = environment or None, model or None  # a form sends empty fields
     asked = {"environment": environment, "model": model}
     if visit.as_json:
         found = runs.list_page(visit.session, visit.base_url, **asked, limit=_PER_PAGE, cursor=cursor)
@@ -131,7 +131,7 @@ def list_models(
     q: Annotated[str, Query(max_length=200)] = "",
     before: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
 ) -> Response:
-    """Models, the last pushed first, with what was posted of their weights."""
+    """Models, the last pushed first, with the runs of their weights."""
     word = q.strip()
     found = models.list_newest(visit.session, word, before, _PER_PAGE + 1)
     shown = found[:_PER_PAGE]
@@ -166,7 +166,7 @@ def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
 @router.get("/{owner}/{name}")
 @router.get("/{owner}/{name}/versions/{version}")
 def show_environment(visit: Visiting, owner: str, name: str, version: str = "latest") -> Response:
-    """One environment: what it is, how to run it, who published what, and its best results."""
+    """One environment: its summary, how to run it, its versions, and its best results."""
     if visit.as_json:
         if version == "latest":
             return as_json(environments.detail(visit.session, owner, name, visit.base_url))
@@ -186,7 +186,7 @@ def show_source(
     file: Annotated[str | None, Query(max_length=1000)] = None,
     archive: source.Archive | None = None,
 ) -> Response:
-    """The source code of one version, a file at a time: of its wheel, or of its source archive."""
+    """The source code of one version, one file at a time, from its wheel or its source archive."""
     found = environments.find(visit.session, owner, name)
     files = source.find_source(visit.session, visit.storage, found, version, file, archive)
     if visit.as_json:
@@ -213,7 +213,7 @@ def show_changes(
     old: Annotated[str | None, Query(max_length=100)] = None,
     new: Annotated[str, Query(max_length=100)] = "latest",
 ) -> Response:
-    """What a version changed of another one, or of the one before it, line by line."""
+    """The changes between two versions line by line, by default since the previous version."""
     found = changes.show_changes(visit.session, visit.storage, owner, name, old, new)
     return as_json(found) if visit.as_json else visit.page("changes.html", view=found)
 
@@ -230,7 +230,7 @@ def show_leaderboard(
     column: Annotated[list[str] | None, Query(max_length=60)] = None,
     stratum: Stratum = None,
 ) -> Response:
-    """One leaderboard; `column` names what to show beside what every board shows, `stratum` a part of it."""
+    """One leaderboard. `column` adds columns, and `stratum` adds the rewards in one stratum."""
     if visit.as_json:
         found = environments.find(visit.session, owner, name)
         shown = leaderboards.leaderboard(
@@ -256,7 +256,7 @@ def show_leaderboard(
 @router.get("/models/{owner}/{name}")
 @router.get("/models/{owner}/{name}/{revision}")
 def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -> Response:
-    """One model: its card, its files, how to run it, and which runs used these weights."""
+    """One model: its card, its files, how to run it, and the runs that used these weights."""
     if visit.as_json:
         found = find(visit.session, owner, name)
         if "revision" not in visit.request.path_params:
@@ -268,7 +268,7 @@ def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -
 
 @dataclass(frozen=True)
 class ModelView:
-    """One model's page, of one revision."""
+    """Data for the page of one revision of a model."""
 
     revision: ModelRevision
     revisions: list[ModelRevision]
@@ -276,16 +276,16 @@ class ModelView:
     card_html: str
     trained_by: list[LinkedRun]
     runs: list[run_repository.ListedRun]
-    """Evaluations of these very weights, the newest first."""
+    """Evaluations of exactly these weights, newest first."""
     maintained: bool
     """Whether the reader may yank its revisions."""
     managed: bool
-    """Whether the reader may say who sees it."""
+    """Whether the reader may change its visibility."""
     visibility: str
 
 
 def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
-    """Return a revision of a model, with the runs whose weights are those of its digest."""
+    """Return a revision of a model, with the runs whose weights have its digest."""
     found = find(visit.session, owner, name)
     described = describe(visit.session, found, visit.base_url)
     shown = find_revision(visit.session, found, word)
@@ -295,7 +295,7 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
         revision=describe_revision(shown, visit.base_url),
         revisions=described.revisions,
         latest=described.latest,
-        card_html=colour_blocks(place(shown.card_html, None)),
+        card_html=color_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(visit.session, shown.weights_sha256),
         runs=run_repository.list_rows(visit.session, evaluations),
         maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
@@ -305,7 +305,7 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
 
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
-    """Draw a problem for a person; a missing page suggests near names."""
+    """Draw an error page. For a missing page, suggest similar names."""
     suggestions, there = list[str](), ""
     if problem.status == 404:
         with database_of(request).read() as session:
@@ -314,15 +314,15 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
                 there = f"/{owner}/{rest[0]}"
             elif rest:
                 suggestions = environments.suggestions(session, owner, rest[0])
-            else:  # one word: who wrote it may have left the owner out
+            else:  # one word: the owner may be missing
                 suggestions = [f"{one}/{owner}" for one in owners_of(session, owner)[:3]]
-    told: dict[str, Any] = {"problem": problem, "suggestions": suggestions, "there": there, "back": ""}
-    answer = page(request, "problem.html", status=problem.status, **told)
-    own = "Content-Security-Policy"  # it lets the scripts of pages in
-    answer.headers.update({**headers, own: answer.headers[own]})
+    values: dict[str, Any] = {"problem": problem, "suggestions": suggestions, "there": there, "back": ""}
+    answer = page(request, "problem.html", status=problem.status, **values)
+    policy = "Content-Security-Policy"  # keep the page's own policy, which allows its scripts
+    answer.headers.update({**headers, policy: answer.headers[policy]})
     return answer
 
 
 for _route in (*router.routes, *(one for part in _PARTS for one in part.routes)):
     if isinstance(_route, APIRoute) and _route.methods == {"GET"}:
-        _route.methods.add("HEAD")  # what can be read can be asked about
+        _route.methods.add("HEAD")  # every page also answers HEAD

@@ -1,4 +1,4 @@
-"""The forms with which people sign in and out, without a script."""
+"""The forms for signing in and out, which work without JavaScript."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from wander_hub.web.templates import page
 router = HubRouter(include_in_schema=False)
 
 _LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]*")
-"""Visible ASCII but for the backslash, which browsers read as a slash: so never another host."""
+"""A path on this hub. Browsers read a backslash as a slash, so a path with one could name another host."""
 Next = Annotated[str, Query(max_length=2000)]
 
 
 def _require_visitor(request: Request) -> Identity:
-    """Return whose page it is; whoever is not signed in is sent to do so first, and back."""
+    """Return the signed-in user, or redirect to the sign-in page, which leads back here."""
     if (caller := optional_identity(request)) is not None:
         return caller
-    way = {"Location": f"/login?next={quote(request.url.path)}"}
-    raise HubProblem(303, "sign_in_first", "sign in to see this", headers=way)
+    headers = {"Location": f"/login?next={quote(request.url.path)}"}
+    raise HubProblem(303, "sign_in_first", "sign in to see this page", headers=headers)
 
 
 Visitor = Annotated[Identity, Depends(_require_visitor)]
@@ -51,7 +51,7 @@ Visitor = Annotated[Identity, Depends(_require_visitor)]
 
 @router.get("/login")
 def show_form(request: Request, next: Next = "/") -> Response:
-    """The form."""
+    """The sign-in form."""
     optional_identity(request)
     return login_page(request, local_path(next))
 
@@ -61,12 +61,13 @@ def show_form(request: Request, next: Next = "/") -> Response:
 async def sign_in(
     request: Request, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
 ) -> Response:
-    """Begin a session, and go on to where the visitor came from."""
+    """Start a session, and redirect to the page that the visitor came from."""
     form = await _read_own_form(request, base_url)
     following = local_path(form.get("next", "/"))
-    what = (form.get("name", ""), form.get("password", ""), form.get("second", ""))
+    credentials = (form.get("name", ""), form.get("password", ""), form.get("second", ""))
     try:
-        cookie = await run_in_threadpool(people.sign_in, database, settings, *what, origin_of(request, None))
+        origin = origin_of(request, None)
+        cookie = await run_in_threadpool(people.sign_in, database, settings, *credentials, origin)
     except HubProblem as refused:
         return login_page(request, following, refused)
     return signed_in(cookie, settings, base_url, following)
@@ -74,7 +75,7 @@ async def sign_in(
 
 @router.get("/login/password")
 def show_password_form(request: Request) -> Response:
-    """The form for who has a code."""
+    """The form that sets a password with a code."""
     return _form(request, "password.html")
 
 
@@ -83,11 +84,12 @@ def show_password_form(request: Request) -> Response:
 async def choose_password(
     request: Request, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
 ) -> Response:
-    """Choose a password with a code, and sign in."""
+    """Set a password with a code, and sign in."""
     form = await _read_own_form(request, base_url)
-    what = (form.get("code", ""), form.get("password", ""), form.get("second", ""))
+    credentials = (form.get("code", ""), form.get("password", ""), form.get("second", ""))
     try:
-        cookie = await run_in_threadpool(people.use_code, database, settings, *what, origin_of(request, None))
+        origin = origin_of(request, None)
+        cookie = await run_in_threadpool(people.use_code, database, settings, *credentials, origin)
     except HubProblem as refused:
         return _form(request, "password.html", refused)
     return signed_in(cookie, settings, base_url, "/")
@@ -106,18 +108,18 @@ def sign_out(request: Request, database: HubDatabase, base_url: BaseUrl) -> Resp
 
 
 def local_path(wanted: str) -> str:
-    """Return a path of this hub to go on to: the one that was asked for, or the first page."""
+    """Return the wanted address if it is a path of this hub, else the path of the home page."""
     return wanted if _LOCAL.fullmatch(wanted) else "/"
 
 
 async def _read_own_form(request: Request, base_url: str) -> dict[str, str]:
-    """Return the fields of a form of the hub's own; another page must not sign anybody in, as anybody."""
+    """Return the fields of a form of this hub. Other sites must not be able to sign a visitor in."""
     cookies.require_own_page(request, base_url)
     return {name: values[0] for name, values in (await form_fields(request)).items()}
 
 
 def login_page(request: Request, following: str = "/", refused: HubProblem | None = None) -> Response:
-    """Return the form, with what was wrong about the last one."""
+    """Return the sign-in form, with the error of the last attempt."""
     viewer = caller_of(request)
     provider, linked = request.app.state.settings.sign_in_provider, []
     if provider is not None and viewer is not None:
@@ -128,7 +130,7 @@ def login_page(request: Request, following: str = "/", refused: HubProblem | Non
 
 
 def signed_in(cookie: str, settings: Settings, base_url: str, following: str) -> Response:
-    """Give the browser the cookie of its session, and lead it on."""
+    """Set the session cookie and redirect to the next page."""
     answer = RedirectResponse(following, 303)
     cookies.write_cookie(answer, base_url, cookie, int(settings.session_hours * 3600))
     return answer

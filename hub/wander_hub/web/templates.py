@@ -1,4 +1,4 @@
-"""The template environment, the style sheet, and answers made from them."""
+"""The template environment, the static files, and the responses that use them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from wander_hub.web.refused_form import refused_form
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
 _VIEWER = files("fastapi_offline") / "static"
-"""Swagger UI, as a distribution carries it: the page of the API asks no other server for it."""
+"""Swagger UI from an installed distribution, so that the API page loads nothing from other servers."""
 
 
 @dataclass(frozen=True)
 class StaticFile:
-    """What every page loads from the hub, under an address that changes with it."""
+    """A file that pages load from the hub. Its address changes with its content."""
 
     body: bytes
     media_type: str
 
     @cached_property
     def digest(self) -> str:
-        """Beginning of the SHA-256 of its bytes."""
+        """The first 12 hex digits of the SHA-256 of the content."""
         return hashlib.sha256(self.body).hexdigest()[:12]
 
 
@@ -51,7 +51,7 @@ STATIC = {
     "swagger-ui.css": StaticFile((_VIEWER / "swagger-ui.css").read_bytes(), "text/css"),
     "swagger-ui-bundle.js": StaticFile((_VIEWER / "swagger-ui-bundle.js").read_bytes(), "text/javascript"),
 }
-"""The style sheet, of all files of `static/styles` in the order of their names, the scripts, and a viewer."""
+"""The style sheet (all files of `static/styles`, sorted by name), the scripts, and Swagger UI."""
 _ADDRESSES = {name: f"/static/{name}?v={one.digest}" for name, one in STATIC.items()}
 
 _templates = Environment(
@@ -105,18 +105,18 @@ def render(template: str, **values: Any) -> bytes:
 
 
 def wants_json(request: Request) -> bool:
-    """Tell whether a request to a page asks for what it shows as JSON."""
+    """Return whether a request to a page asks for JSON."""
     return wants(request, "application/json")
 
 
 def wants(request: Request, media_type: str) -> bool:
-    """Tell whether a request to a page asks for another form of it: it names that, and not HTML."""
+    """Return whether a request to a page accepts this media type and does not mention HTML."""
     accepted = request.headers.get("accept", "")
     return media_type in accepted and "text/html" not in accepted
 
 
 def as_json(answer: Record) -> Response:
-    """Return what the API answers, at the address of the page that shows it."""
+    """Return the data of a page as JSON."""
     headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers=headers)
 
@@ -130,10 +130,10 @@ def page(
     shared: bool = False,
     **values: Any,
 ) -> Response:
-    """Render a page; a browser that holds the same one gets a 304.
+    """Render a page, or return a 304 if the browser has the same page.
 
-    `scripts` are the scripts of `static/` that it may run, in addition to `wander.js`. A `shared` page is the
-    same for all readers who are not signed in, and may be kept for them.
+    `scripts` are the scripts of `static/` that the page may run, in addition to `wander.js`. A `shared` page
+    is the same for all readers who are not signed in, so it may be cached for them.
     """
     base_url = base_url_of(request)
     values["scripts"] = ["wander.js", *scripts]

@@ -1,4 +1,4 @@
-"""Shows text that others wrote: control characters become visible, numbers get the decimals they deserve."""
+"""Formats values for pages: escapes users' text, makes hidden characters visible, and rounds numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HIDDEN_CHARACTER = (
     "\ufff0-\ufffb\ud800-\udfff]"
 )
 _HIDDEN, _HIDDEN_SPAN = re.compile(_HIDDEN_CHARACTER), re.compile(rf"({_HIDDEN_CHARACTER})\1*")
-"""What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
+"""Characters that are invisible or reorder their neighbors. Tab, line feed and the joiners of emoji stay."""
 
 _MOST_CODES = 1000
-"""Of hidden characters in one text."""
+"""Most hidden characters of one text that are written as codes."""
 _SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
 _LAST_YEAR = 9999
@@ -29,10 +29,10 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def visible(text: str) -> Markup:
-    """Escape text for HTML and write every hidden character as its code, so that none can deceive.
+    """Escape text for HTML and write every hidden character as its code, so that no text can deceive readers.
 
-    A code is fifty times as long as what it stands for, so one that is repeated is written once, and those
-    that come after the first thousand are `U+FFFD`.
+    A code is fifty times as long as its character. So a repeated character is written once with its count,
+    and after the first thousand codes, characters become `U+FFFD`.
     """
     if not _HIDDEN.search(text):
         return escape(text)
@@ -51,7 +51,7 @@ def visible(text: str) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """Return a sentence as `visible` does, with what stands between backticks set as code."""
+    """Return a sentence like `visible`, with the text between backticks as code."""
     parts = text.split("`")
     if not len(parts) % 2:
         return visible(text)
@@ -62,17 +62,17 @@ def coded(text: str) -> Markup:
 
 
 def breakable(text: str) -> Markup:
-    """Return a name as `visible` does, in which a line may end behind what parts its words."""
+    """Return a name like `visible`, with places where a line may break after separators."""
     return Markup("<wbr>").join(visible(part) for part in _SEAM.split(text))
 
 
 def plain(text: str) -> str:
-    """Return text in one line, without hidden characters, for where no markup can stand."""
+    """Return text on one line without hidden characters, for places that cannot hold markup."""
     return " ".join(_HIDDEN.sub("", text).split())
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with at most so many decimals; a dash for none."""
+    """Return a number with this many decimals, or a dash for None, infinity or NaN."""
     if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:.{digits}f}"
@@ -85,24 +85,24 @@ def compact(value: float) -> str:
 
 
 def score_digits(low: float | None, high: float | None) -> int:
-    """Return how many decimals a mean deserves: one more than its half-width can tell."""
+    """Return the number of decimals for a mean: one more than the half-width of its interval resolves."""
     if low is None or high is None or high <= low or not math.isfinite(high - low):
         return 3
     return min(max(1 - math.floor(math.log10((high - low) / 2)), 1), 4)
 
 
 def count(value: float | None) -> str:
-    """Return a whole number with thin separators; a dash for none."""
+    """Return a whole number with thin spaces as separators, or a dash for None."""
     return "–" if value is None else f"{value:,.0f}".replace(",", "\u2009")
 
 
 def bounded(value: int) -> str:
-    """Return a number that was counted no further than a thousand."""
+    """Return a count that stops at a thousand, as `1 000+` if there are more."""
     return count(value) if value <= COUNTED else f"{count(COUNTED)}+"
 
 
 def size(value: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes with a unit."""
     amount, unit = float(value), "B"
     for larger in ("kB", "MB", "GB"):
         if amount < 1000:
@@ -112,30 +112,30 @@ def size(value: int) -> str:
 
 
 def moment(value: datetime) -> Markup:
-    """Return a `<time>` with the full stamp behind a date."""
+    """Return a `<time>` element that shows the date, with the full timestamp as its title."""
     return _time(value, "%Y-%m-%d")
 
 
 def minute(value: datetime) -> Markup:
-    """Return a `<time>` of the day and the minute, with the full stamp behind it."""
+    """Return a `<time>` element that shows the date and the minute, with the full timestamp as its title."""
     return _time(value, "%Y-%m-%d %H:%M UTC")
 
 
 @lru_cache(4096)
 def _time(value: datetime, shown: str) -> Markup:
-    # A run may state any date, and at the ends of what dates hold there is no other zone.
+    # A run may report any date. The first and the last year cannot be converted to another time zone.
     stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
     exact = f'datetime="{stamp.isoformat(timespec="seconds")}" title="{stamp:%Y-%m-%d %H:%M:%S} UTC"'
     return Markup(f"<time {exact}>{stamp.strftime(shown)}</time>")  # noqa: S704 - only digits and our words
 
 
 def stamp(value: datetime | None) -> str:
-    """Return a moment as feeds write it; the beginning of time for none."""
+    """Return a timestamp for feeds: the epoch for None."""
     return "1970-01-01T00:00:00Z" if value is None else value.isoformat(timespec="seconds")
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span for people."""
+    """Return a duration with a unit."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -148,11 +148,11 @@ def duration(seconds: float | None) -> str:
 
 
 def words(detail: Mapping[str, object], longest: int = 80) -> str:
-    """Return details as `key: value`, what is empty left out and each value cut."""
-    told = {
+    """Return details as `key: value`, without empty values and with long values shortened."""
+    labeled = {
         name.replace("_", " "): value for name, value in detail.items() if value not in (None, "", [], {})
     }
-    return "; ".join(f"{name}: {shorten(_said(value), longest)}" for name, value in told.items())
+    return "; ".join(f"{name}: {shorten(_as_words(value), longest)}" for name, value in labeled.items())
 
 
 _FAULTS = {
@@ -169,31 +169,31 @@ _FAULTS = {
     "literal_error": "must be {expected}",
     "value_error": "{error}",
 }
-"""Words for the types of pydantic's errors, which the values of their `ctx` fill."""
+"""Messages for pydantic's error types. The error's `ctx` fills the placeholders."""
 
 
 def fault_words(error: Mapping[str, Any]) -> str:
-    """Return a fault of a form's field for people: the field, and what it has to be."""
-    words = _FAULTS.get(error["type"], "is not written as this has to be")
+    """Return a message for an invalid field of a form: the name of the field, and the requirement."""
+    words = _FAULTS.get(error["type"], "is not valid")
     return f"{fault_field(error).replace('_', ' ')} {words.format_map(error.get('ctx', {}))}".strip()
 
 
 def fault_field(error: Mapping[str, Any]) -> str:
-    """Return the field that an error is about; nothing where it is about all of them."""
+    """Return the name of the invalid field, or an empty string if the error concerns the whole form."""
     names = [str(part) for part in error["loc"][1:]]
     return next((name for name in reversed(names) if not name.isdigit()), "")
 
 
-def _said(value: object) -> str:
+def _as_words(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_said(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_as_words(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_as_words, value))
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def qr(text: str) -> str:
-    """Return a QR code as the address of an image: dark on white always, or phones could not read it."""
+    """Return a QR code as a data URI. It is always dark on white, because phones cannot read other colors."""
     import segno
 
     code = segno.make(text, error="m", micro=False)
@@ -201,7 +201,7 @@ def qr(text: str) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Cut the middle out of a long text."""
+    """Shorten a long text by replacing its middle with an ellipsis."""
     if len(text) <= length:
         return text
     head = (length - 1) // 2

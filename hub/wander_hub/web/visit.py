@@ -1,4 +1,4 @@
-"""A visit to a page: who asks, and all that the hub draws the page from."""
+"""A visit to a page: the caller, and everything that the hub needs to draw the page."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ class Visit:
 
     @property
     def caller(self) -> Identity | None:
-        """Who visits; None for somebody who is not signed in."""
+        """The signed-in user, or None."""
         return caller_of(self.request)
 
     @property
     def as_json(self) -> bool:
-        """Whether what the page shows is asked for as JSON."""
+        """Whether the request asks for JSON."""
         return wants_json(self.request)
 
     def page(self, template: str, *, complete: bool = True, **values: Any) -> Response:
-        """Draw the page; one from which something is missing for now is not kept for others."""
+        """Draw the page. An incomplete page is not cached for other readers."""
         return page(self.request, template, shared=complete, **values)
 
 
 async def _begin_visit(
     request: Request, session: ReadSession, storage: HubStorage, settings: HubSettings, base_url: BaseUrl
 ) -> Visit:
-    return Visit(request, session, storage, settings, base_url)  # not in a thread, which costs more than this
+    return Visit(
+        request, session, storage, settings, base_url
+    )  # async, because a thread would cost more than this call
 
 
 Visiting = Annotated[Visit, Depends(_begin_visit)]

@@ -1,1 +1,1 @@
-"""The pages on which people see to their account, their owners and their environments."""
+"""The pages for managing an account, its owners and its environments."""

@@ -1,7 +1,7 @@
-"""Forms that do what the API does: each is sent on to its route, with the cookie that it came with.
+"""Forms of the pages. Each form is forwarded to an API route, with the cookies of the original request.
 
-So who may, what is checked and what the audit log tells stands in one place. The API asks where a form comes
-from (`docs/decisions/forms.md`), so a page elsewhere can send none.
+This way only the API decides about permissions, validation and the audit log. The API checks the origin of a
+form (`docs/decisions/forms.md`), so pages of other sites cannot send forms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _text(given: Given, name: str) -> str | None:
 
 def _chosen(given: Given, name: str) -> str:
     if given.get(name) != given.get("again"):
-        raise HubProblem(422, "invalid_request", "the new password was typed in two ways")
+        raise HubProblem(422, "invalid_request", "the two new passwords differ")
     return _word(given, name)
 
 
@@ -53,20 +53,20 @@ def _list(given: Given, name: str) -> list[str]:
 
 
 class _NoPage(Exception):
-    """What a form says that it came from is no page."""
+    """The form did not come from a page."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which request of the API a form is."""
+    """The API request that a form makes."""
 
     method: str
     path: str
-    """With the names of fields in braces."""
+    """Path of the request, with the names of fields in braces."""
     fields: Mapping[str, Callable[[Given, str], object]] = field(default_factory=dict)
-    """Of the body; empty where the request has none."""
-    said: str = "Done."
-    """What its page tells afterwards."""
+    """Fields of the request body. Empty for a request without a body."""
+    outcome: str = "Done."
+    """Message that the page shows afterwards."""
 
 
 _VISIBILITY = {"private": _chooses("private"), "internal": _chooses("internal")}
@@ -83,7 +83,7 @@ FORMS = {
         "PUT",
         "/api/v1/account/password",
         {"old": _text, "new": _chosen, "code": _word},
-        said="Your password is changed, and you are signed out in all other browsers.",
+        outcome="Your password was changed, and you were signed out in all other browsers.",
     ),
     "second-factor": Form("POST", "/api/v1/account/second-factor", {"password": _text}),
     "confirm": Form("PUT", "/api/v1/account/second-factor", {"code": _text}),
@@ -122,7 +122,7 @@ FORMS = {
         dict.fromkeys(("name", "kind", "subject", "workflow", "deployment", "issuer"), _text),
     ),
     "remove-publisher": Form("DELETE", _OWNER + "/publishers/{publisher}"),
-    "rename-run": Form("PUT", _RUN + "/name", {"name": _word}, said="The run has its new name."),
+    "rename-run": Form("PUT", _RUN + "/name", {"name": _word}, outcome="The run was renamed."),
     "publish-run": Form("POST", _RUN + "/publish"),
     "withdraw-run": Form("DELETE", _RUN + "?reason={reason}"),
     "hide-run": Form("PUT", _RUN + "/hiding", {"reason": _text}),
@@ -149,41 +149,41 @@ FORMS |= {
     "quota": Form("PUT", _OWNER + "/quota", {"stored_bytes": _number, "versions": _number, "runs": _number}),
     "back-up": Form("POST", "/api/v1/backups"),
 }
-"""What administrators do on pages of their own."""
+"""All forms by their names, with those of the administrators' pages."""
 
 
-def told_of(name: str) -> str:
-    """Return what a page tells after a form of that name; nothing where there is none."""
-    return FORMS[name].said if name in FORMS else ""
+def outcome_of(name: str) -> str:
+    """Return the message that a page shows after a form, or an empty string for an unknown form."""
+    return FORMS[name].outcome if name in FORMS else ""
 
 
 async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str, Any], list[str]]:
-    """Send a form on to the API; return the status of its answer, what it says, and cookies it gives."""
+    """Forward a form to the API. Return the response's status, its JSON body, and its cookies."""
     form = FORMS.get(name)
     if form is None:
-        raise HubProblem(404, "form_not_found", f"there is no form `{name[:80]}`")
-    # What stands in the path is called `at_...`, since the body may have a field of the name.
+        raise HubProblem(404, "form_not_found", f"unknown form `{name[:80]}`")
+    # Fields of the path have the prefix `at_`, because the body may have a field with the same name.
     parts = {key[3:]: quote(values[0], safe="") for key, values in given.items() if key.startswith("at_")}
     try:
         path = form.path.format_map(parts)
     except KeyError as error:
         raise HubProblem(422, "invalid_request", f"the form lacks the field `at_{error.args[0]}`") from error
     if not all(parts.values()):
-        raise HubProblem(422, "invalid_request", "a field of the form is empty that says what it is about")
+        raise HubProblem(422, "invalid_request", "the form leaves out the name of its target")
     body = json.dumps({one: read(given, one) for one, read in form.fields.items()}).encode()
     content = (b"content-type", b"application/json") if form.fields else (b"accept", b"application/json")
     path, _, query = path.partition("?")
     answer = await _ask(request, form.method, path, content, query, body if form.fields else b"")
     if 300 <= answer.status_code < 400:
-        hint = "load its page, and send the form from there"
-        raise HubProblem(409, "moved", "what the form is about has another name by now", hint=hint)
-    said = json.loads(bytes(answer.body)) if answer.body else {}
-    return answer.status_code, said, answer.headers.getlist("set-cookie")
+        hint = "open its page, and send the form again from there"
+        raise HubProblem(409, "moved", "the target of the form was renamed", hint=hint)
+    document = json.loads(bytes(answer.body)) if answer.body else {}
+    return answer.status_code, document, answer.headers.getlist("set-cookie")
 
 
 async def draw_again(request: Request, refused: RefusedForm, back: str) -> Response | None:
-    """Return the page from which a form came, which gives it back; None where no page has it any more."""
-    pages = dict[tuple[str, str], None]()  # the same one once
+    """Return the page of a rejected form, with its input; None if no page has the form any more."""
+    pages = dict[tuple[str, str], None]()  # each page once, in order
     for address in map(urlsplit, (request.headers.get("referer", ""), back)):
         query = "&".join(one for one in address.query.split("&") if not one.startswith("done="))
         pages[address.path or "/", query] = None
@@ -203,13 +203,13 @@ async def draw_again(request: Request, refused: RefusedForm, back: str) -> Respo
 async def _ask(
     request: Request, method: str, path: str, header: tuple[bytes, bytes], query: str = "", body: bytes = b""
 ) -> Response:
-    """Return what the hub answers to another request of who sent this one."""
+    """Send another request to the hub on behalf of the same user, and return the response."""
     kept = [pair for pair in request.scope["headers"] if pair[0] not in _OWN_HEADERS]
     length = (b"content-length", str(len(body)).encode())
     scope = {key: value for key, value in request.scope.items() if key not in _OF_ROUTES}
     scope |= {"method": method, "path": unquote(path), "raw_path": path.encode()}
     scope |= {"query_string": query.encode(), "headers": [*kept, header, length]}
-    answer, said = Response(status_code=500), bytearray()
+    answer, content = Response(status_code=500), bytearray()
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -218,9 +218,9 @@ async def _ask(
         if message["type"] == "http.response.start":
             answer.status_code, answer.raw_headers = message["status"], list(message["headers"])
             if method == "GET" and not answer.headers.get("content-type", "").startswith("text/html"):
-                raise _NoPage  # it may be a stream without an end
-        said.extend(message.get("body", b""))
+                raise _NoPage  # it may be an endless stream
+        content.extend(message.get("body", b""))
 
     await request.app.router(scope, receive, take)
-    answer.body = bytes(said)
+    answer.body = bytes(content)
     return answer

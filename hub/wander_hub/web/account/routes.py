@@ -1,4 +1,4 @@
-"""One's own account, an owner's and an environment's settings, and the forms on them."""
+"""The account page, the settings of owners and environments, and the forms on them."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from wander_hub.webhooks import service as webhooks
 router = HubRouter(include_in_schema=False)
 
 _ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
-"""Of the audit log, of a webhook's deliveries, and of marked environments, on a page."""
+"""Number of audit log entries, webhook deliveries and starred environments on a page."""
 
 
 Sections = dict[str, tuple[str, Callable[[], dict[str, Any]]]]
-"""Sections of settings by the end of their address: the heading of each, and what its template shows."""
+"""Sections of settings by the last part of their address: the heading, and the values for the template."""
 
 
 @router.get("/account")
@@ -61,7 +61,7 @@ Sections = dict[str, tuple[str, Callable[[], dict[str, Any]]]]
 def show_account(
     visit: OwnVisiting, own_section: str = "", cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0
 ) -> Response:
-    """One's owners and invitations, tokens, keys, password, second factor, browsers and stars."""
+    """The user's owners and invitations, tokens, keys, password, second factor, sessions and stars."""
     session, user = visit.session, visit.user
     if visit.as_json and own_section == "stars":
         return as_json(stars.list_page(session, user.user_id, cursor, _STARS))
@@ -75,7 +75,7 @@ def show_account(
             },
         ),
         "tokens": ("Tokens", lambda: {"tokens": members.list_tokens(session, user)}),
-        "keys": ("Keys that sign runs", lambda: {"keys": signing.keys_of(session, user.user_id).data}),
+        "keys": ("Signing keys", lambda: {"keys": signing.keys_of(session, user.user_id).data}),
         "password": (
             "Password",
             lambda: {
@@ -87,7 +87,7 @@ def show_account(
             "Second factor",
             lambda: {"factor": second_factor.second_factor_of(session, user.user_id)},
         ),
-        "browsers": ("Browsers", dict),
+        "browsers": ("Sessions", dict),
         "stars": ("Stars", lambda: {"found": stars.list_page(session, user.user_id, cursor, _STARS)}),
     }
     return _show_section(visit, "account.html", "/account", sections, own_section, caller=user)
@@ -96,10 +96,10 @@ def show_account(
 def _show_section(
     visit: OwnVisit, template: str, here: str, sections: Sections, section: str, **values: Any
 ) -> Response:
-    """Draw one section of settings, and the menu of all."""
+    """Draw one section of the settings, and the menu of all sections."""
     if section not in sections:
-        detail = f"these settings have no section `{section[:40]}`"
-        raise HubProblem(404, "not_found", detail, hint=f"all of them stand at `{here}`")
+        detail = f"unknown section `{section[:40]}` of the settings"
+        raise HubProblem(404, "not_found", detail, hint=f"`{here}` lists all sections")
     headings = {name: heading for name, (heading, _) in sections.items()}
     values |= {"here": here, "sections": headings, "section": section}
     return visit.page(template, **values, **sections[section][1]())
@@ -113,31 +113,32 @@ def _list_jobs(session: Session, owner: int, environment: int | None = None) -> 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
 @part_of_another
 async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
-    """Do what a form asks for, and go back to its page; a secret is shown this once.
+    """Send a form to the API, then return to its page, or show a new secret once.
 
-    A refused one is given back on the page from which it came, with what was typed.
+    The page of a rejected form shows it again with its input.
     """
     require_own_page(request, base_url)
     given = await form_fields(request)
     back = local_path(given.pop("back", ["/account"])[0])
     try:
-        status, said, cookies = await forms.send(request, form, given)
+        status, content, cookies = await forms.send(request, form, given)
     except HubProblem as refused:
         status, cookies = refused.status, []
-        said = describe(request, refused).model_dump()
-    if said.get("code") == "token_required":  # the session ended since the page was loaded
+        content = describe(request, refused).model_dump()
+    if content.get("code") == "token_required":  # the session has ended since the page was loaded
         return RedirectResponse(f"/login?next={quote(back)}", 303)
     if status >= 400:
-        problem = Problem.model_validate(said)
+        problem = Problem.model_validate(content)
         again = await forms.draw_again(request, RefusedForm(form, given, problem), back)
         return again or page(
             *(request, "problem.html"), status=status, problem=problem, back=back, there="", suggestions=[]
         )
-    secret = said.get("secret") or said.get("link") or (said.get("token") if form == "token" else None)
+    secret = content.get("secret") or content.get("link")
+    secret = secret or (content.get("token") if form == "token" else None)
     if form == "confirm":
-        secret = "\n".join(said["data"])
+        secret = "\n".join(content["data"])
     if secret:
-        answer = page(request, "secret.html", form=form, secret=secret, uri=said.get("uri"), back=back)
+        answer = page(request, "secret.html", form=form, secret=secret, uri=content.get("uri"), back=back)
     else:
         place, sign, fragment = back.partition("#")
         address = f"{place}{'&' if '?' in place else '?'}done={form}{sign}{fragment}"
@@ -149,7 +150,7 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
 
 @router.get("/account/webhooks/{webhook}")
 def show_webhook(visit: OwnVisiting, webhook: Number, before: Before = None) -> Response:
-    """One webhook, with what was and is to be delivered to it; for who manages it."""
+    """One webhook with its past and pending deliveries, for users who manage it."""
     info = webhooks.info_of(webhooks.find(visit.session, visit.user, webhook))
     return visit.page(
         "webhook.html",
@@ -161,7 +162,7 @@ def show_webhook(visit: OwnVisiting, webhook: Number, before: Before = None) -> 
 
 @router.get("/account/webhooks/{webhook}/deliveries/{delivery}")
 def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Response:
-    """One delivery: what is sent, and how the last attempt ended; for who manages the webhook."""
+    """One delivery: its request and the result of the last attempt, for users who manage the webhook."""
     return visit.page(
         "delivery.html",
         webhook=webhooks.info_of(webhooks.find(visit.session, visit.user, webhook)),
@@ -171,7 +172,7 @@ def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Resp
 
 @router.get("/{owner}/settings/live")
 def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
-    """What waits and runs for an owner, as server-sent events; for its owners."""
+    """Queued and running jobs of an owner, as server-sent events, for its owners."""
     found = rights.owner_for(visit.session, visit.user, "manage", normalize_owner(owner))
     return _follow_jobs(visit.request, found.id)
 
@@ -185,7 +186,7 @@ def show_owner_settings(
     action: Annotated[str, Query(max_length=40)] = "",
     before: Before = None,
 ) -> Response:
-    """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
+    """An owner's members, quota, jobs, publishers, webhooks and audit log, for its owners."""
     session, user, settings = visit.session, visit.user, visit.settings
     found = rights.owner_for(session, user, "manage", normalize_owner(owner))
     name = found.name
@@ -204,7 +205,7 @@ def show_owner_settings(
     sections: Sections = {
         "": ("Members", lambda: {"members": members.members_of_owner(session, user, name)}),
         "new-environments": ("New environments", lambda: {"visibility": found.default_visibility}),
-        "jobs": ("Waiting and running", lambda: _list_jobs(session, found.id)),
+        "jobs": ("Queue", lambda: _list_jobs(session, found.id)),
         "quota": ("Quota", lambda: {"quota": quotas.quota_of_owner(session, settings, user, name)}),
         "publishers": (
             "Trusted publishers",
@@ -224,7 +225,7 @@ def show_owner_settings(
 
 @router.get("/{owner}/{name}/settings/live")
 def follow_environment_jobs(visit: OwnVisiting, owner: str, name: str) -> Response:
-    """What waits and runs for an environment, as server-sent events; for who maintains it."""
+    """Queued and running jobs of an environment, as server-sent events, for its maintainers."""
     found = _find_maintained(visit.session, visit.user, owner, name)
     return _follow_jobs(visit.request, found.owner_id, found.id)
 
@@ -247,13 +248,13 @@ def _find_maintained(session: Session, caller: Identity, owner: str, name: str) 
 @router.get("/{owner}/{name}/settings")
 @router.get("/{owner}/{name}/settings/{section}")
 def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section: str = "") -> Response:
-    """Visibility, status, versions and transfer of an environment; for who maintains it."""
+    """Visibility, status, versions and transfer of an environment, for its maintainers."""
     session, user = visit.session, visit.user
     found = _find_maintained(session, user, owner, name)
     sections: Sections = {
         "": ("Status", lambda: {"reason": environments.reason_of(found)}),
         "versions": ("Versions", lambda: {"versions": environments.list_versions(session, found)}),
-        "jobs": ("Waiting and running", lambda: _list_jobs(session, found.owner_id, found.id)),
+        "jobs": ("Queue", lambda: _list_jobs(session, found.owner_id, found.id)),
     }
     if rights.may(user, "manage", found):
         visibility = visibility_of(found.private, internal=found.internal)
@@ -264,14 +265,14 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
                     "members": members.members_of_environment(session, user, found.owner.name, found.name)
                 },
             ),
-            "visibility": ("Who sees it", lambda: {"visibility": visibility}),
+            "visibility": ("Visibility", lambda: {"visibility": visibility}),
         }
         if user.may_as_owner("manage", found.owner_id):
             sections["webhooks"] = (
                 "Webhooks",
                 lambda: {"webhooks": webhooks.of_environment(session, user, found), "events": EVENTS},
             )
-        sections["move"] = ("Another owner or name", dict)
+        sections["move"] = ("Transfer or rename", dict)
     summary = environments.summary_of(found)
     here = f"/{found.label}/settings"
     return _show_section(visit, "environment_settings.html", here, sections, section, summary=summary)

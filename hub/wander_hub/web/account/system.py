@@ -1,6 +1,6 @@
-"""The pages of administrators: the hub's state, its jobs, people, organisations and audit log.
+"""The pages for administrators: the hub's status, its jobs, users, organizations and audit log.
 
-They show what the API answers to administrators, and their forms do what it does.
+They show the data of the administrators' API, and their forms call it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from wander_hub.webhooks import service as webhooks
 router = HubRouter(prefix="/system", include_in_schema=False)
 
 _JOBS, _PEOPLE, _ENTRIES, _BACKUPS = 100, 200, 200, 5
-"""Of each on a page."""
+"""Number of each on a page."""
 Word = Annotated[str, Query(max_length=300)]
 
 
 @router.get("")
 def show_state(visit: AdministratorVisiting) -> Response:
-    """Whether the hub is well, how large it is, who works on its jobs, its backups and webhooks."""
+    """The hub's checks, its size, jobs and workers, backups and webhooks."""
     return visit.page(
         "system.html",
         report=report_state(visit.settings),
@@ -64,14 +64,14 @@ def show_state(visit: AdministratorVisiting) -> Response:
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Which jobs a page of them shows."""
+    """Selects the jobs that a page shows."""
 
     kind: Annotated[str, Query(max_length=40)] = ""
     state: JobState | Literal[""] = ""
     before: Before = None
 
     def asked(self) -> dict[str, Any]:
-        """Return what the queue is asked for."""
+        """Return the arguments for the queue's `list_page`."""
         return {"kind": self.kind or None, "state": self.state or None, "before": self.before, "limit": _JOBS}
 
 
@@ -80,7 +80,7 @@ AskedOfJobs = Annotated[JobQuery, Depends()]
 
 @router.get("/jobs")
 def show_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
-    """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
+    """The job queue, newest first: status, attempts, worker and error."""
     shown = _list_jobs(visit.session, query)
     return visit.page(
         "system_jobs.html",
@@ -95,7 +95,7 @@ def show_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
 
 @router.get("/jobs/live")
 def follow_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
-    """The same jobs, as server-sent events, until none waits or runs; all who follow share the looks."""
+    """The same jobs, as server-sent events, until all of them end. All readers share the queries."""
 
     def read(session: Session) -> live.States:
         return job_queue.list_states(session, **query.asked())
@@ -124,7 +124,7 @@ def show_users(
     q: Annotated[str, Query(max_length=80)] = "",
     cursor: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """The users, by name, with what administrators do about them."""
+    """The users by name, with the administrators' forms."""
     q = q.strip()
     found = departures.list_users(visit.session, after=cursor, limit=_PEOPLE + 1, word=q)
     following = query_string(q=q, cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
@@ -141,7 +141,7 @@ def show_users(
 def show_organizations(
     visit: AdministratorVisiting, cursor: Annotated[str, Query(max_length=80)] = ""
 ) -> Response:
-    """The organisations, and the owners that have limits of their own."""
+    """The organizations, and the owners with their own quotas."""
     found = list(organizations.with_owners(visit.session, after=cursor, limit=_PEOPLE + 1).items())
     following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
     return visit.page(
@@ -163,7 +163,7 @@ def show_audit(
     until: date | Literal[""] = "",
     before: Before = None,
 ) -> Response:
-    """What was done on this hub, by whom and from where, the newest first."""
+    """The audit log of the hub with actors and addresses, newest first."""
     asked = {"actor": actor, "action": action, "target": target, "since": since, "until": until}
     found = audit.list_entries(
         visit.session,
@@ -192,7 +192,7 @@ def _begins(day: date | Literal[""]) -> datetime | None:
 
 
 def _describe(session: Session, settings: Settings) -> dict[str, str]:
-    """Return what the hub has and runs on, in words."""
+    """Return facts about the hub's content and configuration."""
     engine = session.get_bind().dialect.name
     day = func.count().filter(User.disabled_at.is_(None))
     users, able = session.execute(select(func.count(), day).select_from(User)).one()
@@ -201,7 +201,7 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
     packages = session.scalar(select(func.sum(File.size))) or 0
     records = session.scalar(select(func.sum(Run.stored_bytes))) or 0
     most = f"more than {browse.COUNTED:,}"
-    worker = "this process" if settings.serve_jobs else "`wander-hub work` alone"
+    worker = "this process" if settings.serve_jobs else "`wander-hub work`"
     return {
         "environments": most if listed > browse.COUNTED else f"{listed:,}",
         "runs": most if posted > browse.COUNTED else f"{posted:,}",
@@ -210,6 +210,6 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
         "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
         "files": "an object store" if settings.storage_url else "the data folder",
         "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
-        "room": f"{free_bytes(settings) / 2**30:,.1f} GiB free where the data folder is",
-        "jobs": f"worked on by {worker}; replays: {settings.verification}",
+        "free space": f"{free_bytes(settings) / 2**30:,.1f} GiB on the disk of the data folder",
+        "jobs": f"run by {worker}; replays: {settings.verification}",
     }

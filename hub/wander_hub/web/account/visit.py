@@ -1,4 +1,4 @@
-"""A visit to a page of one's own: of an account, of settings, of the hub's administrators."""
+"""A visit to a page that requires signing in: an account, settings, or the administration."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from wander_hub.web.visit import Visit, Visiting
 
 @dataclass(frozen=True)
 class OwnVisit(Visit):
-    """A visit of somebody who is signed in, perhaps after a form that was sent from there."""
+    """A visit by a signed-in user, perhaps after sending a form."""
 
     user: Identity
 
     def page(self, template: str, **values: Any) -> Response:
-        """Draw the page, which tells what the form did."""
-        done = forms.told_of(self.request.query_params.get("done", ""))
+        """Draw the page, with the outcome of the form."""
+        done = forms.outcome_of(self.request.query_params.get("done", ""))
         return super().page(template, done=done, **values)
 
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation: where they lie, their order, and each as HTML, drawn at first use."""
+"""The pages of the documentation: their files, their order, and their HTML, which is drawn at first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from markupsafe import Markup
 from wander_hub.environments.readme import PREFIX, Heading, list_headings, place, render
 from wander_hub.web.docs import reference
 from wander_hub.web.docs.search import SearchIndex, Section
-from wander_hub.web.source.files import colour_blocks
+from wander_hub.web.source.files import color_blocks
 
 _HERE = Path(__file__).parent
 _SHIPPED = _HERE / "pages"
@@ -36,12 +36,12 @@ class Page:
     """One page of the documentation."""
 
     path: str
-    """Below `/docs/`, without an ending."""
+    """Path below `/docs/`, without a suffix."""
     title: str
-    """In menus."""
+    """Title in menus."""
     section: str
     deeper: str
-    """The part of its section that is folded; empty for what is always seen."""
+    """Folded part of the section that contains the page. Empty if the page is always visible."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class DrawnPage:
 
     title: str
     plain: str
-    """HTML whose blocks of code have no colors: the search needs none, and they take a third of the time."""
+    """HTML without syntax colors. The search does not need them, and they take a third of the time."""
     headings: list[Heading]
 
     @cached_property
     def body(self) -> Markup:
-        """What is shown."""
-        return Markup(colour_blocks(self.plain))  # noqa: S704 - cleaned by `render`
+        """The HTML that is shown, with syntax colors."""
+        return Markup(color_blocks(self.plain))  # noqa: S704 - cleaned by `render`
 
     @property
     def summary(self) -> str:
-        """Its first paragraph as text."""
+        """The first paragraph as text."""
         first = self.plain.partition("<p>")[2].partition("</p>")[0]
         return Markup(first).striptags()  # noqa: S704 - tags are taken off
 
@@ -74,22 +74,23 @@ def list_pages() -> dict[str, Page]:
 
 
 class Library:
-    """The documentation of one hub, whose addresses it lists."""
+    """The documentation of one hub, with a list of the hub's HTTP routes."""
 
     def __init__(self, openapi: Callable[[], dict[str, Any]]) -> None:
         self._openapi = openapi
-        # What is drawn once is not drawn by all who ask at once, and a page does not wait for the index.
+        # Readers who ask at the same time share one drawing. Pages do not wait for the index, which has its
+        # own lock.
         self._lock, self._index_lock = threading.RLock(), threading.Lock()
         self._drawn: dict[str, DrawnPage] = {}
         self._is_preparing = False
 
     def read(self, path: str) -> str:
-        """Return the Markdown of a page, with what is generated where it belongs."""
-        with self._lock:  # of many who ask first for what takes seconds, one works
+        """Return the Markdown of a page, with its generated parts."""
+        with self._lock:  # generating takes seconds, so only one reader does it
             return reference.fill(path, _source(path).read_text(), self._openapi)
 
     def draw(self, path: str) -> DrawnPage:
-        """Return a page as HTML; its links lead to pages."""
+        """Return a page as HTML. Links to files become links to pages."""
         if path not in self._drawn:
             with self._lock:
                 self._drawn[path] = self._drawn.get(path) or self._draw(path)
@@ -103,14 +104,14 @@ class Library:
         return DrawnPage(title.lstrip("# "), _name_rows(place(drawn, None)), headings)
 
     def prepare_search(self) -> None:
-        """Begin to draw all pages, which a search needs, before somebody asks for one."""
+        """Start to draw all pages in the background, because the first search needs them."""
         if not self._is_preparing:
             self._is_preparing = True
             threading.Thread(target=lambda: self.index, daemon=True).start()
 
     @property
     def index(self) -> SearchIndex:
-        """All of it, to be searched."""
+        """The search index of all pages."""
         with self._index_lock:
             return self._index
 
@@ -119,7 +120,7 @@ class Library:
         return SearchIndex(section for path in list_pages() for section in self._sections(path))
 
     def _sections(self, path: str) -> Iterator[Section]:
-        """Yield a page in parts, each with the heading above it."""
+        """Yield the sections of a page, each with its heading."""
         page = self.draw(path)
         first, *parts = _SECTION.split(page.plain)
         yield Section(path, "", page.title, "", _plain(first))
@@ -141,7 +142,7 @@ def _source(path: str) -> Path:
 
 
 def _walk(menu: list[dict[str, Any]], section: str = "", deeper: str = "") -> Iterator[tuple[str, ...]]:
-    """Yield of each entry of a menu its file, its title, its section and the part of that."""
+    """Yield the file, title, section and folded part of each menu entry."""
     for entry in menu:
         for title, value in entry.items():
             if isinstance(value, list):
@@ -155,12 +156,12 @@ def _address(file: str) -> str:
 
 
 def _name_files(text: str) -> str:
-    """Put the name of a block's file above it."""
+    """Put the file name of each block of code above the block."""
     return _FENCED.sub(lambda block: f"`{block['file']}`\n\n{block[0]}" if block["file"] else block[0], text)
 
 
 def _name_rows(drawn: str) -> str:
-    """Let a row of a table be linked to by the code that it begins with, where no heading has that name."""
+    """Give table rows an ID from the code in their first cell, unless a heading has the same ID."""
     taken = set(_ID.findall(drawn))
 
     def name(row: re.Match[str]) -> str:
@@ -174,7 +175,7 @@ def _name_rows(drawn: str) -> str:
 
 
 def _turn_links(drawn: str, path: str) -> str:
-    """Let links between files lead to pages; of those to other files of the repository the text stays."""
+    """Turn links between files into links between pages. Links to other files become plain text."""
     pages = list_pages()
     folder = _source(path).parent.relative_to(_folder()).as_posix()
 

@@ -1,6 +1,6 @@
-"""What the documentation lists from code: the Python API, the commands, the hub's settings and its addresses.
+"""Generates parts of the documentation from code: the Python API, commands, settings and HTTP routes.
 
-The Python API is read and not imported: its extras (torch, mcp, ...) are not there on a hub.
+The Python API is parsed, not imported, because a hub does not have its extras (torch, mcp, ...).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMAND_SECONDS = 60
 
 
 def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
-    """Return a page's Markdown with what is generated where it belongs."""
+    """Return a page's Markdown with its generated parts."""
     if path == "api/http":
         return text + list_operations(openapi())
     if path == "api/commands":
@@ -46,11 +46,11 @@ def list_settings() -> str:
     settings = _read(Settings.__module__, file)["Settings"]
     rows = []
     for name, field in Settings.model_fields.items():
-        said = settings.members[name]
+        member = settings.members[name]
         known = field.default is not PydanticUndefined and field.default is not None
-        told = said.docstring.value if said.docstring else ""
+        meaning = member.docstring.value if member.docstring else ""
         default = f"`{str(field.default) or 'empty'}`" if known else ""
-        cells = (f"`WANDER_HUB_{name.upper()}`", f"`{said.annotation}`", default, " ".join(told.split()))
+        cells = (f"`WANDER_HUB_{name.upper()}`", f"`{member.annotation}`", default, " ".join(meaning.split()))
         rows.append(f"| {' | '.join(_cell(one) for one in cells)} |")
     head = ["", "## Every setting", "", "| variable | type | default | meaning |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
@@ -61,27 +61,27 @@ def _cell(text: str) -> str:
 
 
 def list_operations(document: dict[str, Any]) -> str:
-    """Return a table of a hub's addresses for each subject, from its OpenAPI document."""
+    """Return a table of the HTTP routes of each tag, from the OpenAPI document."""
     rows: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            said = operation.get("description") or operation["summary"]
-            what = _cell(said.split("\n\n")[0].replace("\n", " "))
+            description = operation.get("description") or operation["summary"]
+            purpose = _cell(description.split("\n\n")[0].replace("\n", " "))
             asked = [f"`{one['name']}`" for one in operation.get("parameters", ()) if one["in"] == "query"]
-            line = f"| `{method.upper()} {path}` | {what} | {', '.join(asked)} |"
+            line = f"| `{method.upper()} {path}` | {purpose} | {', '.join(asked)} |"
             rows.setdefault(operation.get("tags", ["other"])[0], []).append(line)
-    head = ["", "| request | what it does | takes |", "|---|---|---|"]
+    head = ["", "| request | what it does | query parameters |", "|---|---|---|"]
     parts = (line for tag in sorted(rows) for line in ("", f"## {tag.capitalize()}", *head, *rows[tag], ""))
     return "\n".join(parts)
 
 
 @cache
 def list_commands() -> str:
-    """Return the help of every command, as the command itself tells it."""
+    """Return the help of every command, from the `wander` program itself."""
     if find_spec("wander_client") is None:
-        return "\nThis hub's machine has no `wander` command that could be asked.\n"
+        return "\nThe `wander` command is not installed on this hub's machine.\n"
     line = [sys.executable, "-P", "-m", "wander_client", "help", "reference", "--plain"]
-    done = subprocess.run(  # noqa: S603 - this interpreter, our own words
+    done = subprocess.run(  # noqa: S603 - this interpreter with fixed arguments
         line, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
     )
     return f"\n{done.stdout}"
@@ -92,7 +92,7 @@ def describe_module(name: str) -> str:
     """Return the public names of a module with their signatures and docstrings."""
     package = name.partition(".")[0]
     if find_spec(package) is None:
-        return f"`{package}` is not installed beside this hub."
+        return f"`{package}` is not installed on this hub's machine."
     module = _read_module(name)
     members = ((str(one), module.members.get(str(one))) for one in module.exports or ()) if module else ()
     return "\n\n".join(part for one, found in members if found is not None for part in _describe(one, found))
@@ -100,7 +100,7 @@ def describe_module(name: str) -> str:
 
 @cache
 def _read_module(name: str) -> griffe.Module | None:
-    """Read the source of one module, None where there is none: a whole package takes five times as long."""
+    """Parse one module, or return None without source code. A whole package takes five times as long."""
     package, *rest = name.split(".")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -111,13 +111,13 @@ def _read_module(name: str) -> griffe.Module | None:
 
 
 def _read(name: str, file: Path) -> griffe.Module:
-    import griffe  # a hub starts without
+    import griffe  # imported late, to start the hub faster
 
     return parse_alone(lambda: griffe.visit(name, filepath=file, code=file.read_text()))
 
 
 def _find(path: str) -> griffe.Object | None:
-    """Return what a dotted name stands for, wherever it is imported from."""
+    """Return the object of a dotted name, following imports."""
     import griffe
 
     place, _, name = path.rpartition(".")
@@ -150,7 +150,7 @@ def _describe(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 
 def _members(found: griffe.Class) -> Iterator[str]:
-    """Yield the paragraphs of what a class has that is public and told."""
+    """Yield the paragraphs of a class's public members that have a docstring."""
     import griffe
 
     public = [one for name, one in found.members.items() if not name.startswith("_") and one.docstring]
@@ -167,8 +167,8 @@ def _members(found: griffe.Class) -> Iterator[str]:
 def _field(one: griffe.Attribute) -> str:
     kind = f": {one.annotation}" if one.annotation is not None else ""
     value = f" = {one.value}" if one.value is not None and len(str(one.value)) < _LONGEST_LINE else ""
-    said = textwrap.indent(one.docstring.value if one.docstring else "", "  ").strip()
-    return f"- `{one.name}{kind}{value}`: {said}"
+    meaning = textwrap.indent(one.docstring.value if one.docstring else "", "  ").strip()
+    return f"- `{one.name}{kind}{value}`: {meaning}"
 
 
 def _fence(signature: str) -> str:

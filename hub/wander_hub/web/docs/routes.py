@@ -1,4 +1,4 @@
-"""The pages of the documentation, which anybody reads, of a hub whose environments are private too."""
+"""The pages of the documentation. Everyone can read them, even on a hub with only private environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKDOWN_TYPE = "text/markdown"
 
 
 class DocsEntry(Record):
-    """A page of the documentation, or a section of one."""
+    """A page of the documentation, or one of its sections."""
 
     address: str
     title: str
@@ -33,23 +33,23 @@ class DocsEntry(Record):
 
 
 class DocsEntries(Record):
-    """All pages, or the sections in which words were found, the best first."""
+    """All pages, or the sections that match a search, best first."""
 
     data: list[DocsEntry]
 
 
 class DocsText(Record):
-    """One page."""
+    """One page of the documentation."""
 
     path: str
     title: str
     text: str
-    """Its Markdown."""
+    """The page as Markdown."""
 
 
 @router.get("")
 def show_contents(request: Request) -> Response:
-    """What the documentation has."""
+    """The table of contents."""
     if wants_json(request):
         pages = list_pages().values()
         return as_json(
@@ -61,7 +61,7 @@ def show_contents(request: Request) -> Response:
 
 @router.get("/search")
 def search_docs(request: Request, q: Annotated[str, Query(max_length=200)] = "") -> Response:
-    """Sections that have some words."""
+    """The sections that match a search."""
     found = _library(request).index.find(q) if q.strip() else None
     if wants_json(request):
         hits = [fill(DocsEntry, one, excerpt=one.excerpt.striptags()) for one in found or []]
@@ -71,7 +71,7 @@ def search_docs(request: Request, q: Annotated[str, Query(max_length=200)] = "")
 
 @router.get("/{path:path}")
 def show_page(request: Request, path: str) -> Response:
-    """One page, as Markdown where its address ends so or the request asks for that."""
+    """One page, as Markdown if its address ends in `.md` or the request asks for Markdown."""
     pages = list(list_pages().values())
     names = [one.path for one in pages]
     wanted = path.removesuffix(_MARKDOWN)
@@ -103,7 +103,7 @@ def _library(request: Request) -> Library:
 
 
 def _menu() -> list[tuple[str, list[tuple[str, list[Page]]]]]:
-    """Return the pages by section, then by the part of it that is folded."""
+    """Return the pages by section, then by folded part."""
     return [
         (section, [(deeper, list(some)) for deeper, some in groupby(pages, key=lambda one: one.deeper)])
         for section, pages in groupby(list_pages().values(), key=lambda one: one.section)

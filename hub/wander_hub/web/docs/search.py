@@ -1,4 +1,4 @@
-"""Finds sections of the documentation by words: an index of FTS5 in memory, made at first use."""
+"""Searches the sections of the documentation with an FTS5 index in memory, which is built at first use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from markupsafe import Markup, escape
 _MOST = 30
 _WORD = re.compile(r"\w+")
 _LESS = "CASE WHEN path LIKE 'api/%' OR path LIKE 'decisions/%' OR path = 'CHANGELOG' THEN 0.4 ELSE 1 END"
-"""What is looked up counts for less than a guide that says the same."""
+"""Weight of a page: reference pages count less than guides with the same words."""
 _OPEN, _CLOSE = "\x02", "\x03"
-"""Around the words that were found, until the text between is escaped."""
+"""Marks around matching words. They become tags after the text was escaped."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading."""
+    """The text under one heading."""
 
     path: str
     anchor: str
-    """Empty for what stands before a page's first heading."""
+    """Anchor of the heading. Empty for the text before a page's first heading."""
     title: str
-    """The page's."""
+    """Title of the page."""
     heading: str
     text: str
 
 
 @dataclass(frozen=True)
 class Found:
-    """A section in which words were found."""
+    """A section that matches a search."""
 
     address: str
     title: str
@@ -43,7 +43,7 @@ class Found:
 
 
 class SearchIndex:
-    """All sections, by the words in them."""
+    """A full-text index of all sections."""
 
     def __init__(self, sections: Iterable[Section]) -> None:
         self._lock = threading.Lock()
@@ -57,9 +57,9 @@ class SearchIndex:
         self._words = {word for row in rows for word in _WORD.findall(" ".join(row[2:]).lower())}
 
     def find(self, query: str) -> list[Found]:
-        """Return the sections that have every word, or begins of it, the best first.
+        """Return the sections that contain every word, or words that begin with it, best first.
 
-        Words that stand nowhere are taken for those that are nearly written so.
+        If nothing matches, unknown words are replaced by the known words with the most similar spelling.
         """
         words = _WORD.findall(query.lower())[:12]
         if not words:

@@ -1,4 +1,4 @@
-"""Compares posted runs example by example, for a page."""
+"""Gathers the data for the page that compares evaluations example by example."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from wander_hub.web.visit import Visit
 FEWEST, MOST = 2, 6
 _MOST_ROLLOUTS = 10_000
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of the rollouts of one run, which is read whole once."""
+"""Most bytes of the rollouts of one run, which is read completely once."""
 _APART = 5
-"""Examples that are shown of those on which one run did better than the other."""
+"""Number of examples on the page, from those with the largest differences."""
 Ends = dict[str, tuple[tuple[float, int], tuple[float, int]]]
-"""Of each example the rollouts with the least and the greatest reward: (reward, number)."""
+"""The rollouts with the lowest and the highest reward of each example, as (reward, number)."""
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An example on which two runs came to other rewards, with the rollout of each that shows it best."""
+    """An example with different rewards in two runs, with the rollout of each run that shows it best."""
 
     example: ExampleDifference
     rollouts: tuple[RolloutRow, RolloutRow]
@@ -49,43 +49,43 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Pair:
-    """A run against the first one."""
+    """A run compared with the first run."""
 
     run: RunDetail
     refused: str = ""
     """Why the two cannot be compared."""
     comparison: Comparison | None = None
     differing: str = ""
-    """What they do not share beside the model."""
+    """Differences of the two runs besides the model."""
     scatter: Markup | None = None
     disagreements: list[Disagreement] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class CompareView:
-    """The first run, and the others against it."""
+    """The first run, and the other runs compared with it."""
 
     first: RunDetail
     pairs: list[Pair]
     widest: float
-    """The greatest difference that an interval allows: the end of the axis that all share."""
+    """Largest absolute bound of all intervals, which is the end of the shared axis."""
 
 
 class ComparedRun(Record):
-    """A run against the first one."""
+    """A run compared with the first run."""
 
     run_id: str
     model: str
     refused: str
-    """Why the two cannot be compared; empty where they are."""
+    """Why the two cannot be compared. Empty if they can."""
     comparison: Comparison | None
 
 
 class ComparedRuns(Record):
-    """What the page shows, for a program."""
+    """The page as JSON."""
 
     first: str
-    """Its id."""
+    """ID of the first run."""
     others: list[ComparedRun]
 
 
@@ -104,18 +104,20 @@ def answer(view: CompareView) -> ComparedRuns:
 
 
 def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
-    """Return the runs to compare, each named by its id, how it begins or ends, once."""
+    """Return the runs to compare, without duplicates. A word is an ID, or the beginning or end of one."""
     named = (runs.find_by_prefix(session, word) for word in words if word.strip())
     found = list({one.run_id: one for one in named}.values())
     if len(found) > MOST:
-        raise HubProblem(422, "invalid_request", f"at most {MOST} runs are compared, not {len(found)}")
+        raise HubProblem(422, "invalid_request", f"cannot compare {len(found)} runs, only up to {MOST}")
     if len({one.kind == "training" for one in found}) > 1:
-        raise HubProblem(422, "invalid_request", "a training run is compared with other training runs alone")
+        raise HubProblem(
+            422, "invalid_request", "a training run can only be compared with other training runs"
+        )
     return found
 
 
 def compare(visit: Visit, found: Sequence[Run]) -> CompareView:
-    """Compare evaluations with the first of them."""
+    """Compare evaluations with the first one."""
     first, *others = (Scored(visit.session, visit.storage, one) for one in found)
     pairs = [_compare(first, one, visit.base_url) for one in others]
     ends = [
@@ -129,7 +131,7 @@ def compare(visit: Visit, found: Sequence[Run]) -> CompareView:
 
 
 class Scored:
-    """A run with the scores of its examples, which are kept: they never change."""
+    """A run with the scores of its examples. They never change, so they are cached."""
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
         self._session, self._storage = session, storage
@@ -140,7 +142,7 @@ class Scored:
         self.manifest = run.brief_manifest
 
     def _read(self) -> tuple[dict[str, ScoredExample], Ends]:
-        """Return the scores, and of each example the rollouts of the least and the greatest reward."""
+        """Return the scores, and the rollouts with the lowest and the highest reward of each example."""
         ends: Ends = {}
         return group_scores(self._rollouts(ends)), ends
 
@@ -159,20 +161,20 @@ class Scored:
             yield rollout
 
     def number(self, example: str, *, greatest: bool) -> int:
-        """Return the number of an example's rollout with the greatest reward, or with the least."""
+        """Return the number of an example's rollout with the highest or the lowest reward."""
         _, number = self._ends[example][greatest]
         return int(number)
 
     def row(self, example: str, *, greatest: bool) -> RolloutRow:
-        """Return that rollout."""
+        """Return the row of an example's rollout with the highest or the lowest reward."""
         number = self.number(example, greatest=greatest)
         return runs.rows_numbered(self._session, self._storage, self.run, [number])[0]
 
 
 def compare_scored(first: Scored, other: Scored) -> Comparison:
-    """Compare two runs; raises `RunError` if they share no example."""
-    # The scores are in the order of the manifest, which may name a million examples. `task_set_sha256` tells
-    # whether those of the two runs differ.
+    """Compare two runs. Raises `RunError` if they share no example."""
+    # The manifest may name a million examples, so only the scored ones are passed on. A different
+    # `task_set_sha256` still shows that the examples of the two runs differ.
     examples = {"example_ids": list(first.scores)}
     manifests = [one.manifest.model_copy(update=examples) for one in (first, other)]
     return compare_scores(manifests[0], first.scores, manifests[1], other.scores)
@@ -180,13 +182,11 @@ def compare_scored(first: Scored, other: Scored) -> Comparison:
 
 def _too_large(run: Run) -> HubProblem:
     hint = "`wander runs compare` compares runs of any size on your machine"
-    return HubProblem(
-        413, "run_too_large", f"`{run.run_id}` is too large to be compared on a page", hint=hint
-    )
+    return HubProblem(413, "run_too_large", f"`{run.run_id}` is too large to compare on a page", hint=hint)
 
 
 def list_apart(found: Comparison) -> list[ExampleDifference]:
-    """Return the examples on which two runs differ, those first where they do most."""
+    """Return the examples with different scores in two runs, the largest differences first."""
     apart = [one for one in found.by_example if one.difference]
     return sorted(apart, key=lambda one: (-abs(one.difference), one.example_id))
 

@@ -1,4 +1,4 @@
-"""Reads the states that messages show, as the environment says (`wander.types.GridView` and `TableView`)."""
+"""Reads boards and tables from messages, in the format that the environment declares in its view."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from wander_hub.web.text import shorten
 
 _MOST_ROWS = 32
 _READ = 20_000
-"""Characters at the end of a message in which a state is looked for."""
+"""Characters at the end of a message that are searched for a state."""
 _LONGEST = 60
 """Characters of a value in a table."""
 
 View = GridView | TableView
 _Line = tuple[tuple[str, ...], list[str]]
-"""The keys of an object, none of anything else, and the words of a line."""
+"""The words of a line, with the keys if the line is a JSON object."""
 
 
 class Words(NamedTuple):
-    """A state as it was written."""
+    """A state as the message shows it."""
 
     heading: tuple[str, ...] | None
-    """Names of the columns of a table, which may have none; None for a board."""
+    """Column names of a table, possibly empty. None for a board."""
     rows: list[list[str]]
 
 
@@ -36,7 +36,7 @@ class Cell:
 
     drawn: str
     changed: bool = False
-    """It was another one in the state before."""
+    """Whether the cell differs from the previous state."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Grid:
 
 
 def read_state(view: View, text: str) -> Words | None:
-    """Return the last lines in a row that are rows of a state; None where there are none."""
+    """Return the last consecutive lines that are rows of a state, or None."""
     lines = text[-_READ:].splitlines()
     if isinstance(view, TableView):
         return _read_table(view, lines)
@@ -71,23 +71,25 @@ def _read_table(view: TableView, lines: Iterable[str]) -> Words | None:
 
 
 def _values(line: str) -> _Line | None:
-    """Return the keys, none of an array, and the values of a line that is an array or an object."""
+    """Return the keys (empty for an array) and the values of a line that is a JSON array or object."""
     try:
         found = json.loads(line) if line.lstrip()[:1] in ("[", "{") else None
     except (ValueError, RecursionError):
         return None
     if not found:
         return None
-    values = [shorten(_said(one), _LONGEST) for one in (found.values() if isinstance(found, dict) else found)]
+    values = [
+        shorten(_as_text(one), _LONGEST) for one in (found.values() if isinstance(found, dict) else found)
+    ]
     return tuple(found) if isinstance(found, dict) else (), values
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _last_in_a_row(lines: Iterable[str], read: Callable[[str], _Line | None]) -> list[_Line]:
-    """Return what was read of the last lines in a row that are of one kind and width."""
+    """Return the last consecutive lines that `read` accepts and that have the same keys and width."""
     found: list[_Line] = []
     after_other = True
     for line in lines:
@@ -103,9 +105,12 @@ def _last_in_a_row(lines: Iterable[str], read: Callable[[str], _Line | None]) ->
 
 
 def draw(view: View, words: Words, before: Words | None) -> Grid:
-    """Return the cells of a state, those marked that differ from the one before where that had as many."""
-    alike = before is not None and (before.heading, len(before.rows)) == (words.heading, len(words.rows))
-    known = before.rows if before is not None and alike else words.rows
+    """Return the cells of a state. Mark the cells that differ from a previous state of the same size."""
+    is_comparable = before is not None and (before.heading, len(before.rows)) == (
+        words.heading,
+        len(words.rows),
+    )
+    known = before.rows if before is not None and is_comparable else words.rows
     drawn = view.cells if isinstance(view, GridView) else {}
     rows = [
         [Cell(drawn.get(word, word), word != old) for word, old in zip(row, old_row, strict=True)]

@@ -1,6 +1,7 @@
-"""Several training runs on one page: curves on the same axes, and in which settings and pins they differ.
+"""Gathers the data for the page that compares training runs: their curves, settings and pinned inputs.
 
-Phases of one run are runs of their own: those that went on from each other's weights can be laid end to end.
+The phases of a training are separate runs, each continuing with the weights of the previous one. The page can
+join their curves end to end.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _OF_ONE_RUN = {
     "strata",
     "training",
 }
-"""What every run has for itself, or what a digest says in fewer words."""
+"""Fields that always differ between runs, or that a digest already covers."""
 Differences = dict[str, list[str | None]]
-"""What is not the same in all runs, by its dotted name: of each run, None where it does not have it."""
+"""Values that differ between runs, by dotted name: one per run, None if the run does not have it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class DrawnRun:
     run: RunDetail
     steps: int
     begins: float
-    """The step of the page at which its own begin."""
+    """Step of the chart where this run begins."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class Overlay:
     name: str
     chart: Markup
     ends: list[tuple[float, float] | None]
-    """Of each run its first and its last value."""
+    """First and last value of each run."""
 
 
 @dataclass(frozen=True)
 class OverlayView:
-    """Two to six training runs."""
+    """Data for the page of two to six training runs."""
 
     runs: list[DrawnRun]
     joined: bool
@@ -90,21 +91,21 @@ class OverlaidRun(Record):
     model: str
     steps: int
     begins: int
-    """The step of the page at which its own begin."""
+    """Step of the chart where this run begins."""
 
 
 class OverlaidRuns(Record):
-    """What the page shows, for a program; a run's points are in its `metrics.jsonl`."""
+    """The page as JSON. The points of the curves are in each run's `metrics.jsonl`."""
 
     runs: list[OverlaidRun]
     curves: dict[str, list[tuple[float, float] | None]]
-    """Of each metric the first and the last value of each run, None where it has none."""
+    """First and last value of each metric for each run, or None if the run does not have the metric."""
     settings: Differences
     pins: Differences
 
 
 def answer(view: OverlayView) -> OverlaidRuns:
-    """Return the numbers of several training runs, and where they differ."""
+    """Return the numbers of the compared training runs, and their differences."""
     return OverlaidRuns(
         runs=[
             OverlaidRun(
@@ -122,7 +123,7 @@ def answer(view: OverlayView) -> OverlaidRuns:
 
 
 def overlay(storage: Storage, base_url: str, found: Sequence[Run], *, joined: bool) -> OverlayView:
-    """Lay training runs over each other, or end to end in their order."""
+    """Overlay training runs by step, or join them end to end in their order."""
     details = [runs.detail_of(one, base_url) for one in found]
     metrics = [training.read_series(storage, one) for one in details]
     steps = [one.steps for one in metrics]
@@ -132,13 +133,13 @@ def overlay(storage: Storage, base_url: str, found: Sequence[Run], *, joined: bo
         for one, begin in zip(metrics, begins, strict=True)
     ]
     marks = [
-        Mark(one.step + begin, one.said, one.css)
+        Mark(one.step + begin, one.text, one.css)
         for detail, begin in zip(details, begins, strict=True)
         for one in training.changes_of(detail.manifest)
     ]
     if joined:
         marks += [
-            Mark(begin, f"{detail.manifest.model.name} goes on", "phase-mark")
+            Mark(begin, f"{detail.manifest.model.name} continues", "phase-mark")
             for detail, begin in zip(details[1:], begins[1:], strict=True)
         ]
     manifests = [
@@ -155,7 +156,7 @@ def overlay(storage: Storage, base_url: str, found: Sequence[Run], *, joined: bo
 
 
 def phases_of(session: Session, run: Run) -> list[Run]:
-    """Return the training runs that a run went on from, the first of them first, and the run itself."""
+    """Return the training runs that a run continued, from the first to the run itself."""
     chain = [run]
     while chain[0].weights_sha256 is not None and len(chain) < _MOST_PHASES:
         makers = repository.find_makers(session, chain[0].weights_sha256, _MOST_PHASES)
@@ -196,7 +197,7 @@ def _differences(values: Sequence[Mapping[str, Any]]) -> Differences:
 
 
 def _flatten(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield what stands in dictionaries of dictionaries by its dotted name."""
+    """Yield the values of nested dictionaries with their dotted names."""
     if isinstance(value, dict) and value and depth < _DEEPEST:
         for name, inner in value.items():
             yield from _flatten(inner, f"{place}.{name}" if place else str(name), depth + 1)

@@ -1,4 +1,4 @@
-"""Gathers what the pages of a run show: its numbers, and the rollouts that a reader looks for."""
+"""Gathers the data for the page of a run: its numbers, and the rollouts that match the reader's filters."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from wander_hub.web.run.training import TrainingView, describe_training
 from wander_hub.web.visit import Visit
 
 _MOST_ENDINGS = 50
-"""Ends of rollouts that can be chosen from; an address may name any other."""
+"""Number of stop reasons in the filter. The query string accepts every stop reason."""
 
 
 class RunQuery(RolloutQuery):
-    """Which rollouts a run's page lists; of a training run, the samples of which step it shows."""
+    """Selects the rollouts on a run's page, and the step whose samples a training run's page shows."""
 
     limit: int = Field(50, ge=1, le=200)
     step: int | None = Field(None, ge=0, le=2**31)
 
     def address(self, *, offset: int = 0, **changes: object) -> str:
-        """Return the query that asks for the same rollouts, with changes."""
+        """Return the query string for the same rollouts, with changes."""
         asked = self.asked(**changes) | ({} if self.step is None else {"step": self.step})
         return query_of(asked | ({"offset": offset} if offset else {}))
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run's page."""
+    """Data for the page of a run."""
 
     run: RunDetail
     label: str
@@ -58,47 +58,47 @@ class RunView:
     query: RunQuery
     weights: dict[str, float]
     metrics: dict[str, MetricSummary]
-    """In the order in which the environment declares its functions."""
+    """Metrics in the environment's own order of its functions."""
     command: str
     training: TrainingView | None
     replays: Replays
     evidence: RunEvidence
     links: RunLinks
     phases: list[Run]
-    """Of a training run those that it went on from, the first of them first, and itself."""
+    """The training runs that this one continued, from the first to this one."""
     breakdown: Breakdown
     transcripts_searched: bool
-    """Whether words are looked for in all that was said."""
+    """Whether the text search covers all messages."""
     incomplete: bool
-    """Whether something of it is not shown, since the store has lost a file."""
+    """Whether the page leaves out data because a file is missing from the storage."""
     hidden: HiddenRun | None
-    """Why it is kept off its board."""
+    """The record that hides the run from its leaderboard, with the reason."""
     own: bool
     """Whether the reader may withdraw it."""
     managed: bool
-    """Whether the reader may keep it off its board."""
+    """Whether the reader may hide it from its leaderboard."""
     plots: list[ArtifactInfo] = field(default_factory=list)
-    """Pictures among its files; of one that is there in two forms the smaller."""
+    """Images among its files. If an image has two formats, the smaller file."""
 
     @property
     def in_words(self) -> str:
-        """What the manifest says was done, in a sentence or two."""
+        """The manifest in one or two sentences."""
         return describe(self.run.manifest, self.label, self.examples)
 
     @property
     def endings(self) -> list[str]:
-        """Why rollouts ended, the most frequent first."""
+        """Stop reasons of the rollouts, the most frequent first."""
         found = self.run.summary.stop_reasons.items()
         return [reason for reason, _ in sorted(found, key=lambda one: -one[1])[:_MOST_ENDINGS]]
 
     @property
     def searchable(self) -> bool:
-        """False for a run whose rows are too many to be searched."""
+        """False if the run has too many rollouts to search."""
         return self.run.summary.rollouts <= explorer.MOST_SEARCHED
 
 
 def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
-    """Return a run with one page of its rollouts; of a training run with the samples of a step."""
+    """Return a run with one page of its rollouts. A training run comes with the samples of a step."""
     found = runs.find(visit.session, run_id)
     (detail,) = runs.details_of(visit.session, [found], visit.base_url)
     lost = set[str]()
@@ -140,34 +140,34 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
 
 
 def describe(manifest: RunManifest, label: str, examples: int) -> str:
-    """Return what a manifest says was done, in words."""
+    """Return a description of a manifest in one or two sentences."""
     pin, sampling = manifest.environment, manifest.sampling.given()
-    each = manifest.rollouts_per_example
-    what = f"{label} {pin.version}" if pin.version else label
-    chosen = {"first": "the first", "strata": "drawn evenly from the strata:"}.get(
-        manifest.choice, "drawn by the seed:"
+    repeats = manifest.rollouts_per_example
+    environment = f"{label} {pin.version}" if pin.version else label
+    chosen = {"first": "the first", "strata": "an even selection from all strata:"}.get(
+        manifest.choice, "a random selection:"
     )
-    many = f"{examples} example{'' if examples == 1 else 's'} of the {manifest.split} split"
-    times = "once" if each == 1 else f"{each} times"
+    count_of_examples = f"{examples} example{'' if examples == 1 else 's'} of the {manifest.split} split"
+    times = "once" if repeats == 1 else f"{repeats} times"
     if manifest.kind == "training":
-        said = f"{manifest.model.name} was trained on {what}, {chosen} {many}."
+        text = f"{manifest.model.name} was trained on {environment}: {chosen} {count_of_examples}."
     elif manifest.kind == "exhaustive":
-        said = f"{manifest.model.name} played every line of {what} from {examples} openings."
+        text = f"{manifest.model.name} played every line of {environment} from {examples} openings."
     else:
-        said = f"{manifest.model.name} played {what}: {chosen} {many}, each {times}."
-    words = {"temperature": "temperature {}", "top_p": "top-p {}", "max_tokens": "at most {} tokens a turn"}
-    asked = [text.format(sampling[name]) for name, text in words.items() if name in sampling]
-    asked += [f"seed {manifest.seed}"] if manifest.seed else []
-    said += f" Sampled with {', '.join(asked)}." if asked else ""
+        text = f"{manifest.model.name} played {environment}: {chosen} {count_of_examples}, each {times}."
+    words = {"temperature": "temperature {}", "top_p": "top-p {}", "max_tokens": "at most {} tokens per turn"}
+    settings = [phrase.format(sampling[name]) for name, phrase in words.items() if name in sampling]
+    settings += [f"seed {manifest.seed}"] if manifest.seed else []
+    text += f" Sampled with {', '.join(settings)}." if settings else ""
     for player, one in manifest.players.items():
-        said += f" {player} was played by {one.name}."
-    return said
+        text += f" {one.name} played {player}."
+    return text
 
 
 def reproduce_command(manifest: RunManifest, examples: int, checkpoint: str | None = None) -> str:
-    """Return the command that makes the same run again, with weights of this hub where it has them.
+    """Return the command that repeats a run, with the weights from this hub if it has them.
 
-    The endpoint is whose it is who asks: one that a submitter names would get their prompts and key.
+    The reader must fill in an endpoint. The submitter's endpoint would receive the reader's prompts and key.
     """
     pin, sampling = manifest.environment, manifest.sampling.given()
     model = manifest.model.name if not manifest.model.name.startswith("-") else "MODEL"

@@ -1,4 +1,4 @@
-"""How far the hub's own replays of a run are: on its page, and sent to a page that stays open."""
+"""The hub's replays of a run: on the run's page, and as events for open pages."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from wander_hub.web.visit import Visit
 
 @dataclass(frozen=True)
 class Replays:
-    """The hub's own replays of a run, as its page shows them."""
+    """Data about the hub's replays of a run."""
 
     run_id: str
     data: list[VerificationInfo]
     may_ask: bool
-    """Whether the reader may ask for another one here."""
+    """Whether the reader may request another replay."""
     may_cancel: frozenset[int]
-    """Those that the reader may call off."""
+    """IDs of the replays that the reader may cancel."""
     levels: tuple[str, ...] = LEVELS_SOUGHT
 
     @property
     def under_way(self) -> bool:
-        """Whether one waits or runs."""
+        """Whether a replay is queued or running."""
         return any(one.state in OPEN for one in self.data)
 
 
 def list_replays(session: Session, settings: Settings, run: Run, caller: Identity | None) -> Replays:
-    """Return the replays of a run, and what its reader may do about them."""
+    """Return the replays of a run, and the reader's rights to request or cancel them."""
     data = verification.list_page(session, run).data
     return Replays(
         run.run_id,
@@ -55,8 +55,8 @@ def list_replays(session: Session, settings: Settings, run: Run, caller: Identit
 
 
 def stream_replays(visit: Visit, run_id: str) -> Response:
-    """Answer with how far they are whenever that changed, until no replay is under way."""
-    run_id = runs.find(visit.session, run_id).run_id  # who may not see the run gets what its page answers
+    """Stream the replays of a run whenever they change, until none is queued or running."""
+    run_id = runs.find(visit.session, run_id).run_id  # raises the same error as the run's page
 
     def draw(looking: Session) -> Part:
         found = list_replays(looking, visit.settings, runs.find(looking, run_id), visit.caller)

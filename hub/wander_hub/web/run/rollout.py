@@ -1,4 +1,4 @@
-"""Gathers what the pages of one rollout show: what was said, what came of it, and where to go from there."""
+"""Gathers the data for the pages of one rollout: messages, reward, tokens, and links to others."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from wander_hub.web.visit import Visit
 
 _NEAR_SIBLINGS = 64
 _TOKENS = 2000
-"""Of a turn on a page."""
+"""Number of tokens of a turn on a page."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a key and its link lead."""
+    """A link to another rollout, with its keyboard shortcut."""
 
     key: str
-    said: str
+    label: str
     target: str
 
 
 @dataclass(frozen=True)
 class RolloutView:
-    """One rollout's page."""
+    """Data for the page of a rollout."""
 
     run: RunDetail
     label: str
@@ -51,18 +51,18 @@ class RolloutView:
     first: int
     """Number of the first message shown."""
     omitted: int
-    """Messages after those."""
+    """Number of messages after the shown ones."""
     parts: list[RewardPart]
     metrics: list[RewardPart]
     steps: list[Step] = field(default_factory=list)
     asked: str = ""
-    """Among which rollouts the next one is looked for, as a query."""
+    """Query string of the filters that select the previous and the next rollout."""
     back: str = ""
-    """The list that it is one of."""
+    """Address of the list that contains the rollout."""
 
     @property
     def boards(self) -> list[ShownMessage]:
-        """The messages of the episode that show a board, and the one that it began with."""
+        """The messages of the episode that show a board, with the message before the first turn."""
         start = len(self.rollout.prompt) - 1
         return [one for one in self.messages if one.grid and one.grid.heading is None and one.number >= start]
 
@@ -74,16 +74,16 @@ class Token:
     id: int
     logprob: float
     text: str | None
-    """None where no tokenizer tells."""
+    """Text of the token, or None without a tokenizer."""
 
     @property
     def probability(self) -> float:
-        """What chance it had."""
+        """Probability of the token."""
         return math.exp(min(self.logprob, 0.0))
 
     @property
     def shown(self) -> str:
-        """The text with signs for its blanks."""
+        """The text with visible characters for its white space."""
         return (self.text or "").replace(" ", "\u2423").replace("\n", "\u21b5").replace("\t", "\u21e5")
 
 
@@ -100,17 +100,17 @@ class TurnView:
     offset: int
     total: int
     prompt: int
-    """Tokens that the model saw before these."""
+    """Number of tokens in the prompt."""
     mean: float | None
-    """Mean log-probability of all."""
+    """Mean log-probability of all sampled tokens."""
     tokenizer: str
-    """What tells the texts; empty where nothing does."""
+    """Source of the tokenizer, for the page's text. Empty without a tokenizer."""
     incomplete: bool
-    """Whether the store lost the tokenizer."""
+    """Whether the tokenizer is missing from the storage."""
 
 
 def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first: int = 0) -> RolloutView:
-    """Return one rollout, its messages from one on, the others of its example, and its neighbours."""
+    """Return one rollout with its messages from `first` on, its siblings, and links to its neighbors."""
     found = runs.find(visit.session, run_id)
     whole = runs.rollout(visit.session, visit.storage, found, number)
     siblings = list_siblings(visit.session, visit.storage, found, number, whole.example_id)
@@ -137,12 +137,12 @@ def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first
 
 
 def message(visit: Visit, run_id: str, number: int, place: int) -> str:
-    """Return one message whole, as text."""
+    """Return the complete message as text."""
     whole = runs.rollout(visit.session, visit.storage, runs.find(visit.session, run_id), number)
-    said = [*whole.prompt, *whole.completion]
-    if place >= len(said):
-        raise HubProblem(404, "message_not_found", f"rollout {number} has {len(said)} messages")
-    one = said[place]
+    messages = [*whole.prompt, *whole.completion]
+    if place >= len(messages):
+        raise HubProblem(404, "message_not_found", f"rollout {number} has {len(messages)} messages")
+    one = messages[place]
     parts = [f"{one.get('role', '?')}:"]
     if reasoning := str(one.get("reasoning_content") or ""):
         parts.append(f"[reasoning]\n{reasoning}\n[/reasoning]")
@@ -155,12 +155,12 @@ def message(visit: Visit, run_id: str, number: int, place: int) -> str:
 
 
 def turn(visit: Visit, run_id: str, number: int, place: int, offset: int) -> TurnView:
-    """Return the tokens of one turn, each with its log-probability, where the run recorded them."""
+    """Return the tokens of one turn with their log-probabilities, if the run recorded them."""
     found = runs.find(visit.session, run_id)
     whole = runs.rollout(visit.session, visit.storage, found, number)
     tokens = whole.turns[place].tokens if place < len(whole.turns) else None
     if tokens is None:
-        detail = f"rollout {number} has no tokens of turn {place}"
+        detail = f"rollout {number} has no recorded tokens for turn {place}"
         raise HubProblem(404, "tokens_not_found", detail, hint="only local models and trainers record them")
     pairs = list(zip(tokens.completion_ids, tokens.logprobs, strict=False))
     lost = set[str]()
@@ -185,22 +185,22 @@ def turn(visit: Visit, run_id: str, number: int, place: int, offset: int) -> Tur
 
 
 def _find_texts(visit: Visit, run: Run) -> tuple[Mapping[int, str], str]:
-    """Return the texts of the tokens of a run's model, and whose tokenizer tells them."""
+    """Return the texts of a model's tokens, and the source of the tokenizer."""
     file = find_tokenizer_file(visit.session, run)
     if file is not None:
         texts = read_texts(file.sha256, lambda: visit.storage.read(file.sha256)).texts
-        return texts, "of a model on this hub that has these weights"
+        return texts, "of a model on this hub with the same weights"
     path = find_tokenizer(visit.settings.tokenizers, run.model)
     if path is None:
         return {}, ""
     texts = read_texts(f"{path} {path.stat().st_mtime_ns}", path.read_bytes).texts
-    return texts, "that this hub's operator gave for the model's name"
+    return texts, "that this hub's operator set for the model's name"
 
 
 def list_siblings(
     session: Session, storage: Storage, found: Run, number: int, example_id: str
 ) -> list[RolloutRow]:
-    """Return the rows of an example, of which one has this number."""
+    """Return the rows of the example that this rollout belongs to."""
     spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
     # The rollouts of one example lie within `spread` numbers of each other.
     near = range(max(0, number - spread), number + spread + 1)
@@ -216,7 +216,7 @@ def _steps(
     siblings: list[RolloutRow],
     wanted: RolloutFilter,
 ) -> list[Step]:
-    """Return where one goes from a rollout, by the keys of `wander view`."""
+    """Return the links to other rollouts, with the same keys as in `wander view`."""
     numbers = explorer.numbers_of(session, storage, found, wanted)
     before, following = explorer.neighbors(numbers, number, ascending=wanted.sort == "number")
     failed = explorer.numbers_of(session, storage, found, RolloutFilter(only="failed"))
@@ -232,4 +232,4 @@ def _steps(
         ("s", "next sibling", second),
     ]
     asked = query_of(wanted.asked())
-    return [Step(key, said, f"{one}{asked}") for key, said, one in places if one is not None]
+    return [Step(key, label, f"{one}{asked}") for key, label, one in places if one is not None]

@@ -1,4 +1,4 @@
-"""The pages of runs: one with its rollouts, one rollout, several of an example, several runs compared."""
+"""The pages of runs: a run with its rollouts, a rollout, the rollouts of an example, and comparisons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Place = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class ViewerQuery(RolloutFilter):
-    """Among which rollouts the next one is, and from which message on one is shown."""
+    """Filters for the previous and the next rollout, and the first message to show."""
 
     first: Annotated[int, Query(alias="from", ge=0, le=2**31)] = 0
 
@@ -38,9 +38,9 @@ class ViewerQuery(RolloutFilter):
 def compare_runs(
     visit: Visiting, run: Annotated[list[str] | None, Query(max_length=20)] = None, joined: bool = False
 ) -> Response:
-    """Two to six runs, the others against the first: who does better, and on which examples.
+    """Two to six runs, compared with the first one, example by example.
 
-    Training runs lie over each other, or end to end where they are `joined`.
+    The curves of training runs are overlaid, or joined end to end with `joined`.
     """
     found = compare.find_runs(visit.session, run or [])
     enough = len(found) >= compare.FEWEST
@@ -51,7 +51,7 @@ def compare_runs(
         return visit.page("overlay.html", scripts=["curves.js"], view=drawn)
     if not enough and visit.as_json:
         raise HubProblem(
-            *(422, "invalid_request", "a comparison is of two to six runs"),
+            *(422, "invalid_request", "a comparison needs two to six runs"),
             hint="name them: `/runs/compare?run=ID&run=ID`",
         )
     view = compare.compare(visit, found) if enough else None
@@ -67,7 +67,7 @@ def compare_example(
     example: Annotated[str, Query(max_length=1000)] = "",
     rollout: Annotated[list[Place] | None, Query(max_length=20)] = None,
 ) -> Response:
-    """One example in two to six runs: a rollout of each side by side, message by message."""
+    """One example in two to six runs, with a rollout of each run side by side."""
     found = compare.find_runs(visit.session, run or [])
     if len(found) < compare.FEWEST:
         return compare_runs(visit, run)
@@ -81,7 +81,7 @@ def compare_example(
 
 @router.get("/{run_id}")
 def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
-    """One run: what it pinned, its numbers, its rollouts."""
+    """One run: its pinned inputs, its numbers, its rollouts."""
     if visit.as_json:
         whole = runs.whole_detail(runs.find(visit.session, run_id), visit.base_url)
         return Response(whole, media_type="application/json")
@@ -105,7 +105,7 @@ def list_rows(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()])
 
 @router.get("/{run_id}/live")
 def follow_replays(visit: Visiting, run_id: str) -> Response:
-    """How far the hub's own replays of a run are, as server-sent events, until none is under way."""
+    """The hub's replays of a run, as server-sent events, until none is queued or running."""
     return replays.stream_replays(visit, run_id)
 
 
@@ -113,7 +113,7 @@ def follow_replays(visit: Visiting, run_id: str) -> Response:
 def show_rollout(
     visit: Visiting, run_id: str, number: Number, query: Annotated[ViewerQuery, Query()]
 ) -> Response:
-    """One rollout: what was said, and why it got its reward."""
+    """One rollout: its messages, and the parts of its reward."""
     if visit.as_json:
         line = runs.rollout_line(visit.session, visit.storage, runs.find(visit.session, run_id), number)
         return Response(line, media_type="application/json")
@@ -132,7 +132,7 @@ def show_group(visit: Visiting, run_id: str, number: Number) -> Response:
 
 @router.get("/{run_id}/rollouts/{number}/messages/{place}")
 def show_message(visit: Visiting, run_id: str, number: Number, place: Number) -> Response:
-    """One message whole, as plain text."""
+    """One complete message as plain text."""
     text = rollout_page.message(visit, run_id, number, place)
     body = text.encode("utf-8", "replace")
     return PlainTextResponse(body, headers={"Content-Security-Policy": _TEXT_CSP})

@@ -1,4 +1,4 @@
-"""Gathers rollouts of one example side by side: some of one run, or one of each of several runs."""
+"""Gathers rollouts of one example side by side: several of one run, or one from each of several runs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MOST_MESSAGES = 40
 
 @dataclass(frozen=True)
 class ShownRollout:
-    """A rollout next to others of its example."""
+    """A rollout next to other rollouts of its example."""
 
     row: RolloutRow
     rollout: Rollout
-    """The same, whole."""
+    """The complete rollout."""
     messages: list[ShownMessage]
     omitted: int
 
@@ -49,22 +49,22 @@ class GroupView:
     shown: list[ShownRollout]
     siblings: list[RolloutRow]
     before: int | None
-    """From which sibling on the others are shown."""
+    """Number of the first sibling on the previous page."""
     following: int | None
 
 
 class RolloutGroup(Record):
-    """What the page of several rollouts shows, for a program."""
+    """The page of an example's rollouts in one run, as JSON."""
 
     run_id: str
     example_id: str
     numbers: list[int]
-    """Of the rollouts that follow, in the run."""
+    """Numbers of `rollouts` in the run."""
     rollouts: list[Rollout]
     siblings: list[RolloutRow]
     """Every rollout of the example."""
     following: int | None
-    """From which sibling on the next ones are shown."""
+    """Number of the first sibling on the next page."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,38 @@ class Column:
     run: RunDetail
     shown: ShownRollout
     siblings: list[tuple[RolloutRow, str]]
-    """The run's rollouts of the example, each with the address that shows it here instead."""
+    """The run's rollouts of the example, each with the address that shows it in this column."""
 
 
 @dataclass(frozen=True)
 class ExampleView:
-    """What several runs made of one example."""
+    """Data for the page of one example in several runs."""
 
     example_id: str
     columns: list[Column]
     prompt: list[ShownMessage] | None
-    """What all began with; None where that differs, and stands in each column."""
+    """The first messages, if all rollouts share them. If they differ, None, and each column shows its own."""
     together: str
-    """The address that compares the runs."""
+    """Address of the page that compares the runs."""
     before: str
-    """Where the two first runs differ next more on an example, and next less; empty where there is none."""
+    """Addresses of the examples with the next larger and next smaller difference of the first two runs, or
+    empty strings."""
     following: str
 
 
 class ComparedExample(Record):
-    """What the page of one example shows, for a program."""
+    """The page of one example as JSON."""
 
     example_id: str
     runs: list[str]
-    """Their ids."""
+    """IDs of the runs."""
     numbers: list[int]
-    """Of the rollout of each that follows."""
+    """Number of each run's rollout in `rollouts`."""
     rollouts: list[Rollout]
 
 
 def group(visit: Visit, run_id: str, number: int) -> GroupView:
-    """Return a few rollouts of one example, from this one on, with what they all began with once."""
+    """Return a few rollouts of one example, starting with this one, and their shared first messages."""
     found = runs.find(visit.session, run_id)
     whole = runs.rollout(visit.session, visit.storage, found, number)
     siblings = list_siblings(visit.session, visit.storage, found, number, whole.example_id)
@@ -133,7 +134,7 @@ def group(visit: Visit, run_id: str, number: int) -> GroupView:
 
 
 def group_answer(view: GroupView) -> RolloutGroup:
-    """Return the rollouts that stand side by side."""
+    """Return the rollouts of the group as JSON data."""
     return RolloutGroup(
         run_id=view.run.run_id,
         example_id=view.example_id,
@@ -145,16 +146,16 @@ def group_answer(view: GroupView) -> RolloutGroup:
 
 
 def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequence[int]) -> ExampleView:
-    """Return a rollout of each run: those of these numbers, or else those that lie farthest apart."""
+    """Return a rollout of each run, selected by `numbers`, or by the largest difference if it is empty."""
     if len(labels := {one.environment.label: None for one in found}) > 1:
-        said = f"the runs are of several environments, {' and '.join(f'`{one}`' for one in labels)}"
-        raise HubProblem(422, "invalid_request", said, hint="compare runs of one environment")
+        detail = f"the runs belong to several environments, {' and '.join(f'`{one}`' for one in labels)}"
+        raise HubProblem(422, "invalid_request", detail, hint="compare runs of one environment")
     scored = [Scored(visit.session, visit.storage, one) for one in found]
     apart = _find_apart(scored, example_id)
     chosen = list(numbers) or apart
     if len(chosen) != len(scored):
-        said = f"{len(scored)} runs are compared, and {len(chosen)} rollouts are named"
-        raise HubProblem(422, "invalid_request", said, hint="name one of each run, or none")
+        detail = f"got {len(chosen)} rollouts for {len(scored)} runs"
+        raise HubProblem(422, "invalid_request", detail, hint="name one rollout of each run, or none")
     asked = {"run": [one.run_id for one in found]}
     groups = [
         list_siblings(visit.session, visit.storage, one.run, number, example_id)
@@ -162,7 +163,7 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
     ]
     pairs = [_find(visit.session, visit.storage, *each) for each in zip(found, groups, chosen, strict=True)]
     first = pairs[0][1]
-    alike = all(one.prompt == first.prompt for _, one in pairs)
+    same_prompt = all(one.prompt == first.prompt for _, one in pairs)
     columns = []
     for place, (run, siblings, pair) in enumerate(zip(found, groups, pairs, strict=True)):
         detail = runs.detail_of(run, visit.base_url)
@@ -176,13 +177,13 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
             )
             for row in siblings
         ]
-        shown = _show(detail, *pair, prompt=not alike)
+        shown = _show(detail, *pair, prompt=not same_prompt)
         columns.append(Column(detail, shown, list(zip(siblings, addresses, strict=True))))
     before, following = _neighbours(scored[0], scored[1], example_id)
     return ExampleView(
         example_id=example_id,
         columns=columns,
-        prompt=_list_prompt(columns[0].run, first) if alike else None,
+        prompt=_list_prompt(columns[0].run, first) if same_prompt else None,
         together=f"/runs/compare{query_of(asked)}",
         before=query_of({**asked, "example": before}) if before is not None else "",
         following=query_of({**asked, "example": following}) if following is not None else "",
@@ -190,7 +191,7 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
 
 
 def example_answer(view: ExampleView) -> ComparedExample:
-    """Return the rollouts that stand side by side."""
+    """Return the compared rollouts as JSON data."""
     return ComparedExample(
         example_id=view.example_id,
         runs=[one.run.run_id for one in view.columns],
@@ -200,13 +201,13 @@ def example_answer(view: ExampleView) -> ComparedExample:
 
 
 def _find_apart(scored: Sequence[Scored], example_id: str) -> list[int]:
-    """Return the number of the rollout of each run that shows best how they differ on an example."""
+    """Return the number of each run's rollout that shows the difference on an example best."""
     for one in scored:
         if example_id not in one.scores:
-            said = f"`{one.run.run_id}` has no scored rollout of an example `{example_id[:80]}`"
-            raise HubProblem(404, "example_not_found", said)
+            detail = f"`{one.run.run_id}` has no scored rollout of an example `{example_id[:80]}`"
+            raise HubProblem(404, "example_not_found", detail)
     means = [one.scores[example_id].mean for one in scored]
-    # The first run lies on the other side of the second.
+    # The first run is compared with the second, and every other run with the first.
     higher = [means[0] > means[1], *(mean > means[0] for mean in means[1:])]
     return [one.number(example_id, greatest=up) for one, up in zip(scored, higher, strict=True)]
 
@@ -216,7 +217,7 @@ def _find(
 ) -> tuple[RolloutRow, Rollout]:
     own = next((one for one in siblings if one.number == number), None)
     if own is None:
-        detail = f"rollout {number} of `{run.run_id}` is none of this example"
+        detail = f"rollout {number} of `{run.run_id}` belongs to another example"
         raise HubProblem(404, "rollout_not_found", detail)
     return own, runs.rollout(session, storage, run, number)
 
@@ -234,8 +235,8 @@ def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
 
 
 def _neighbours(first: Scored, second: Scored, example_id: str) -> tuple[str | None, str | None]:
-    """Return the examples on which two runs differ next more and next less than on this one."""
-    with suppress(RunError):  # of runs that cannot be compared this one example may be looked at
+    """Return the examples with the next larger and the next smaller difference between two runs."""
+    with suppress(RunError):  # runs that cannot be compared can still show this example
         found = compare_scored(first, second)
         names = [one.example_id for one in list_apart(found)]
         if example_id in names:

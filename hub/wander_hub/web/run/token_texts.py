@@ -1,6 +1,7 @@
-"""The texts of tokens, from the tokenizer of a model that lies on this hub or that its operator gave.
+"""Reads the texts of tokens from the tokenizer of a model on this hub, or from one of the hub's operator.
 
-Only the names of tokens are read, never a tokenizer's own rules: these are strangers' regular expressions.
+It reads only the names of tokens. It never runs the rules of a tokenizer, which are regular expressions of
+strangers.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = {chr(one): one for one in _PLAIN} | {
     chr(256 + place): one for place, one in enumerate(sorted(set(range(256)) - set(_PLAIN)))
 }
-"""The letter that stands for each byte in the tokens of GPT-2 and most models since."""
+"""The byte for each letter in the tokens of GPT-2 and of most later models."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _OF_TOKEN = 10
-"""Numbers that have the room of a token's text."""
+"""Size of a cached token text, in numbers."""
 
 
 @dataclass(frozen=True)
 class TokenTexts:
-    """The texts of tokens by their ids."""
+    """The texts of tokens by their IDs."""
 
     texts: Mapping[int, str]
 
     @property
     def numbers(self) -> int:
-        """How many numbers have the room of it."""
+        """Size in the cache."""
         return _OF_TOKEN * len(self.texts)
 
 
 def find_tokenizer_file(session: Session, run: Run) -> RevisionFile | None:
-    """Return the `tokenizer.json` of a model here that has the weights of a run, or that it made."""
+    """Return the `tokenizer.json` of a model on this hub whose weights the run used or produced."""
     made = select(RunCheckpoint.weights_sha256).where(RunCheckpoint.run_id == run.run_id)
     own = or_(Revision.weights_sha256 == run.weights_sha256, Revision.weights_sha256.in_(made))
     query = visible_revisions(session).where(own, Revision.deleted_at.is_(None))
@@ -53,7 +54,7 @@ def find_tokenizer_file(session: Session, run: Run) -> RevisionFile | None:
 
 
 def read_texts(sha256: str, read: Callable[[], bytes]) -> TokenTexts:
-    """Return the texts of a `tokenizer.json`, which are kept by its digest; none of one that is malformed."""
+    """Return the texts of a `tokenizer.json`, cached by its digest. Empty for a malformed file."""
 
     def find() -> TokenTexts:
         try:
@@ -67,7 +68,7 @@ def read_texts(sha256: str, read: Callable[[], bytes]) -> TokenTexts:
 
 def _texts(parts: TokenizerParts) -> dict[int, str]:
     vocab = parts.model.vocab if parts.model is not None else None
-    if isinstance(vocab, list):  # of pairs of a token and its score
+    if isinstance(vocab, list):  # a list of pairs: a token and its score
         vocab = {one[0]: place for place, one in enumerate(vocab) if isinstance(one, list) and one}
     decode = _decode_bytes if "ByteLevel" in _kinds(parts.decoder) else _decode_words
     found = {
@@ -82,21 +83,21 @@ def _texts(parts: TokenizerParts) -> dict[int, str]:
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """Return the kinds of a decoder, or of those that it is a sequence of."""
+    """Return the type of a decoder, and the types of its parts if it is a sequence."""
     inner = decoder.get("decoders") if isinstance(decoder, dict) else None
     every = [decoder, *(inner if isinstance(inner, list) else [])]
     return {str(one.get("type")) for one in every if isinstance(one, dict)}
 
 
 def _decode_bytes(name: str) -> str:
-    """Return the text of a token of bytes; of a part of a letter, the bytes as `\\xe4`."""
+    """Return the text of a byte-level token. Bytes of an incomplete letter appear as `\\xe4`."""
     if any(one not in _BYTES for one in name):
         return name
     return bytes(_BYTES[one] for one in name).decode(errors="backslashreplace")
 
 
 def _decode_words(name: str) -> str:
-    """Return the text of a token of SentencePiece, where `\u2581` is a space, or of WordPiece."""
+    """Return the text of a SentencePiece token (`\u2581` is a space) or a WordPiece token."""
     if byte := _BYTE.fullmatch(name):
         return bytes.fromhex(byte[1]).decode(errors="backslashreplace")
     return name.removeprefix("##").replace("\u2581", " ")

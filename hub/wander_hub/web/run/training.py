@@ -1,7 +1,7 @@
-"""What the page of a training run shows: curves, alerts, evaluations, time, samples, how to repeat it.
+"""Gathers the data for the page of a training run: curves, alerts, evaluations, time, samples, commands.
 
-All of it is as the trainer reported it, from files that came with the run. They may hold anything: what is no
-line of ours is passed over.
+The trainer reported this data in files that were posted with the run. The files may contain anything, so
+lines of other formats are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 MOST_BYTES = 16 * 1024 * 1024
-"""Of one file that is read to draw a page."""
+"""Largest file that is read to draw a page."""
 MOST_CURVES = 24
 _TABLE_ROWS = 12
 _MOST_ALERTS = 50
@@ -43,22 +43,22 @@ _MOST_EVALUATIONS = 200
 MOST_CELLS = 8
 _MOST_PROMPTS = 6
 _OF_POINT = 30
-"""Numbers that have the room of a point."""
+"""Size of a cached point, in numbers."""
 _MOST_MESSAGES = 40
 _MOST_POINTS, _MOST_LINES, _MOST_SAMPLES, _MOST_SHOWN = 500_000, 100_000, 2_000, 12
-"""Values and lines of a file of metrics that are read, samples that are, and those of one step."""
+"""Most metric values and lines that are read from a file, most samples, and most samples of one step."""
 _LONGEST_TEXT = 1000
-"""Characters of an alert, of which a page shows less."""
+"""Most characters of an alert. The page shortens it further."""
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
 _NOT_CURVES = {"step", "steps", "epoch", "failed"}
-_TOLD_TWICE = {
+_DUPLICATES = {
     "rewards/reward/mean": "reward",
     "rewards/reward/std": "reward_std",
     "frac_reward_zero_std": "groups_without_variance",
 }
-"""What a trainer reports of the same thing again, and under which name it is drawn."""
+"""Metrics that a trainer reports twice, with the name under which the page draws them."""
 _FAILED = "failed/rollouts"
-"""The share of a step's rollouts that failed, which is drawn where it is always 0 too."""
+"""The share of failed rollouts per step. The page draws it even if it is always 0."""
 _FIRST = (
     "reward",
     "reward_std",
@@ -73,14 +73,14 @@ _FIRST = (
     "grad_norm",
     "learning_rate",
 )
-"""Is it learning, is the signal alive, is the policy sane: in this order, the rest by name."""
+"""Order of the curves: is it learning, is there a signal, is the policy healthy. Others follow by name."""
 _GROUPS = {
     "Rewards": ("reward", "groups_without", "frac_reward"),
     "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "rollouts", "clip", "sampling"),
     "Optimizer": ("loss", "grad", "learning_rate"),
     "Time": ("seconds",),
 }
-"""Headings under which curves are folded, with the beginnings of their names."""
+"""Headings of the groups of curves, with the prefixes of their names."""
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,22 @@ class Curve:
     points: int
     bucketed: bool
     table: list[tuple[float, float]] = field(default_factory=list)
-    """Some of its points, step and value, for who cannot see the drawing."""
+    """Some of its points as (step, value), for readers who cannot see the chart."""
 
 
 class Named(Protocol):
-    """What is drawn of a metric."""
+    """A chart of a metric."""
 
     @property
     def name(self) -> str:
-        """The metric's."""
+        """Name of the metric."""
 
 
 Drawn = TypeVar("Drawn", bound=Named)
 
 
 def group_curves(curves: Sequence[Drawn]) -> dict[str, list[Drawn]]:
-    """Return curves by the headings under which pages fold them."""
+    """Return the curves of each group by its heading."""
     groups: dict[str, list[Drawn]] = {heading: [] for heading in (*_GROUPS, "Others")}
     for one in curves:
         heading = next((key for key, begins in _GROUPS.items() if one.name.startswith(begins)), "Others")
@@ -149,13 +149,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleTable:
-    """The fixed examples over the steps, and those of one step whole."""
+    """Rewards of the fixed examples over the steps, and the complete samples of one step."""
 
     steps: list[int]
     chosen: int
     prompts: list[str]
     rewards: dict[str, dict[int, float | None]]
-    """By example, then step; no entry where there is no rollout, None where it failed."""
+    """Rewards by example and step. None means that the rollout failed. No rollout, no entry."""
     shown: list[Sample]
 
 
@@ -175,9 +175,9 @@ class TrainingView:
     samples: SampleTable | None
     command: str
     config: str
-    """The settings as TOML, without weights that nobody else can get."""
+    """The settings as TOML, without weights that other people cannot get."""
     unavailable: list[str]
-    """Names of weights that the settings name and nobody else can get."""
+    """Weights in the settings that other people cannot get."""
 
     @property
     def folded(self) -> dict[str, list[Curve]]:
@@ -188,10 +188,10 @@ class TrainingView:
 def describe_training(
     storage: Storage, detail: RunDetail, step: int | None, lost: set[str], pushed: str | None
 ) -> TrainingView:
-    """Return what the page of a training run shows, with the samples of a step or of the last one.
+    """Return the data for the page of a training run, with the samples of one step, by default the last.
 
-    `pushed` is the model of this hub that has the weights that the run started from, if there is one. The
-    digests of files that the store does not have any more join `lost`.
+    `pushed` is the model on this hub with the initial weights of the run, if there is one. Digests of
+    files that are missing from the storage are added to `lost`.
     """
     series, alerts, evaluations, samples = (
         Series(0, {}, {}, {}, 0.0, {}),
@@ -235,7 +235,7 @@ def describe_training(
 
 
 def _name_weights(training: Mapping[str, Any], pushed: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return settings that name weights where anyone can get them, and the names of other weights."""
+    """Return settings with weights that everyone can get, and the names of the weights that were left out."""
     settings, unavailable = {**training}, []
     for name in ("model", "teacher"):
         section = settings.get(name)
@@ -250,7 +250,7 @@ def _name_weights(training: Mapping[str, Any], pushed: str | None) -> tuple[dict
 
 
 def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points of each metric that is not always zero, what is looked at first coming first."""
+    """Return the points of each metric that is not always zero, the most important metrics first."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, entry in enumerate(lines):
         step = _number(entry.get("step", number))
@@ -262,7 +262,7 @@ def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[floa
         failed, rollouts = _number(entry.get("failed")), _number(entry.get("rollouts"))
         if failed is not None and rollouts:
             series.setdefault(_FAILED, []).append((step, failed / rollouts))
-    for name, other in _TOLD_TWICE.items():
+    for name, other in _DUPLICATES.items():
         pairs = zip(series.get(name, []), series.get(other, []), strict=False)
         if len(series.get(name, [])) == len(series.get(other, [])) and all(
             math.isclose(one[1], two[1], rel_tol=1e-3, abs_tol=1e-6) for one, two in pairs
@@ -271,7 +271,7 @@ def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[floa
 
     def place(name: str) -> int:
         if name.startswith("rewards/"):
-            return 0  # by name these come right after the reward itself
+            return 0  # sorted by name, these follow the reward itself
         return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
     names = sorted(series, key=lambda name: (place(name), name))[:MOST_CURVES]
@@ -284,26 +284,26 @@ def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[floa
 
 @dataclass(frozen=True)
 class Series:
-    """The metrics of a run as they are drawn, alone or beside those of others."""
+    """The points of a run's metrics that are drawn, on its own page or in a comparison."""
 
     steps: int
     points: dict[str, tuple[tuple[float, float], ...]]
     ends: dict[str, tuple[float, float]]
-    """First and last value of each."""
+    """First and last value of each metric."""
     counts: dict[str, int]
-    """How many points each has, of which some may not be drawn."""
+    """Number of points of each metric, including points that are not drawn."""
     seconds: float
     spent: dict[str, float]
-    """Seconds by what they went to."""
+    """Seconds by activity."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers have the room of it."""
+        """Size in the cache."""
         return _OF_POINT * sum(len(one) for one in self.points.values())
 
 
 def read_series(storage: Storage, detail: RunDetail) -> Series:
-    """Return the metrics of a run, which are kept: a file of many megabytes takes a second to read."""
+    """Return the metrics of a run. They are cached, because reading a large file takes a second."""
     files = {one.name: one.sha256 for one in detail.artifacts}
 
     def read() -> Series:
@@ -341,21 +341,21 @@ def _curves(series: Series, marks: Sequence[Mark]) -> Iterator[Curve]:
 
 
 def changes_of(manifest: RunManifest) -> list[Mark]:
-    """Return where a run went on with something else than before: the phases of its steps."""
+    """Return a mark for each step after a change of settings."""
     allowed = manifest.reproduction.allowed if manifest.reproduction else []
     return [
-        Mark(one.step, f"from here on another {one.field}: {one.after}"[:200], "phase-mark")
+        Mark(one.step, f"{one.field} changed to {one.after}"[:200], "phase-mark")
         for one in allowed[:_MOST_CHANGES]
     ]
 
 
 def read_metrics(storage: Storage, detail: RunDetail) -> Iterator[dict[str, Any]]:
-    """Yield what the trainer reported of each step."""
+    """Yield the trainer's metrics of each step."""
     return _entries(_read(storage, detail, METRICS_FILE))
 
 
 def _first(lines: Iterable[dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:
-    """Yield the first lines, which together hold about so many values."""
+    """Yield the first lines, up to about `most` values."""
     for line in lines:
         most -= len(line) + 1
         if most < 0:
@@ -364,7 +364,7 @@ def _first(lines: Iterable[dict[str, Any]], most: int) -> Iterator[dict[str, Any
 
 
 def read_evaluations(storage: Storage, detail: RunDetail) -> list[EvaluationLine]:
-    """Return the evaluations that were made while a run learned, the last of them."""
+    """Return the latest evaluations during a training run."""
     return _read_kept(
         *(storage, detail, EVALUATIONS_FILE),
         lambda text: _Kept(list(deque(_evaluations(text), _MOST_EVALUATIONS)), 0),
@@ -372,7 +372,7 @@ def read_evaluations(storage: Storage, detail: RunDetail) -> list[EvaluationLine
 
 
 def _read_alerts(storage: Storage, detail: RunDetail) -> _Kept[AlertLine]:
-    """Return the first alerts, and the number of all."""
+    """Return the first alerts, and the number of all alerts."""
 
     def read(text: bytes) -> _Kept[AlertLine]:
         found = list(_alerts(text))
@@ -383,32 +383,32 @@ def _read_alerts(storage: Storage, detail: RunDetail) -> _Kept[AlertLine]:
 
 @dataclass(frozen=True)
 class _Kept(Generic[Line]):
-    """The lines of a file that pages show, and how many it has."""
+    """The lines of a file that pages show, and the number of all its lines."""
 
     lines: list[Line]
     count: int
 
     @property
     def numbers(self) -> int:
-        """How many numbers have the room of it."""
+        """Size in the cache."""
         return _OF_POINT * len(self.lines)
 
 
 def _read_kept(storage: Storage, detail: RunDetail, name: str, read: Callable[[bytes], Found]) -> Found:
-    """Return what is read of a file that came with a run; it is kept by its digest."""
+    """Read a file that was posted with a run, or return the result cached by its digest."""
     sha256 = next((one.sha256 for one in detail.artifacts if one.name == name), "")
     kept: Found = KEPT.get((sha256, name), lambda: read(_read(storage, detail, name)))
     return kept
 
 
 def _read(storage: Storage, detail: RunDetail, name: str) -> bytes:
-    """Return a file that came with a run, empty without one or for one that is too large to be drawn."""
+    """Return the content of a file that was posted with a run. Empty if it is missing or too large."""
     found = next((one for one in detail.artifacts if one.name == name and one.size <= MOST_BYTES), None)
     return storage.read(found.sha256) if found is not None else b""
 
 
 def _entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of lines, an empty one for any other line."""
+    """Yield the objects of a JSON lines file, and an empty one for every other line."""
     for line in islice(split_lines([text]), _MOST_LINES):
         try:
             value = read_json(line, METRICS, finite=False)
@@ -444,22 +444,22 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
 
 @dataclass(frozen=True)
 class _SampleIndex:
-    """Where the samples of a run lie in their file."""
+    """The positions of a run's samples in their file."""
 
     steps: list[int]
     prompts: list[str]
     rewards: dict[str, dict[int, float | None]]
     places: dict[int, list[tuple[int, int]]]
-    """Offset and length of the lines of each step."""
+    """Offset and length of the lines, by step."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers have the room of it."""
+        """Size in the cache."""
         return _OF_POINT * sum(map(len, (self.steps, *self.rewards.values(), *self.places.values())))
 
 
 def _index_samples(text: bytes) -> _SampleIndex:
-    """Return which samples there are, and where."""
+    """Return an index of the samples in a file."""
     rewards: dict[str, dict[int, float | None]] = {}
     places: dict[int, list[tuple[int, int]]] = {}
     offset = 0
@@ -473,7 +473,7 @@ def _index_samples(text: bytes) -> _SampleIndex:
 
 
 def _samples(storage: Storage, detail: RunDetail, step: int | None) -> SampleTable | None:
-    """Return the samples of a run; those of the given step, or of the last one, are read whole."""
+    """Return the samples of a run, with the complete rollouts of the given step or the last one."""
     index = _read_kept(storage, detail, SAMPLES_FILE, _index_samples)
     if not index.steps:
         return None

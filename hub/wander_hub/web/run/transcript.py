@@ -1,4 +1,4 @@
-"""Turns a rollout into what its page shows: messages with their turns, and the parts of its reward."""
+"""Prepares a rollout for its page: the messages with their turns, and the parts of the reward."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wander_hub.web.text import count, duration
 _MOST_MESSAGES = 400
 """Messages of one rollout on a page."""
 _LONGEST_TEXT = 60_000
-"""Characters of one message on a page; the JSON has the rest."""
+"""Most characters of one message on a page. The JSON has the full text."""
 _LONGEST_LAID_OUT = 10_000
-"""Characters of a call's arguments that are shown line by line: deep ones grow a hundredfold."""
+"""Longest arguments of a call that are indented. Deep ones would grow a hundredfold."""
 _FOLD_LINES = 20
 _FOLD_CHARACTERS = 2500
 
@@ -42,22 +42,22 @@ class ShownMessage:
     number: int
     text: str
     length: int = 0
-    """Its characters, also those left out."""
+    """Characters of the full text."""
     omitted: int = 0
-    """Characters left out of very long texts, the reasoning and the calls included."""
+    """Characters left out of the text, the reasoning and the calls."""
     grid: Grid | None = None
-    """The state that it shows, where the environment says how that is read."""
+    """The state that the message shows, if the environment declares how to read it."""
     reasoning: str = ""
     reasoning_length: int = 0
-    """Its characters, also those left out."""
+    """Characters of the full reasoning."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     name: str = ""
     player: str = ""
-    """Whose conversation it is a part of, where the environment has players."""
+    """The player whose conversation contains the message. Empty without players."""
     note: str = ""
     """Tokens, time and finish reason of an assistant's turn."""
     turn: int | None = None
-    """The turn whose tokens are on record."""
+    """Number of the turn, if its tokens were recorded."""
     folded: bool = False
 
 
@@ -79,9 +79,9 @@ class RewardPart:
 def list_messages(
     rollout: Rollout, first: int = 0, view: View | None = None
 ) -> tuple[list[ShownMessage], int]:
-    """Return messages of prompt and episode from one on, and how many more follow than a page can show.
+    """Return the messages of a rollout from `first` on, and the number of messages after the page's limit.
 
-    With a view those of the environment have the grid that they show.
+    With a view, messages of the environment include the state that they show.
     """
     replies = sum(1 for message in rollout.completion if message.get("role") == "assistant")
     turns = iter(enumerate(rollout.turns) if len(rollout.turns) == replies else ())
@@ -134,7 +134,7 @@ def _describe_message(
 
 def _tool_call(call: dict[str, Any]) -> ToolCall:
     name, text = call_text(call)
-    # What is no JSON is shown as it was written, and so is what would be far longer in lines of its own.
+    # Arguments that are not JSON or are too long to indent stay unchanged.
     with suppress(ValueError, RecursionError):
         if len(text) <= _LONGEST_LAID_OUT:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -142,7 +142,7 @@ def _tool_call(call: dict[str, Any]) -> ToolCall:
 
 
 def _grid(view: View, message: Message, before: dict[object, Words]) -> Grid | None:
-    """Return the grid of a message; `before` has the last one that each player saw."""
+    """Return the state in a message. `before` holds the last state that each player saw."""
     if message.get("role") not in ("user", "tool"):
         return None
     words, player = read_state(view, message_text(message)), str(message.get("player"))
@@ -154,7 +154,7 @@ def _grid(view: View, message: Message, before: dict[object, Words]) -> Grid | N
 
 
 def _beyond(text: str) -> int:
-    """Return how many characters of a text are left out."""
+    """Return the number of characters of a text that are left out."""
     return max(len(text) - _LONGEST_TEXT, 0)
 
 

@@ -1,1 +1,1 @@
-"""Pages of source code: the files of a version, and what two versions changed."""
+"""Pages of source code: the files of a version, and the changes between two versions."""

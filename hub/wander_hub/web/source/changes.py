@@ -1,4 +1,4 @@
-"""What two versions changed of what they install, file by file and line by line."""
+"""Compares the installed files of two versions, line by line."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from wander_hub.web.source.files import draw_lines, find_wheel, open_wheel, read
 from wander_hub.web.text import visible
 
 _MOST_COMPARED = 2_000
-"""Lines of a file that are compared; the cost grows with their square at worst."""
+"""Most lines of a file that is compared. In the worst case, the cost grows with the square of the lines."""
 _MOST_CHANGED, _MOST_FILES = 20_000, 300
-"""Lines that are compared for one page, of all its files, and the files of which lines are."""
+"""Most lines, and most files, whose lines are compared for one page."""
 _MOST_NAMED = 2_000
-_NOT_COMPARED = "More changed than is compared on one page"
+_NOT_COMPARED = "Too many changes to compare on one page"
 _OF_LINE = 150
-"""Numbers that have the room of a line that is kept."""
+"""Size of a cached line, in numbers."""
 _KEPT = Kept()
-"""What was compared before, by the digests of both wheels."""
+"""Cached comparisons, by the digests of both wheels."""
 _LINES = {
     "same": Markup("<span><i>{}</i><i>{}</i> {}\n</span>"),
     "add": Markup('<span class="add"><i>{}</i><i>{}</i>+{}\n</span>'),
@@ -40,7 +40,7 @@ _LINES = {
 }
 _GAP = Markup('<span class="hunk">…\n</span>')
 _AROUND = 3
-"""Lines that are the same, before and after what changed."""
+"""Unchanged lines shown before and after a change."""
 
 
 class Line(Record):
@@ -48,35 +48,35 @@ class Line(Record):
 
     kind: Literal["same", "add", "del"]
     old: int | None
-    """Its number in the older version; None where it is not there."""
+    """Line number in the older version, or None if the line was added."""
     new: int | None
     text: str
 
 
 class FileChange(Record):
-    """A file that is not the same in two versions."""
+    """A file that differs between two versions."""
 
     path: str
     kind: Literal["added", "removed", "changed"]
     hunks: list[list[Line]] = Field(default_factory=list)
-    """Lines that changed with some around them, in order; nothing for an empty file."""
+    """Changed lines with some unchanged lines around them, in order. Empty for an empty file."""
     left_out: str = ""
-    """Why there are none of a file that is no text, or too large."""
+    """Why the hunks are left out, such as for a binary or very large file."""
     drawn: Any = Field(default=None, exclude=True)
-    """The hunks as a page shows them."""
+    """The hunks as HTML."""
 
     @property
     def compared(self) -> bool:
-        """False where so much had changed already that this file was passed over."""
+        """False if the file was skipped because there were too many changes."""
         return self.left_out != _NOT_COMPARED
 
     def count(self, kind: str) -> int:
-        """Return how many lines are of a kind."""
+        """Return the number of lines of a kind."""
         return sum(line.kind == kind for hunk in self.hunks for line in hunk)
 
 
 class Changes(Record):
-    """What one version changed of another."""
+    """The changes between two versions."""
 
     owner: str
     name: str
@@ -84,11 +84,11 @@ class Changes(Record):
     new: str
     changes: list[FileChange]
     same: int
-    """Files that are the same in both."""
+    """Number of files that are the same in both versions."""
     versions: list[str] = Field(exclude=True)
-    """All of the environment, newest first."""
+    """All versions of the environment, newest first."""
     newest: str = Field(exclude=True)
-    """The one that is offered first."""
+    """The version that is offered first."""
     listed: bool = Field(exclude=True)
 
     @property
@@ -100,7 +100,7 @@ class Changes(Record):
 def show_changes(
     session: Session, storage: Storage, owner: str, name: str, old: str | None, new: str
 ) -> Changes:
-    """Return which files of a version are not those of another one, line by line where they are texts."""
+    """Return the files that differ between two versions, with the changed lines of text files."""
     found = environments.find(session, owner, name)
     after = environments.find_version(session, found, new)
     known = [one.version for one in environments.list_versions(session, found)]
@@ -123,14 +123,14 @@ def show_changes(
 
 @dataclass(frozen=True)
 class _Compared:
-    """What two wheels do not have in common, and how many files are the same."""
+    """The changed files of two wheels, and the number of files that are the same."""
 
     changes: list[FileChange]
     same: int
 
     @property
     def numbers(self) -> int:
-        """How much is kept with it."""
+        """Size in the cache."""
         lines = sum(len(hunk) for one in self.changes for hunk in one.hunks)
         return _OF_LINE * (len(self.changes) + lines)
 
@@ -157,11 +157,11 @@ class _Member(NamedTuple):
     archive: ZipFile
     info: ZipInfo
     digest: str
-    """As RECORD has it, which the upload held against the bytes; empty where it has none."""
+    """Digest from RECORD, which the upload checked against the content. Empty without a digest in RECORD."""
 
 
 def _list_members(archive: ZipFile, version: Version) -> dict[str, _Member]:
-    """Return the files by paths that do not change with the version's number; RECORD says nothing new."""
+    """Return the files by their paths without the version number, except for RECORD."""
     files, digests = dict[str, _Member](), _read_digests(archive)
     for one in archive.infolist():
         head, _, rest = one.filename.partition("/")
@@ -175,7 +175,7 @@ def _list_members(archive: ZipFile, version: Version) -> dict[str, _Member]:
 
 
 def _read_digests(archive: ZipFile) -> dict[str, str]:
-    """Return what RECORD says of the files: to open each of 19,000 takes seconds."""
+    """Return the digests of the files from RECORD, because opening 19,000 files takes seconds."""
     records = [one for one in archive.namelist() if one.endswith(".dist-info/RECORD")]
     text = archive.read(min(records, key=len)).decode() if records else ""
     rows = csv.reader(io.StringIO(text, newline=""))
@@ -192,7 +192,7 @@ def _are_equal(old: _Member, new: _Member) -> bool:
 
 
 def _compare(path: str, old: _Member | None, new: _Member | None, most: int) -> tuple[FileChange | None, int]:
-    """Return what happened to a file, and how many of the `most` lines were compared for it."""
+    """Return the change of a file, and the number of compared lines. It compares at most `most` lines."""
     if old is not None and new is not None and _are_equal(old, new):
         return None, 0
     kind: Literal["added", "removed", "changed"] = (
@@ -214,7 +214,7 @@ def _compare(path: str, old: _Member | None, new: _Member | None, most: int) -> 
 
 
 def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list[list[Line]], Markup]:
-    """Return the lines that changed with those around them, and what a page shows of them."""
+    """Return the changed lines with the lines around them, as data and as HTML."""
     sides, hunks, drawn = (_draw(path, old), _draw(path, new)), list[list[Line]](), list[Markup]()
     for group in SequenceMatcher(None, old, new).get_grouped_opcodes(_AROUND):
         drawn += [_GAP] if hunks else []
@@ -227,7 +227,7 @@ def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list
                     *((one, 0) for one in range(first, end)),
                     *((0, two) for two in range(new_first, new_end)),
                 ]
-            for one, two in pairs:  # lines by their numbers, 0 where there is none
+            for one, two in pairs:  # line numbers in both versions, 0 for a missing line
                 kind: Literal["same", "add", "del"] = "same" if one and two else "add" if two else "del"
                 text, shown = (new[two - 1], sides[1][two - 1]) if two else (old[one - 1], sides[0][one - 1])
                 hunks[-1].append(Line(kind=kind, old=one or None, new=two or None, text=text))
@@ -236,7 +236,7 @@ def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list
 
 
 def _draw(path: str, lines: Sequence[str]) -> list[Markup]:
-    """Return lines in colours, or plain where those who colour them take other ends of lines."""
+    """Return lines with syntax colors, or plain if the lexer splits the lines differently."""
     drawn = list(draw_lines(path, "\n".join(lines)))
     return drawn if len(drawn) == len(lines) else [visible(one) for one in lines]
 

@@ -1,7 +1,7 @@
-"""The source code of a version on pages: a file of its wheel line by line.
+"""Shows the source code of a version, one file at a time.
 
-The wheel is what installs and runs, so that is read first; a source archive, which may hold something else
-beside tests and README, only where it is asked for.
+The wheel is installed and runs, so pages show its files. They show the source archive, which can also hold
+tests, a README and other files, only on request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wander_hub.storage import Storage
 from wander_hub.web.text import size, visible
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of a wheel, unpacked or not, that is read to draw a page."""
+"""Largest wheel, packed or unpacked, that is read to draw a page."""
 _MOST_IMAGE = 8 * 1024 * 1024
 _IMAGES = {
     ".png": "image/png",
@@ -44,25 +44,25 @@ _MOST_TEXT = 256 * 1024
 _MOST_COLOURED = 32 * 1024
 _MOST_LINES = 4_000
 _MOST_LISTED = 2_000
-"""Files that a page links to."""
+"""Number of files that a page links to."""
 _MOST_NAMES = 500
-"""That are compared with one that is not there: 10,000 take a second and more."""
+"""File names that are compared with a missing name for a suggestion. 10,000 would take more than a second."""
 _LEXERS = {
     **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
     ".json": "JsonLexer",
     ".toml": "TOMLLexer",
     **dict.fromkeys([".sh", ".bash", ".shell"], "BashLexer"),
 }
-"""YAML's takes minutes for some texts, and that of console sessions seconds."""
+"""Lexers by suffix. The YAML lexer needs minutes for some texts, and the one for console sessions seconds."""
 _SESSIONS = (".console", ".shell-session")
 _PROMPT = "$ "
 _BLOCK = re.compile(r'<pre><code class="language-(\w+)">([^<]*)</code></pre>')
-"""Of code in cleaned HTML that holds nothing but text."""
+"""A block of code in cleaned HTML that contains only text."""
 _KEPT = 128
-"""Texts that are kept as they were coloured, which takes 3 ms a thousand characters."""
+"""Number of colored texts in the cache. Coloring takes 3 ms per thousand characters."""
 _COLOURED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
-"""Pygments' short names of keywords, strings, comments, numbers, names that a line defines, variables of a
-shell, its prompt and what it printed."""
+"""Pygments' short names of keywords, strings, comments, numbers, defined names, shell variables, prompts and
+output."""
 _OPEN = {one: Markup('<span class="{}">').format(one) for one in _COLOURED}
 _CLOSE = Markup("</span>")
 _LINE_ENDS = re.compile("(\n)")
@@ -80,7 +80,7 @@ class SourceFile(Record):
 
     @property
     def runs(self) -> bool:
-        """False for what only describes the distribution."""
+        """False for metadata of the distribution."""
         return ".dist-info/" not in self.path
 
 
@@ -91,30 +91,30 @@ class SourceFiles(Record):
     name: str
     version: str
     wheel: str
-    """The name of what was read: of the wheel, or of the source archive."""
+    """File name of the wheel or source archive."""
     archive: Archive = "wheel"
     files: list[SourceFile]
     shown: str
     text: str
     left_out: str
-    """What of the shown file is not there, and why; empty for all of it."""
+    """Why a part of the shown file is missing. Empty if the file is complete."""
     other: bool = Field(exclude=True)
-    """Whether there is the other archive, too."""
+    """Whether the version also has the other kind of archive."""
 
 
 @dataclass(frozen=True)
 class SourceView:
-    """The same as a page draws it."""
+    """Data for the page of a source file."""
 
     found: SourceFiles
     versions: list[str]
-    """All of the environment, newest first."""
+    """All versions of the environment, newest first."""
     newest: str
-    """The one that is offered first."""
+    """The version that is offered first."""
     listed: bool
     lines: list[Markup]
     files: list[SourceFile]
-    """Those that the page links to."""
+    """Files that the page links to."""
 
 
 def find_source(
@@ -125,10 +125,10 @@ def find_source(
     path: str | None,
     archive: Archive | None,
 ) -> SourceFiles:
-    """Return a version's files and one of them: the one asked for, or the module with its entry point.
+    """Return a version's files and the text of one: the requested file, or the module of its entry point.
 
-    A file for which no archive is named is looked for in the wheel, then in the source archive: links of a
-    README lead to both.
+    Without an archive, the file is searched in the wheel and then in the source archive, because links of a
+    README can lead to both.
     """
     if archive is None:
         try:
@@ -179,7 +179,7 @@ def _read_source_archive(
 
 
 def draw_source(session: Session, environment: Environment, found: SourceFiles) -> SourceView:
-    """Return what a page shows of it."""
+    """Return the data for the page."""
     lines = list(islice(draw_lines(found.shown, found.text), _MOST_LINES + 1))
     if len(lines) > _MOST_LINES:
         left_out = f"Only the first {_MOST_LINES:,} lines are shown"
@@ -221,14 +221,14 @@ def _member_of_wheel(file: IO[bytes], path: str) -> bytes | None:
 
 
 def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
-    """Return a file of a source archive, whose one folder its paths leave out."""
+    """Return a file of a source archive. The path leaves out the archive's top folder."""
     with tarfile.open(fileobj=file, mode="r:gz") as archive:
         for member in archive:
             if member.name.partition("/")[2] == path and member.isreg() and member.size <= _MOST_IMAGE:
                 taken = archive.extractfile(member)
                 return taken.read() if taken is not None else None
             if member.offset_data + member.size > _MOST_BYTES:
-                return None  # what follows is not unpacked for a picture
+                return None  # do not unpack more for an image
     return None
 
 
@@ -237,13 +237,13 @@ def find_wheel(environment: Environment, version: Version) -> File:
     wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
     if not wheels:
         label = f"{environment.label}@{version.version}"
-        raise HubProblem(404, "no_source", f"`{label}` has no wheel whose source could be shown")
+        raise HubProblem(404, "no_source", f"`{label}` needs a wheel to show its source")
     return min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
 
 
 @contextmanager
 def open_wheel(storage: Storage, environment: Environment, version: Version) -> Iterator[tuple[str, ZipFile]]:
-    """Open the wheel that most machines install; the upload has checked its form."""
+    """Open the wheel that most machines install. The upload has validated the archive."""
     wheel, label = find_wheel(environment, version), f"{environment.label}@{version.version}"
     too_large = _too_large("wheel", label, wheel.filename)
     if wheel.size > _MOST_BYTES:
@@ -256,16 +256,16 @@ def open_wheel(storage: Storage, environment: Environment, version: Version) -> 
 
 def _too_large(what: str, label: str, filename: str) -> HubProblem:
     hint = f"download `{filename}` and unpack it"
-    return HubProblem(413, "source_too_large", f"the {what} of `{label}` is too large to be shown", hint=hint)
+    return HubProblem(413, "source_too_large", f"the {what} of `{label}` is too large to show", hint=hint)
 
 
 def _order(member: ZipInfo) -> tuple[bool, str]:
-    """Sort metadata behind what runs."""
+    """Return a sort key that puts metadata last."""
     return ".dist-info/" in member.filename, member.filename
 
 
 def _choose(files: Mapping[str, object], path: str | None, first: Sequence[str]) -> str:
-    """Return the path that is asked for, the first file of a folder; else the first of some that is there."""
+    """Return the requested path, or the first file of a requested folder, or the first preferred file."""
     if path is None:
         path = next((one for one in (*first, *files) if one in files), "")
     if path not in files:
@@ -279,13 +279,13 @@ def _choose(files: Mapping[str, object], path: str | None, first: Sequence[str])
 
 
 def _modules(version: Version) -> list[str]:
-    """Return where the module may lie that the entry point names."""
+    """Return the possible paths of the entry point's module."""
     module = (version.entry_point or "").partition(":")[0].replace(".", "/")
     return [f"{module}.py", f"{module}/__init__.py"]
 
 
 def read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
-    """Return a file's text and what is left out of it."""
+    """Return a file's text, and why it is left out if it is."""
     return _decode(member.file_size, lambda: archive.read(member))
 
 
@@ -300,18 +300,18 @@ def _decode(length: int, read: Callable[[], bytes]) -> tuple[str, str]:
 
 
 def draw_lines(path: str, text: str) -> Iterable[Markup]:
-    """Return the lines of a file, coloured where its kind is known, with hidden characters as their codes."""
+    """Return the lines of a file, colored if its kind is known, with hidden characters as codes."""
     kind = PurePosixPath(path).suffix
     if not text:
         return ()
     if len(text) > _MOST_COLOURED or kind not in (*_LEXERS, *_SESSIONS):
         return map(visible, text.removesuffix("\n").split("\n"))
-    return _colour(kind, text).split("\n")
+    return _color(kind, text).split("\n")
 
 
 @lru_cache(_KEPT)
-def _colour(kind: str, text: str) -> Markup:
-    """Return a text in colours, without the end of its last line."""
+def _color(kind: str, text: str) -> Markup:
+    """Return a text with syntax colors, without its last line break."""
     drawn: list[Markup] = []
     for css, some in groupby(_tokens(kind, text), key=lambda token: _class_of(token[0])):
         for part in _LINE_ENDS.split("".join(value for _, value in some)):
@@ -324,13 +324,13 @@ def _colour(kind: str, text: str) -> Markup:
 
 @cache
 def _class_of(token: Any) -> str | None:
-    from pygments.token import STANDARD_TYPES  # a hub starts without
+    from pygments.token import STANDARD_TYPES  # imported late, to start the hub faster
 
     return next((one for one in _COLOURED if STANDARD_TYPES.get(token, "").startswith(one)), None)
 
 
 def _tokens(kind: str, text: str) -> Iterator[tuple[Any, str]]:
-    """Yield the parts of a text with what each is."""
+    """Yield the parts of a text with their token types."""
     from pygments import lexers
     from pygments.token import Generic
 
@@ -349,15 +349,15 @@ def _tokens(kind: str, text: str) -> Iterator[tuple[Any, str]]:
             typed = (asked or typed) and line.endswith("\\\n")
 
 
-def colour_blocks(cleaned: str) -> str:
-    """Return HTML that `readme.clean` gave with colours in its blocks of code, up to the length of a file."""
+def color_blocks(cleaned: str) -> str:
+    """Return HTML from `readme.clean` with syntax colors in its blocks of code, up to a total length."""
     left = _MOST_COLOURED
 
-    def colour(block: re.Match[str]) -> str:
+    def color(block: re.Match[str]) -> str:
         nonlocal left
         known = f".{block[1]}" in (*_LEXERS, *_SESSIONS)
         left -= len(block[2]) if known else 0
-        code = _colour(f".{block[1]}", html.unescape(block[2])) if known and left >= 0 else block[2]
+        code = _color(f".{block[1]}", html.unescape(block[2])) if known and left >= 0 else block[2]
         return f'<pre class="source plain" tabindex="0"><code>{code}</code></pre>'
 
-    return _BLOCK.sub(colour, cleaned)
+    return _BLOCK.sub(color, cleaned)

@@ -1,7 +1,7 @@
-// Training curves: values of a step under the pointer or by arrow keys, smoothing, and steps chosen by dragging or + and -.
+// Training curves: shows the values at a step (pointer or arrow keys), smooths, and zooms (drag, or + and -).
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
-// Of each chart the points of its runs, and a line for each run with more than one point.
+// Each chart with the points of its runs, and a line for each run that has more than one point.
 const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
   const runs = svg.dataset.points.split(";").map((points) =>
     points.split(" ").filter(Boolean).map((one) => one.split(",").map(Number)));
@@ -11,9 +11,9 @@ const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
   const room = low === high ? Math.abs(low) / 2 || 0.5 : 0;
   [low, high] = [low - room, high + room];
   const [left, right, base] = svg.dataset.frame.split(" ").map(Number);
-  const said = svg.closest("figure").querySelector("figcaption span");
+  const caption = svg.closest("figure").querySelector("figcaption span");
   const lines = [...svg.querySelectorAll(".curve")].map((line) => ({ line, points: runs[line.dataset.series], raw: null }));
-  return { svg, left, right, base, runs, points, low, high, lines, said, was: said.textContent };
+  return { svg, left, right, base, runs, points, low, high, lines, caption, summary: caption.textContent };
 }).filter((chart) => chart.lines.length);
 let from = -Infinity, to = Infinity, weight = 0;
 
@@ -45,8 +45,8 @@ function element(chart, name, attributes, text = "") {
   return chart.svg.appendChild(made);
 }
 
-// Round steps below the axis, each with its number; steps are whole.
-function number(chart) {
+// Draws ticks at round, whole steps below the axis, each with its number.
+function drawTicks(chart) {
   const { start, end, across } = scales(chart);
   const rough = (end - start) / 5, power = 10 ** Math.floor(Math.log10(rough || 1));
   const width = chart.svg.viewBox.baseVal.width;
@@ -63,7 +63,7 @@ function number(chart) {
 
 function draw(chart) {
   const { across, up } = scales(chart);
-  number(chart);
+  drawTicks(chart);
   chart.at.setAttribute("class", "at hidden");
   const path = (some) => some.filter(([x]) => x >= from && x <= to)
     .map(([x, y]) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" ");
@@ -90,31 +90,31 @@ const place = (chart, event) => {
 const nearest = (points, wanted) =>
   points.reduce((best, one) => (Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best), points[0]);
 
-function tell(chart, wanted) {
+function showStep(chart, wanted) {
   const { points, across, start, end } = scales(chart);
   const step = nearest(points, wanted)?.[0];
   if (step === undefined) return;
   const values = chart.runs.map((one) => one.find(([x]) => x === step)).map((one) => (one ? compact(one[1]) : "–"));
   chart.step = step;
-  chart.said.textContent = `step ${step}: ${values.join(" · ")}`;
-  const told = { valuemin: start, valuemax: end, valuenow: step, valuetext: chart.said.textContent };
-  for (const [name, value] of Object.entries(told)) chart.svg.setAttribute(`aria-${name}`, value);
+  chart.caption.textContent = `step ${step}: ${values.join(" · ")}`;
+  const attributes = { valuemin: start, valuemax: end, valuenow: step, valuetext: chart.caption.textContent };
+  for (const [name, value] of Object.entries(attributes)) chart.svg.setAttribute(`aria-${name}`, value);
   for (const name of ["x1", "x2"]) chart.at.setAttribute(name, across(step));
   chart.at.setAttribute("class", "at");
 }
 
-function hush(chart) {
-  chart.said.textContent = chart.was;
+function hideStep(chart) {
+  chart.caption.textContent = chart.summary;
   chart.at.setAttribute("class", "at hidden");
 }
 
-function show(some) {
-  [from, to] = some;
+function showRange(range) {
+  [from, to] = range;
   all.hidden = from === -Infinity;
   charts.forEach(draw);
 }
 
-// What a key does to a chart: the step to tell of, or nothing.
+// Applies a key to a chart. Returns the step to show, or undefined if the key does nothing.
 function press(chart, key) {
   const { points, start, end } = scales(chart);
   const steps = [...new Set(points.map(([x]) => x))], place = steps.indexOf(chart.step);
@@ -122,39 +122,39 @@ function press(chart, key) {
   if (by) return steps[Math.min(Math.max(place + by, 0), steps.length - 1)];
   if (key === "Home" || key === "End") return steps.at(key === "Home" ? 0 : -1);
   const half = (end - start) / 4;
-  if (key === "+" && steps.length > 3) show([chart.step - half, chart.step + half]);
-  else if (key === "-" || key === "Escape") show([-Infinity, Infinity]);
+  if (key === "+" && steps.length > 3) showRange([chart.step - half, chart.step + half]);
+  else if (key === "-" || key === "Escape") showRange([-Infinity, Infinity]);
   else return undefined;
   return chart.step;
 }
 
 const all = document.createElement("button");
 Object.assign(all, { type: "button", textContent: "Show all steps", hidden: true });
-all.addEventListener("click", () => show([-Infinity, Infinity]));
+all.addEventListener("click", () => showRange([-Infinity, Infinity]));
 
 for (const chart of charts) {
   let began = null;
   chart.step = chart.points[0][0];
   chart.at = element(chart, "line", { class: "at hidden", y1: 10, y2: chart.base });
   for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-valuenow": chart.step })) chart.svg.setAttribute(name, value);
-  chart.svg.addEventListener("pointermove", (event) => tell(chart, scales(chart).step(place(chart, event))));
-  chart.svg.addEventListener("pointerleave", () => hush(chart));
-  chart.svg.addEventListener("focus", () => tell(chart, chart.step));
-  chart.svg.addEventListener("blur", () => hush(chart));
+  chart.svg.addEventListener("pointermove", (event) => showStep(chart, scales(chart).step(place(chart, event))));
+  chart.svg.addEventListener("pointerleave", () => hideStep(chart));
+  chart.svg.addEventListener("focus", () => showStep(chart, chart.step));
+  chart.svg.addEventListener("blur", () => hideStep(chart));
   chart.svg.addEventListener("keydown", (event) => {
     const step = event.ctrlKey || event.metaKey || event.altKey ? undefined : press(chart, event.key);
     if (step === undefined) return;
     event.preventDefault();
-    tell(chart, step);
+    showStep(chart, step);
   });
   chart.svg.addEventListener("pointerdown", (event) => { began = scales(chart).step(place(chart, event)); });
   chart.svg.addEventListener("pointerup", (event) => {
     const ended = scales(chart).step(place(chart, event));
     const chosen = [began, ended].sort((a, b) => a - b);
     if (began === null || chart.points.filter(([x]) => x >= chosen[0] && x <= chosen[1]).length < 2) return;
-    show(chosen);
+    showRange(chosen);
   });
-  chart.svg.addEventListener("dblclick", () => show([-Infinity, Infinity]));
+  chart.svg.addEventListener("dblclick", () => showRange([-Infinity, Infinity]));
 }
 
 const first = document.querySelector(".curves");
@@ -167,6 +167,6 @@ if (first && charts.length) {
     charts.forEach(draw);
   });
   label.append("Smoothing ", slider);
-  bar.append(label, "Drag across a curve to see some of its steps; with the keyboard: arrows, + and −.", all);
+  bar.append(label, "Drag across a curve to zoom in. On the keyboard, use the arrow keys, + and −.", all);
   first.before(bar);
 }

@@ -1,4 +1,4 @@
-// Shows how far jobs are on a page that stays open, and on a run's what its replay proved once it has ended.
+// Updates the progress of jobs on an open page. When a run's replay ends, it also updates the run's verification.
 "use strict";
 const box = document.querySelector("[data-live]");
 const CHANGES = ["standing", "proofs", "replays"];
@@ -33,7 +33,7 @@ function follow() {
   events.addEventListener("end", finish);
 }
 
-// A browser keeps few connections to a hub: a page that nobody sees needs none.
+// A browser allows few connections to a hub, so a hidden page closes its own.
 document.addEventListener("visibilitychange", () => {
   if (!box.dataset.live) return;
   if (document.hidden) stop();

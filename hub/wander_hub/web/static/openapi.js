@@ -1,4 +1,4 @@
-// Shows the hub's OpenAPI document in Swagger UI; nothing of it leaves this hub.
+// Shows the hub's OpenAPI document in Swagger UI, which loads nothing from other servers.
 "use strict";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);

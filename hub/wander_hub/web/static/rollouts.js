@@ -1,7 +1,7 @@
-// Scrolls through all rollouts of a run in one table: rows come from the hub as they come into view.
+// Scrolls through all rollouts of a run in one table. Rows are loaded from the hub as they come into view.
 "use strict";
 const PAGE = 100, MARGIN = 30, TALLEST = 8e6;
-const KEPT = 40; // pages of rows: what scrolled away long ago is asked for again
+const KEPT = 40; // pages of rows in memory; older ones are dropped and loaded again
 const box = document.querySelector(".explorer");
 const body = box?.querySelector("tbody");
 const total = Number(box?.dataset.total);
@@ -12,7 +12,7 @@ let shown = "";
 function filler(rows) {
   const row = document.createElement("tr");
   row.style.height = `${rows * height}px`;
-  row.hidden = rows === 0; // an empty cell is a line high
+  row.hidden = rows === 0; // an empty cell would still be one line high
   row.setAttribute("aria-hidden", "true");
   row.insertCell().colSpan = 9;
   return row;
@@ -23,11 +23,11 @@ async function fetchPage(page) {
   query.set("offset", page * PAGE);
   query.set("limit", PAGE);
   const answer = await fetch(`${box.dataset.rows}?${query}`);
-  if (!answer.ok) throw new Error(`the hub answered ${answer.status}`);
+  if (!answer.ok) throw new Error(`the hub returned status ${answer.status}`);
   return [...new DOMParser().parseFromString(await answer.text(), "text/html").querySelectorAll("tbody > tr")];
 }
 
-const say = (text) => { document.querySelector(".explorer-state").textContent = text; };
+const showState = (text) => { document.querySelector(".explorer-state").textContent = text; };
 
 function load(page) {
   if (!pages.has(page)) {
@@ -36,10 +36,10 @@ function load(page) {
       (rows) => {
         pages.set(page, rows);
         if (pages.size > KEPT) pages.delete(pages.keys().next().value);
-        say("");
+        showState("");
         show();
       },
-      () => { pages.delete(page); say("The hub does not answer; scroll to try again."); },
+      () => { pages.delete(page); showState("The hub does not respond. Scroll to try again."); },
     );
   }
   return pages.get(page);

@@ -1,4 +1,4 @@
-// Marks the lines that an address names, `#L10-L20`; shift and a click on a number names a range.
+// Highlights the lines that the address names, such as `#L10-L20`. Shift-click on a line number selects a range.
 "use strict";
 const named = () => (location.hash.match(/^#L(\d+)(?:-L(\d+))?$/) || []).slice(1).map(Number);
 const copy = document.createElement("button");

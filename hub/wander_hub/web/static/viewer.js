@@ -1,4 +1,4 @@
-// Keys of a rollout's page, those of `wander view`. Each but j, k, o and O follows a link that the page has.
+// Keyboard shortcuts of a rollout's page, the same as in `wander view`. Keys other than j, k, o and O follow a link.
 "use strict";
 const messages = [...document.querySelectorAll("article.message")];
 const keys = document.getElementById("keys");
@@ -19,7 +19,7 @@ function fold(places) {
   for (const one of found) one.open = open;
 }
 
-const own = {
+const actions = {
   j: () => go(1),
   k: () => go(-1),
   o: () => messages[at] && fold([messages[at]]),
@@ -28,12 +28,12 @@ const own = {
 };
 for (const button of document.querySelectorAll(".keys-button")) {
   button.hidden = false;
-  button.addEventListener("click", own["?"]);
+  button.addEventListener("click", actions["?"]);
 }
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
   const link = document.querySelector(`a[data-key="${CSS.escape(event.key)}"]`);
-  const act = own[event.key] || (link && (() => link.click()));
+  const act = actions[event.key] || (link && (() => link.click()));
   if (!act) return;
   event.preventDefault();
   act();

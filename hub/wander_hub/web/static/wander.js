@@ -1,6 +1,7 @@
-// What pages do beyond HTML: copy a command, tell of a chart's mark, take a code from the link, go to the search box, search while somebody writes.
+// For all pages: copy a command, show the title of a chart's mark, fill in a code from the link, focus the search box,
+// and search while the reader types.
 "use strict";
-const WAIT = 120; // milliseconds after the last letter
+const WAIT = 120; // milliseconds after the last keystroke
 
 for (const box of document.querySelectorAll("pre.command")) {
   if (box.closest(".empty")?.querySelector("input")) continue;
@@ -19,16 +20,16 @@ for (const box of document.querySelectorAll("pre.command")) {
   frame.append(box, button);
 }
 
-// What a mark of a chart tells, for who cannot rest a pointer on it.
+// Shows the title of a chart's mark as text, for readers who cannot hover over it.
 for (const chart of document.querySelectorAll(".chart:not([data-points]):has(title)")) {
-  const said = document.createElement("p");
-  said.className = "small muted told";
-  said.setAttribute("role", "status");
-  (chart.closest(".keyed") ?? chart).after(said);
+  const caption = document.createElement("p");
+  caption.className = "small muted caption";
+  caption.setAttribute("role", "status");
+  (chart.closest(".keyed") ?? chart).after(caption);
   for (const kind of ["focusin", "pointerdown"]) {
     chart.addEventListener(kind, (event) => {
       const title = event.target.closest("a, circle, rect")?.querySelector("title");
-      if (title) said.textContent = title.textContent;
+      if (title) caption.textContent = title.textContent;
     });
   }
 }
@@ -36,7 +37,7 @@ for (const chart of document.querySelectorAll(".chart:not([data-points]):has(tit
 const code = document.querySelector('form[action="/login/password"] input[name="code"]');
 if (code && location.hash) {
   code.value = location.hash.slice(1);
-  code.form.action += location.hash; // it stays in the address, which no server sees, where the password is refused
+  code.form.action += location.hash; // if the password is rejected, the code stays in the fragment, which is never sent to a server
 }
 
 document.addEventListener("keydown", (event) => {
