@@ -69,7 +69,7 @@ async def test_the_page_of_a_version_says_what_its_lock_is(hub, make_wheel):
     page = (await hub.client.get("/alice/reverse-text", headers={"Accept": "text/html"})).text
     assert stated["sha256"] in page
     assert f"{LOCK}" in page
-    assert '<a href="#lock">3 packages are locked</a>' in page
+    assert '<a href="#lock">3 locked packages</a>' in page
     assert '<tr><td class="mono wide">numpy</td><td class="mono">2.1</td></tr>' in page
 
 

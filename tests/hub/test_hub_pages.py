@@ -386,7 +386,7 @@ async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, ma
     assert sorted(re.findall(r"\bof-(?:good|failed)[\w-]*", results)) == ["of-failed", "of-good"]
     chosen = await first(("alice/failed", "alice/old", "bob/none"))
     assert re.findall('class="name" href="([^"]+)"', chosen) == ["/alice/failed"]
-    assert "Chosen by this hub&#39;s administrators" in chosen
+    assert "Featured by this hub&#39;s administrators" in chosen
 
 
 async def test_what_is_deprecated_says_so_and_nobody_is_sent_there(hub, make_wheel):

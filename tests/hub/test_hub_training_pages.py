@@ -207,7 +207,7 @@ async def test_files_that_hold_nonsense_are_passed_over(hub, run_of):
     assert (await hub.post_run(manifest, rollouts, artifacts=nonsense)).status_code == 201
     words = said(read(await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)))
     assert "The same examples" not in words
-    assert "Evaluations while it learned" not in words
+    assert "Evaluations during training" not in words
 
 
 async def several(hub, run_of) -> list[str]:

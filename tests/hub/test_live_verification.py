@@ -78,7 +78,7 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
     assert [one[0] for one in (queued, begun, running, done, end)] == ["changed"] * 4 + ["end"]
     assert len(read) == 4, "what did not change is not read again"
     assert ("queued" in queued[1], "running" in begun[1]) == (True, True)
-    assert "2 of 6 rollouts, 1 came out otherwise" in running[1]
+    assert "2 of 6 rollouts, 1 differed" in running[1]
     assert "6 of 6 rollouts matched" in done[1]
     assert streams.open.total() == 0
     assert [one for one, _ in told((await hub.get(LIVE)).text)] == ["changed", "end"], "one that is over"

@@ -298,7 +298,7 @@ async def test_tokens_are_shown_on_demand(hub, run_of):
     assert f'href="{here}/0/turns/0"' in (await hub.get(f"{here}/0", headers=HTML)).text
     assert "/turns/" not in (await hub.get(f"{here}/1", headers=HTML)).text
     page = (await hub.get(f"{here}/0/turns/0", headers=HTML)).text
-    assert "3 sampled after 2 of the prompt, mean log-probability −1.170" in page
+    assert "3 sampled tokens after 2 prompt tokens, mean log-probability −1.170" in page
     assert re.findall(r'<li class="(p\d)"', page) == ["p3", "p2", "p0"]
     assert (await hub.get(f"{here}/1/turns/0", headers=HTML)).status_code == 404
 
@@ -324,7 +324,7 @@ async def test_tokens_have_the_texts_of_the_tokenizer_of_a_pushed_model(hub, run
         assert answer.status_code == 201, answer.text
         pages = [await hub.get(f"/runs/{run_id}/rollouts/{one}/turns/0", headers=HTML) for one in (0, 1)]
         text = pages[0].text + pages[1].text
-        shown.append(re.findall(r'chance [^"]*"><span class="mono">([^<]*)</span>', text))
+        shown.append(re.findall(r'probability [^"]*"><span class="mono">([^<]*)</span>', text))
     known, unknown = shown
     assert known == ["␣re", "\\xe4", "↵&lt;b&gt;", "&lt;|end|&gt;", "3"]
     assert unknown == ["4", "5", "6", "7", "3"], "no tokenizer of these weights is here"

@@ -96,7 +96,7 @@ async def test_a_run_that_waits_is_complete_and_nothing_more(room: Room) -> None
         "replayed": ("open", "waits for the hub"),
     }
     page = await room.page()
-    assert f"No level proves {STATED}" in page
+    assert f"The submitter reports {STATED}" in page
     assert LEVEL_FACTS["complete"].unproven in page
     assert LEVEL_FACTS["replayed"].unproven not in page, "of what is not proved, nothing is left open either"
 

@@ -117,7 +117,7 @@ async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     monkeypatch.setattr(changes, "_MOST_FILES", 2)
     some = (await show(two, "/changes", headers=DRAWN)).text
     assert some.count('<h2 id="file-') == 3, "a file that is no text is no work"
-    assert "More changed than is compared on one page: 2 more files" in some
+    assert "Too many changes to compare on one page: 2 more files" in some
 
 
 async def test_source_is_read_by_whom_the_version_is_offered(two, hub):
