@@ -148,14 +148,14 @@ def group_answer(view: GroupView) -> RolloutGroup:
 def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequence[int]) -> ExampleView:
     """Return a rollout of each run, selected by `numbers`, or by the largest difference if it is empty."""
     if len(labels := {one.environment.label: None for one in found}) > 1:
-        detail = f"the runs belong to several environments, {' and '.join(f'`{one}`' for one in labels)}"
-        raise HubProblem(422, "invalid_request", detail, hint="compare runs of one environment")
+        fault = f"the runs belong to several environments, {' and '.join(f'`{one}`' for one in labels)}"
+        raise HubProblem(422, "invalid_request", fault, hint="compare runs of one environment")
     scored = [Scored(visit.session, visit.storage, one) for one in found]
     apart = _find_apart(scored, example_id)
     chosen = list(numbers) or apart
     if len(chosen) != len(scored):
-        detail = f"got {len(chosen)} rollouts for {len(scored)} runs"
-        raise HubProblem(422, "invalid_request", detail, hint="name one rollout of each run, or none")
+        fault = f"got {len(chosen)} rollouts for {len(scored)} runs"
+        raise HubProblem(422, "invalid_request", fault, hint="name one rollout of each run, or none")
     asked = {"run": [one.run_id for one in found]}
     groups = [
         list_siblings(visit.session, visit.storage, one.run, number, example_id)
