@@ -1,6 +1,6 @@
-"""Wander: environments for language-model reinforcement learning that can be replayed.
+"""Wander: replayable environments for reinforcement learning of language models.
 
-Names are loaded when they are first used, so that `import wander` stays cheap.
+Names are imported when they are first used, so that `import wander` is fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wander.types import Example, Message, Messages, Rollout, SamplingArgs, Stat
 from wander.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    # The one place that names wander-client, for type checkers: `wander.lazy` finds it at run time.
+    # The only imports from wander-client, for type checkers. `wander.lazy` finds these names at run time.
     from wander_client import Hub, Run, load, new_model, sft, train
 
     from wander.clients.base import Client
@@ -75,7 +75,7 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "Client",
     "ReplayClient",
     "ScriptedClient",
-    # brought by wander-client
+    # provided by wander-client
     "Hub",
     "Run",
     "load",
@@ -89,7 +89,7 @@ def _bring(name: str) -> Any:
     if name == "train":
         from importlib import import_module
 
-        return import_module("wander.train")  # a package of that name, which can be called
+        return import_module("wander.train")  # a package with this name that can be called
     return bring_name(name)
 
 

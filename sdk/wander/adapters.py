@@ -1,7 +1,7 @@
-"""Adapters: how environments of other libraries are loaded, found through entry points.
+"""Adapters, which load environments of other libraries and are found through entry points.
 
-A distribution names a module, or an object, in the entry point group `wander.adapters`; `wander.loading` asks
-each of them. So nothing here knows which libraries there are.
+A distribution registers a module or an object in the entry point group `wander.adapters`, and
+`wander.loading` asks all of them. This module therefore does not need to know any of these libraries.
 """
 
 from __future__ import annotations
@@ -19,45 +19,51 @@ GROUP = "wander.adapters"
 
 
 class Adapter(Protocol):
-    """What an entry point of the group names. It is imported before every environment: keep it light."""
+    """The interface of an entry point in this group. It is imported before every environment, so keep it
+    light."""
 
     @property
     def __file__(self) -> str | None:
-        """Where it lies; what its folder does is not an environment's doing (`wander test`)."""
+        """Path of the adapter; `wander test` does not attribute actions of files in its folder to the
+        environment."""
 
     def serve_imports(self) -> None:
-        """Let the module of an environment import its library; called before each such import."""
+        """Prepare the import of an environment's module that uses the library; called before each such
+        import."""
 
     def find_factory(self, module: ModuleType, named: Any) -> Callable[..., Any] | None:
-        """Return what loads the environment of a module in place of what its entry point names.
+        """Return the function that loads the environment of a module, instead of the one its entry point
+        names.
 
-        `named` is that: a function, a class, or None where the module has nothing of the name. Returns None
-        for a module that is not written for the library, and where `named` does.
+        `named` is the object that the entry point names: a function, a class, or None if the module does not
+        have it. Returns None if the module does not use the library, or if `named` loads the environment
+        itself.
         """
 
     def adapt(self, made: object) -> object | None:
-        """Return what a factory made as a `wander.Environment`; None for what is not of the library.
+        """Convert an object that a factory returned to a `wander.Environment`; None if it is not from the
+        library.
 
-        Raises `LoadError` for what cannot be played.
+        Raises `LoadError` if the object cannot be played.
         """
 
 
 @functools.cache
 def adapters() -> tuple[Adapter, ...]:
-    """Return the installed adapters, by name; raises `LoadError` for one that cannot be imported."""
-    found = []
+    """Return the installed adapters, by name; raises `LoadError` if an adapter cannot be imported."""
+    loaded = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
-            found.append(entry.load())
+            loaded.append(entry.load())
         except (ImportError, AttributeError) as error:
-            brought_by = entry.dist.name if entry.dist else entry.value
+            distribution = entry.dist.name if entry.dist else entry.value
             raise LoadError(
                 f"the adapter `{entry.name}` cannot be imported: {error}",
-                hint=f"install `{brought_by}` again from the index that it came from",
+                hint=f"reinstall `{distribution}` from the index that it came from",
             ) from error
-    return tuple(found)
+    return tuple(loaded)
 
 
 def folders() -> list[str]:
-    """Return the folders in which the installed adapters lie."""
+    """Return the folders of the installed adapters."""
     return [str(Path(adapter.__file__).parent) for adapter in adapters() if adapter.__file__]

@@ -1,8 +1,8 @@
 """Rows from files and from the Hugging Face hub, exactly as they were written.
 
-Every reader returns rows that `Environment(dataset=...)` takes. Files are opened when the first row is asked
-for, and a key that a row does not have stays absent: nothing is filled with None so that rows look alike, as
-Arrow tables do with nested values.
+Every reader returns rows that `Environment(dataset=...)` accepts. Files are opened when the first row is
+needed. Keys that a row does not have stay absent. They are not filled with None to make all rows look the
+same, as Arrow tables do with nested values.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Plain = dict[str, Any]
 
 
 class _Rows(Sequence[Plain]):
-    """Rows by position from 0, or from the end where it is negative; a slice of them is a list."""
+    """Rows by index; negative indexes count from the end, and a slice is a list."""
 
     @abstractmethod
     def _at(self, index: int) -> Plain:
-        """Return the row at a position below the length."""
+        """Return the row at an index from 0 to the length minus 1."""
 
     @overload
     def __getitem__(self, index: int) -> Plain: ...
@@ -43,16 +43,17 @@ class _Rows(Sequence[Plain]):
 
 
 class JsonlRows(_Rows):
-    """The rows of a JSON Lines file, one object a line; blank lines are skipped.
+    """The rows of a JSON Lines file with an object per line; blank lines are skipped.
 
-    The file is scanned once for where its lines begin and read row by row after that, so that a large file
-    needs 8 bytes a row. It must not change while it is in use: a line that is no longer JSON raises.
+    The file is scanned once for the starts of its lines and then read row by row, so a large file needs only
+    8 bytes of memory per row. The file must not change while it is in use. A line that is no longer JSON
+    raises `DatasetError`.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._offsets: list[tuple[int, int]] | None = None
-        """(line number from 1, byte offset) of every row."""
+        """Line number (from 1) and byte offset of every row."""
 
     def __len__(self) -> int:
         return len(self._index())
@@ -87,22 +88,22 @@ class JsonlRows(_Rows):
         if not isinstance(row, dict):
             raise DatasetError(
                 f"`{self.path}`, line {number}: a `{type(row).__name__}`, not an object",
-                hint='every line is one row, as in `{"question": "2+2?", "answer": "4"}`',
+                hint='every line must be a row, such as `{"question": "2+2?", "answer": "4"}`',
             )
         return row
 
 
 class ParquetRows(_Rows):
-    """The rows of a Parquet file; one row group at a time is in memory. Needs the extra `data`.
+    """The rows of a Parquet file, with a single row group in memory at a time. Needs the extra `data`.
 
-    A Parquet column holds a value for every row, so absent keys were stored as nulls: nulls are left out
-    again, at every depth.
+    A Parquet column has a value in every row, so absent keys are stored as nulls. Nulls are left out again
+    when rows are read, at every depth.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._starts: list[int] = []
-        """Position of every row group's first row, and behind them the number of rows."""
+        """Index of the first row of each row group, followed by the number of rows."""
         self._held: tuple[int, list[Plain]] = (-1, [])
 
     def __len__(self) -> int:
@@ -127,9 +128,10 @@ class ParquetRows(_Rows):
 
 
 class CsvRows(_Rows):
-    """The rows of a CSV file with a header line, each value as the text that it is.
+    """The rows of a CSV file with a header line. Values are texts.
 
-    Only `seed` and `stratum` are whole numbers. A row that is shorter than the header lacks the other keys.
+    Only `seed` and `stratum` are converted to whole numbers. A row that is shorter than the header lacks the
+    remaining keys.
     """
 
     def __init__(self, path: str | Path, *, delimiter: str = ",") -> None:
@@ -159,7 +161,7 @@ class CsvRows(_Rows):
         if len(cells) > len(header):
             raise DatasetError(
                 f"`{self.path}`, line {line}: {len(cells)} values for {len(header)} columns",
-                hint="put values that hold the delimiter or a line break in double quotes",
+                hint="put values that contain the delimiter or a line break in double quotes",
             )
         row: Plain = dict(zip(header, cells, strict=False))
         for column in {"seed", "stratum"} & row.keys():
@@ -173,7 +175,8 @@ class CsvRows(_Rows):
 
 
 def file_rows(path: str | Path) -> Sequence[Plain]:
-    """Return the rows of a `.jsonl`, `.csv`, `.tsv` or `.parquet` file; raises `DatasetError` for others."""
+    """Return the rows of a `.jsonl`, `.csv`, `.tsv` or `.parquet` file; raises `DatasetError` for other
+    files."""
     suffix = Path(path).suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         return JsonlRows(path)
@@ -182,8 +185,8 @@ def file_rows(path: str | Path) -> Sequence[Plain]:
     if suffix == ".parquet":
         return ParquetRows(path)
     raise DatasetError(
-        f"`{path}` is of no known kind",
-        hint="use `.jsonl`, `.csv`, `.tsv` or `.parquet`, or one reader by name: `JsonlRows(path)`",
+        f"`{path}` has an unknown file type",
+        hint="use `.jsonl`, `.csv`, `.tsv` or `.parquet`, or choose a reader: `JsonlRows(path)`",
     )
 
 
@@ -196,13 +199,13 @@ def hugging_face_rows(
     keep_nulls: bool = False,
     columns: Mapping[str, str] | None = None,
 ) -> Callable[[], Iterable[Plain]]:
-    """Return rows of a Hugging Face dataset, loaded when the first one is asked for.
+    """Return the rows of a Hugging Face dataset, which is loaded when the first row is needed.
 
-    `source` is a `datasets.Dataset` (or one that streams) or the id of one on the hub, such as
-    `openai/gsm8k`; give a hub dataset's `revision` (a commit), else its rows may change under a published
-    environment. `columns` names the dataset's column for one of ours, as in `{"question": "problem"}`; the
-    others keep their names. Nulls are left out as for Parquet. A hub id needs the extra
-    `huggingface`, and the network or a filled cache.
+    `source` is a `datasets.Dataset` (streaming or not), or the id of a dataset on the hub, such as
+    `openai/gsm8k`. Give a `revision` (a commit) for a hub dataset; otherwise its rows may change under a
+    published environment. `columns` maps our column names to the dataset's, as in `{"question": "problem"}`;
+    other columns keep their names. Nulls are left out as for Parquet. A hub id needs the extra `huggingface`,
+    and the network or a filled cache.
     """
 
     def rows() -> Iterable[Plain]:
@@ -224,7 +227,8 @@ def hugging_face_rows(
 
         def change(row: Any) -> Plain:
             named = {column: value for column, value in row.items() if column not in renamed}
-            named |= {name: row.get(column) for name, column in chosen.items()}  # in place of one so called
+            # replaces a column that already has this name
+            named |= {name: row.get(column) for name, column in chosen.items()}
             return named if keep_nulls else without_nulls(named)
 
         return _MappedRows(loaded, change) if hasattr(loaded, "__len__") else map(change, loaded)
@@ -233,7 +237,7 @@ def hugging_face_rows(
 
 
 def _require_columns(asked: Iterable[str], known: Sequence[str] | None) -> None:
-    """Raise `DatasetError` for a column that a dataset lacks."""
+    """Raise `DatasetError` for a column that the dataset does not have."""
     for column in asked:
         if known is not None and column not in known:
             hint = did_you_mean(column, known) or f"it has {', '.join(known)}"
@@ -241,7 +245,7 @@ def _require_columns(asked: Iterable[str], known: Sequence[str] | None) -> None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy of a JSON value without the keys whose value is None, at every depth."""
+    """Return a copy of a JSON value without keys whose value is None, at every depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -250,7 +254,7 @@ def without_nulls(value: Any) -> Any:
 
 
 class _MappedRows(_Rows):
-    """Rows of something with a length and positions, each passed through a function when it is asked for."""
+    """Rows of an indexable object; each is converted by a function when it is read."""
 
     def __init__(self, rows: Any, change: Callable[[Any], Plain]) -> None:
         self._rows = rows
@@ -278,7 +282,7 @@ def _parquet_file(path: Path) -> Any:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     with _open(path):
-        pass  # which says what is wrong with a path better than Arrow does
+        pass  # reports a wrong path more clearly than Arrow does
     try:
         return ParquetFile(path)
     except (ArrowException, OSError) as error:

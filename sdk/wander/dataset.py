@@ -1,9 +1,9 @@
-"""Rows become examples: one ordered, addressable, never shuffled list a split.
+"""Datasets, which turn rows into an ordered, indexable list of examples for each split, without shuffling.
 
 A row is a plain dictionary. The columns with a meaning are `prompt` (messages, or text) or `question`,
-`answer`, `info` (a dictionary, or its JSON), `example_id`, `seed` and `stratum`; every other column is kept
-and reward functions may ask for it by name. Rows must be JSON values: an example crosses process borders
-and is digested, so what an environment sees is the same wherever it runs.
+`answer`, `info` (a dictionary, or its JSON), `example_id`, `seed` and `stratum`. All other columns are kept,
+and reward functions may ask for them by name. Rows must be JSON values, because examples are sent between
+processes and hashed. An environment therefore sees the same values wherever it runs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from wander.types import Example, Message, Messages
 
 Row = Mapping[str, Any]
 Rows = Iterable[Row] | Callable[[], Iterable[Row]]
-"""What an author may pass: a list, any iterable (a Hugging Face dataset too), or a function (a generator
-function too) that is called when the first row is needed."""
+"""Rows that an author may pass: a list, any iterable (such as a Hugging Face dataset), or a function (or
+generator function) that is called when the first row is needed."""
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 _KEPT = 10_000
-"""Examples that a dataset keeps; others are made anew, so that a million cost what their rows do."""
+"""Maximum number of examples in memory. Other examples are created again when needed, so a million examples
+use no more memory than their rows."""
 _DIGITS = 20
 NAMED_COLUMNS = frozenset({"prompt", "question", "answer", "info", "example_id", "seed", "stratum"})
 
 
 @dataclass(frozen=True)
 class ProceduralRows:
-    """Rows computed from their position, so that any of them can be had without the ones before.
+    """Rows computed from their index, so that each can be computed without the rows before it.
 
     `row_at(index)` must be a pure function of the index. A `length` of None makes the dataset endless.
     """
@@ -42,10 +43,10 @@ class ProceduralRows:
 
 
 class Dataset:
-    """The ordered examples of one split, normalised when they are first asked for.
+    """The ordered examples of a split, created from rows when they are first needed.
 
-    `seed` is the environment's: rows without a `seed` column get one derived from it, the split and their id.
-    `stratum_column` names the column that holds the stratum, when it is not `stratum`.
+    `seed` is the environment's seed. A row without a `seed` column gets a seed derived from it, the split and
+    the row's id. `stratum_column` names the column that holds the stratum, if it is not `stratum`.
     """
 
     def __init__(
@@ -71,45 +72,43 @@ class Dataset:
         self._rows = rows
         self._opened: _RowReader | None = None
         self._examples: dict[int, Example] = {}
-        """The last `_KEPT` that were asked for."""
+        """Most recently created examples, at most `_KEPT`."""
         self._own_ids: dict[str, int] = {}
-        """Positions of the rows with an `example_id` of their own, as far as they were asked for."""
+        """Indexes of the rows with an `example_id` column, among the rows read so far."""
         self._shown: tuple[Sequence[Messages], int, bool] = ((), 0, False)
 
     @property
     def length(self) -> int | None:
-        """Number of examples, or None when the dataset is endless; reads an iterator to its end."""
+        """Number of examples, or None if the dataset is endless; reads an iterator to its end."""
         return self._reader().length()
 
     def examples(
         self, start: int = 0, count: int | None = None, *, keep_faulty: bool = False
     ) -> list[Example]:
-        """Return up to `count` examples from position `start`; None means to the end.
+        """Return up to `count` examples from index `start`; None means all remaining examples.
 
         Raises `DatasetError` for a row that cannot become an example, and for `count=None` on an endless
-        dataset. With `keep_faulty` such a row is an example without a prompt that has a `fault`.
+        dataset. With `keep_faulty`, such a row becomes an example with a `fault` and without a prompt.
         """
         if start < 0 or (count is not None and count < 0):
             raise DatasetError(f"`start` and `count` must not be negative, got {start} and {count}")
         if count is None:
             length = self.length
             if length is None:
-                raise DatasetError(
-                    f"the {self.split} dataset is endless", hint="say how many examples to take"
-                )
+                raise DatasetError(f"the {self.split} dataset is endless", hint="give the number of examples")
             count = max(0, length - start)
-        taken: list[Example] = []
+        examples: list[Example] = []
         for index in range(start, start + count):
             example = self._example(index, keep_faulty=keep_faulty)
             if example is None:
                 break
-            taken.append(example)
-        return taken
+            examples.append(example)
+        return examples
 
     def __getitem__(self, index: int) -> Example:
         example = self._example(index) if index >= 0 else None
         if example is None:
-            raise IndexError(f"the {self.split} dataset has no example at position {index}")
+            raise IndexError(f"the {self.split} dataset has no example at index {index}")
         return example
 
     def __iter__(self) -> Iterator[Example]:
@@ -119,9 +118,10 @@ class Dataset:
             index += 1
 
     def show(self, conversations: Sequence[Messages], most: int, *, own: bool = False) -> None:
-        """Put the first `most` of these before every question.
+        """Show the first `most` of these conversations before every question.
 
-        `own` ones are of the first examples here: none is shown itself, which would be shown its answer.
+        If `own` is true, they were played with the first examples of this dataset. An example is then never
+        shown its own conversation, which contains its answer.
         """
         self._shown = (conversations, most, own)
         self._examples.clear()
@@ -132,7 +132,7 @@ class Dataset:
         return self._opened
 
     def _example(self, index: int, *, keep_faulty: bool = False) -> Example | None:
-        """Return the example at a position, or None after the last one."""
+        """Return the example at an index, or None after the last example."""
         if index in self._examples:
             return self._examples[index]
         reader = self._reader()
@@ -143,7 +143,7 @@ class Dataset:
                 return None
             example = self._normalise(row, index)
         except DatasetError as error:
-            # An iterator that raised has ended: what follows the row is lost too.
+            # An iterator that raised an error has ended, so the rows after this one are lost, too.
             if not keep_faulty or (row is None and isinstance(reader, _StreamedRows)):
                 raise
             example = self._faulty(row, index, str(error))
@@ -160,23 +160,24 @@ class Dataset:
         return example
 
     def _find_namesake(self, example_id: str, row: Any, index: int) -> int | None:
-        """Return the position of another row with the same id; its own position names a row without one."""
+        """Return the index of another row with the same id, if any. A row without an id has its index as
+        id."""
         if _own_id(row) is None:
             return self._own_ids.get(example_id)
         first = self._own_ids.setdefault(example_id, index)
         if first != index:
             return first
-        place = int(example_id) if example_id.isdecimal() and len(example_id) < _DIGITS else index
-        if place >= index or str(place) != example_id:
+        number = int(example_id) if example_id.isdecimal() and len(example_id) < _DIGITS else index
+        if number >= index or str(number) != example_id:
             return None
         try:
-            earlier = self._reader().row(place)
-        except DatasetError:  # its position names a row that cannot be read
-            return place
-        return None if earlier is None or _own_id(earlier) is not None else place
+            earlier = self._reader().row(number)
+        except DatasetError:  # the row whose index is this id cannot be read
+            return number
+        return None if earlier is None or _own_id(earlier) is not None else number
 
     def _faulty(self, row: Any, index: int, fault: str) -> Example:
-        """Return what stands for a row that cannot become an example."""
+        """Return the example for a row that cannot be played."""
         own_id = _own_id(row)
         example_id = str(index) if own_id is None else own_id
         seed = derived_seed("example", self.seed, self.split, example_id)
@@ -205,7 +206,8 @@ class Dataset:
         )
 
     def _prompt(self, values: dict[str, Any], where: str, index: int) -> Messages:
-        """Build the opening messages: the row's own, or system prompt, few-shot messages and question."""
+        """Build the opening messages: the row's own prompt, or system prompt, few-shot messages and
+        question."""
         opening = values.get("prompt")
         if opening is None:
             question = values.get("question")
@@ -215,9 +217,13 @@ class Dataset:
                     hint=f"its columns are {', '.join(f'`{name}`' for name in values) or 'none'}",
                 )
             conversations, most, own = self._shown
-            others = [one for place, one in enumerate(conversations) if not (own and place == index)][:most]
-            given = [*self.few_shot, *chain.from_iterable(others)]
-            shots: Messages = json.loads(json.dumps(given)) if given else []
+            others = [
+                conversation
+                for number, conversation in enumerate(conversations)
+                if not (own and number == index)
+            ][:most]
+            messages = [*self.few_shot, *chain.from_iterable(others)]
+            shots: Messages = json.loads(json.dumps(messages)) if messages else []
             opening = [*shots, {"role": "user", "content": str(question)}]
         elif isinstance(opening, str):
             opening = [{"role": "user", "content": opening}]
@@ -228,7 +234,7 @@ class Dataset:
 
 
 class _RowReader(Protocol):
-    """Gives rows by position, whatever the author passed."""
+    """Reads rows by index, independent of the type that the author passed."""
 
     finite: bool
 
@@ -238,7 +244,7 @@ class _RowReader(Protocol):
 
 
 class _PlacedRows:
-    """Rows that can be had by their position: a sequence, or a function of the position."""
+    """Rows with random access: a sequence, or a function of the index."""
 
     def __init__(
         self, row_at: Callable[[int], Any], length: Callable[[], int | None], *, finite: bool = True
@@ -253,7 +259,7 @@ class _PlacedRows:
 
 
 class _StreamedRows:
-    """An iterator, read only as far as somebody asked."""
+    """Rows from an iterator, which is read only as far as needed."""
 
     finite = True
 
@@ -295,7 +301,7 @@ def _open(rows: Rows | ProceduralRows, split: str) -> _RowReader:
 
 
 def _own_id(row: Any) -> str | None:
-    """Return the `example_id` that a row has as text, or None; nothing that is not JSON names a row."""
+    """Return the `example_id` of a row as text, or None if it is missing or not JSON."""
     value = row.get("example_id") if isinstance(row, Mapping) else None
     try:
         return None if value is None else str(json.loads(_json_text(value)))
@@ -304,7 +310,7 @@ def _own_id(row: Any) -> str | None:
 
 
 def _json_row(row: Any, where: str) -> dict[str, Any]:
-    """Copy a row through JSON: nothing is shared with the author's objects, and nothing else can be in it."""
+    """Copy a row through JSON, so that it contains only JSON values and no objects of the author."""
     if not isinstance(row, Mapping):
         raise DatasetError(f"{where} is a `{type(row).__name__}`, not a dictionary")
     values: dict[str, Any] = {}
@@ -326,7 +332,8 @@ def _json_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def _json_text(value: Any) -> str:
-    """Return a value as JSON; raises `ValueError` for what no file can hold, such as a lone surrogate."""
+    """Return a value as JSON; raises `ValueError` for values that a file cannot hold, such as a lone
+    surrogate."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     text.encode()
     return text
@@ -338,7 +345,7 @@ def _whole_number(value: Any, column: str, where: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise DatasetError(
             f"{where}: `{column}` must be a whole number, got `{value!r}`",
-            hint="number what it stands for, from 0, and keep its name in a column of another name",
+            hint="number the values from 0, and keep their names in a column with another name",
         )
     return value
 
@@ -371,6 +378,6 @@ def _check_prompt(messages: Any, where: str) -> list[Message]:
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
             raise DatasetError(
                 f"{where}: message {position} of `prompt` has no `content`",
-                hint="content is text or a list of parts; only a message with `tool_calls` may lack it",
+                hint="content is text or a list of parts; only a message with `tool_calls` may omit it",
             )
     return messages

@@ -1,8 +1,8 @@
-"""The environment: a dataset, a way to play an example, and a rubric.
+"""Environments: a dataset, the rules for playing an example, and a rubric.
 
-Everything that an environment does in a rollout depends only on its arguments, the example, the run's seed
-and the model's completions. Randomness comes from `self.rng(state, ...)`; then two rollouts that reach the
-same position meet the same reply, and a stored rollout can be replayed.
+The behavior of an environment in a rollout depends only on its arguments, the example, the run's seed and the
+model's completions. Randomness comes from `self.rng(state, ...)`. Two rollouts that reach the same position
+therefore meet the same reply, and a stored rollout can be replayed.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ Option = TypeVar("Option")
 class Environment(Player):
     """Base of every environment; authors subclass `SingleTurnEnv` or `MultiTurnEnv`.
 
-    - `dataset`, `eval_dataset`: rows (see `wander.dataset`); one of the two is enough, and a split that is
-      missing falls back to the other.
-    - `system_prompt`, `few_shot`: put before the question of rows that have no `prompt` of their own.
-      `few_shot` is messages, or how many examples of the train split to show as `gold` plays them.
-    - `seed`: seeds the examples that have no `seed` column.
+    - `dataset`, `eval_dataset`: rows (see `wander.dataset`). One of them is enough; it is then used for both
+      splits.
+    - `system_prompt`, `few_shot`: messages before the question of rows without a `prompt` column. `few_shot`
+      is a list of messages, or the number of examples of the train split to show as played by `gold`.
+    - `seed`: seed for examples without a `seed` column.
     - `deterministic`: False declares that outside observations enter the rollouts.
-    - `strata`: how many strata the `stratum` column distinguishes, or the name of another column that holds
-      the stratum as a whole number from 0.
-    - `reference_scores`: mean rewards that readers can compare with, by name.
-    - `reward_bounds`: lowest and highest reward there can be; `wander check` holds the rubric to them. Unless
-      given, they follow from the weights, with every reward function between 0 and 1.
-    - `view`: how pages draw the state that its messages show.
+    - `strata`: number of strata in the `stratum` column, or the name of another column that contains the
+      stratum as a whole number from 0.
+    - `reference_scores`: mean rewards for comparison, by name.
+    - `reward_bounds`: lowest and highest possible reward, which `wander check` verifies. By default they
+      follow from the weights, with every reward function between 0 and 1.
+    - `view`: description of how pages draw the state in its messages.
 
-    Raises `DatasetError` without any dataset and `TypeError` for unknown arguments.
+    Raises `DatasetError` without a dataset, and `TypeError` for unknown arguments.
     """
 
     kind: ClassVar[str] = "environment"
     players: Sequence[str] = ()
-    """Who takes turns in a rollout, the run's model first; empty where that one is alone."""
+    """Players of a rollout, the run's model first; empty in an environment with a single player."""
     _players: tuple[str, ...] = ()
-    """The same, as it was when the environment was made: authors have had a `players` of their own."""
+    """Copy of `players` from creation, because subclasses may use that name for other purposes."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class Environment(Player):
         self.few_shot = None if isinstance(few_shot, int) else few_shot
         self._examples_to_show = few_shot if isinstance(few_shot, int) else 0
         self._shown: tuple[list[Messages], int] = ([], 0)
-        """The examples that were played to be shown, and how many of them each question gets."""
+        """Conversations of the examples to show, and the number of them for each question."""
         if self._examples_to_show < 0:
-            raise ConfigError(f"`{few_shot}` examples cannot be shown", hint="give 0 or more")
+            raise ConfigError(f"cannot show `{few_shot}` examples", hint="give 0 or more")
         self.seed = seed
         self.name = name
         self.summary = summary
@@ -128,16 +128,16 @@ class Environment(Player):
         self.view = view
         self.arguments: dict[str, Any] = {}
         self.argument_defaults: dict[str, Any] = {}
-        """The arguments of `load_environment`, and their default values; the loader fills in both."""
+        """Default values of the arguments of `load_environment`. The loader sets these and `arguments`."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
         self._cleanups = find_marked(self, CLEANUP)
         self._scripts: dict[str, ScriptedClient] = {}
-        """Who plays by a function of this package, as far as they have been asked for."""
+        """Players that functions of this package play, as loaded so far."""
 
     def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
     ) -> dict[Split, Dataset]:
-        """Bind the given rows to their splits."""
+        """Create the datasets of the given splits."""
         given: list[tuple[Split, Any]] = [("train", dataset), ("eval", eval_dataset)]
         column = self.strata if isinstance(self.strata, str) else "stratum"
         bound: dict[Split, Dataset] = {
@@ -159,22 +159,22 @@ class Environment(Player):
         return bound
 
     def dataset(self, split: Split = "train") -> Dataset:
-        """Return the examples of a split, or those of the other one when the environment lacks it."""
+        """Return the dataset of a split, or of the other split if the environment does not have this one."""
         if self._examples_to_show:
             count, self._examples_to_show = self._examples_to_show, 0
             try:
                 self._show_examples(count)
             except BaseException:
-                self._examples_to_show = count  # whoever asks again is told again
+                self._examples_to_show = count  # so that the next call raises the same error
                 raise
         return self._datasets.get(split) or next(iter(self._datasets.values()))
 
     def _show_examples(self, count: int) -> None:
-        """Put the first examples of the train split, as `gold` plays them, before every question."""
-        # One more: it stands in where an example would be shown its own answer.
+        """Show the first examples of the train split, as played by `gold`, before every question."""
+        # Get an additional example, to show in place of one that would reveal its own answer.
         source = self.dataset("train")
         chosen = source.examples(0, count + 1)
-        # Datasets are asked for by functions that cannot wait, on event loops too.
+        # Use a separate loop, because callers of `dataset` cannot await, and some run on an event loop.
         loop = LoopThread("wander-examples")
         try:
             shown = loop.run(self._play_gold(chosen))
@@ -191,7 +191,7 @@ class Environment(Player):
             gold = script_of(self.gold(example), example, self.parser, self.turn_limit, self._players)
             if gold is None or self._players:
                 raise ConfigError(
-                    f"`{type(self).__name__}` does not say how one player plays its examples right",
+                    f"`{type(self).__name__}` has no `gold` completions of a single player to show",
                     hint="override `gold`, or pass the messages themselves as `few_shot`",
                 )
             request = RolloutRequest.of(ScriptedClient(gold), example, [0], together=False)
@@ -200,13 +200,13 @@ class Environment(Player):
                 raise ConfigError(
                     f"example `{example.example_id}` cannot be shown: {state['failure'].message}"
                 )
-            asked = [each for each in state["prompt"] if each["role"] != "system"]
-            shown.append([*asked, *state["completion"]])
+            question = [message for message in state["prompt"] if message["role"] != "system"]
+            shown.append([*question, *state["completion"]])
         return shown
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """Facts about the environment."""
         lengths = {split: dataset.length for split, dataset in self._datasets.items()}
         return EnvironmentInfo(
             name=self.name or type(self).__name__,
@@ -231,12 +231,12 @@ class Environment(Player):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns in a rollout, or None."""
         return None
 
     @property
     def time_limit(self) -> float | None:
-        """The seconds after which a rollout ends, or None."""
+        """Seconds after which a rollout ends, or None."""
         return None
 
     def _count_strata(self) -> int | None:
@@ -245,40 +245,40 @@ class Environment(Player):
         dataset = self.dataset("train")
         if dataset.length is None:
             raise ConfigError(
-                f"the strata of an endless dataset cannot be counted from column `{self.strata}`",
+                f"cannot count the strata of an endless dataset in column `{self.strata}`",
                 hint="put the stratum in the `stratum` column and pass their number as `strata`",
             )
-        examples = (dataset.examples(place, 1, keep_faulty=True) for place in range(dataset.length))
+        examples = (dataset.examples(index, 1, keep_faulty=True) for index in range(dataset.length))
         return 1 + max((example.stratum or 0 for (example,) in examples), default=-1)
 
     def gold(self, example: Example) -> Any:
-        """Return completions that earn a high reward: text, a list with one for each turn, or a script.
+        """Return completions that earn a high reward: a text, a list with a text per turn, or a script.
 
-        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it; several players
-        take a dictionary. Only `wander check` asks. None stands for the answer, as the parser writes it.
+        A script is a function from `ModelRequest` to a reply, as for `ScriptedClient`. With several players,
+        return a dictionary by player. None stands for the answer in the format of the parser.
         """
         return None
 
     def rng(self, state: State, *keys: Key) -> random.Random:
-        """Return a fresh generator that depends on the run's seed, the example's seed and the keys only.
+        """Return a new generator that depends only on the run's seed, the example's seed and the keys.
 
-        Name the situation in the keys: `self.rng(state, "opponent", board)`.
+        Describe the situation in the keys: `self.rng(state, "opponent", board)`.
         """
         return derived_rng(state.run_seed, state.example.seed, *keys)
 
     def openings(self) -> Rows | None:
-        """Return rows for every position in which an episode may begin, or None.
+        """Return rows for all positions in which an episode may start, or None.
 
-        An environment that has them, and makes every choice of its own by `choose`, can be walked
-        exhaustively: `wander eval --exhaustive` plays each reply that it could give.
+        If an environment returns rows and makes all of its choices with `choose`, `wander eval --exhaustive`
+        can play every reply that it could give.
         """
         return None
 
     def opening_examples(self) -> list[Example]:
-        """Return the examples of `openings`; empty when the environment declares none."""
+        """Return the examples of `openings`; empty if the environment does not declare any."""
         if (rows := self.openings()) is None:
             return []
-        self.dataset()  # so that the examples to show are there
+        self.dataset()  # plays the examples to show
         bound = Dataset(
             rows, split="eval", seed=self.seed, system_prompt=self.system_prompt, few_shot=self.few_shot
         )
@@ -290,14 +290,14 @@ class Environment(Player):
     ) -> Option:
         """Return the environment's choice: `drawn()`, or in an exhaustive evaluation each option in turn.
 
-        `options` are all that `drawn` may return, JSON values in a fixed order:
-        `self.choose(state, moves, lambda: self.rng(state, board).choice(moves))`. `position` shows a person
-        who makes the choice (`wander env play --against`) what it is about.
+        `options` are all possible results of `drawn`, as JSON values in a fixed order: `self.choose(state,
+        moves, lambda: self.rng(state, board).choice(moves))`. `position` describes the situation to a person
+        who makes the choice (`wander env play --against`).
         """
         return choose(state, options, drawn, position)
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
-        """Return the state in which a rollout of the example starts; it shares nothing with the example."""
+        """Return the initial state of a rollout of the example; it shares no objects with the example."""
         own = Example.assemble(**copy_json(vars(example)))
         return State(
             example=own,
@@ -322,21 +322,21 @@ class Environment(Player):
     async def play(self, state: State, model: ModelCalls) -> None:
         """Play the episode to its end: fill `completion` and `turns` and set `stop_reason`.
 
-        What it raises becomes the rollout's failure.
+        An exception becomes the failure of the rollout.
         """
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play one episode for each index, all at once, and score them, together if the request asks for it.
+        """Play an episode for each index concurrently and score them, together if the request asks for it.
 
-        Failed rollouts are not scored, so they are left out of the group that is scored together.
+        Failed rollouts are not scored, so they are left out of a group that is scored together.
         """
         pairs = zip(request.indices, request.rollout_ids, strict=True)
-        if len(request.indices) == 1:  # without a task of its own, which costs time
+        if len(request.indices) == 1:  # avoids the cost of a separate task
             episodes = [await self._play_one_episode(request, *pair) for pair in pairs]
         else:
             episodes = await asyncio.gather(*(self._play_one_episode(request, *pair) for pair in pairs))
         scoring = time.perf_counter()
-        played = [each.state for each in episodes if each.state["failure"] is None]
+        played = [episode.state for episode in episodes if episode.state["failure"] is None]
         if request.together and self.rubric.has_group_functions:
             await self._score_states(played, together=True)
         else:
@@ -346,7 +346,7 @@ class Environment(Player):
         return [episode.record(scoring_seconds=seconds) for episode in episodes]
 
     async def _play_one_episode(self, request: RolloutRequest, index: int, rollout_id: str) -> _Episode:
-        """Play one episode to its end, unscored."""
+        """Play an episode to its end without scoring it."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
         state = self.init_state(request.example, index=index, run_seed=request.run_seed)
@@ -381,7 +381,7 @@ class Environment(Player):
         return {player: self._scripts[spec] for player, spec in scripts.items()}
 
     async def _begin_and_play(self, state: State, calls: ModelCalls) -> None:
-        """Announce the rollout to the client, play it, and keep what went wrong."""
+        """Notify the client of the rollout, play it, and record its failure, if any."""
         try:
             try:
                 calls.begin()
@@ -398,7 +398,7 @@ class Environment(Player):
             _fail(state, error)
 
     async def _run_cleanup_hooks(self, state: State) -> None:
-        """Run every cleanup hook, also after one of them raised; the first failure is the one on record."""
+        """Run all cleanup hooks, even if some of them fail; only the first failure is recorded."""
         for _, hook in self._cleanups:
             try:
                 await call_hook(hook, state)
@@ -406,7 +406,7 @@ class Environment(Player):
                 _fail(state, error)
 
     async def _score_states(self, states: Sequence[State], *, together: bool) -> None:
-        """Score a rollout, or a group together, once as each player saw it; where that fails, so has each."""
+        """Score a rollout, or a group together, from each player's view; all fail if scoring fails."""
         for player in self._players or (None,):
             seen = states if player is None else [_as_seen_by(player, state) for state in states]
             for state, score in zip(states, await self._scores(seen, together=together), strict=True):
@@ -438,14 +438,14 @@ class Environment(Player):
     async def teardown(self) -> None:
         """Run the hooks marked with `@teardown`, then close the rubric.
 
-        Raises the first `EnvironmentFault` after all have run.
+        Raises the first `EnvironmentFault` after all hooks have run.
         """
         hooks = [hook for _, hook in find_marked(self, TEARDOWN)]
         await call_every([*hooks, self.rubric.close])
 
 
 class LocalEnvironment(EnvironmentHandle):
-    """An environment in this process, behind the port that hosts use (`wander.handle.EnvironmentHandle`)."""
+    """An environment in this process, with the interface for hosts (`wander.handle.EnvironmentHandle`)."""
 
     def __init__(self, env: Environment) -> None:
         self.env = env
@@ -453,35 +453,35 @@ class LocalEnvironment(EnvironmentHandle):
         self._scoring_seconds = 0.0
 
     def report_silence(self, notices: Notices) -> None:
-        """Report code that does not return, from now on."""
+        """Report code that blocks for too long, from now on."""
         self._watch = SilenceWatch(notices)
 
     @cached_property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """Facts about the environment."""
         return self.env.info
 
     @property
     def lost_reason(self) -> None:
-        """None: it lives as long as this process."""
+        """None, because the environment lives as long as this process."""
         return None
 
     @property
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions let nothing else of this process go on."""
+        """Seconds for which synchronous reward functions blocked this process."""
         return self._scoring_seconds
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return `count` examples from position `start` of the stored order; None means to the end."""
+        """Return `count` examples from index `start` in the stored order; None means all others."""
         with self._watched(None, f"{split} dataset"):
             return self.env.dataset(split).examples(start, count, keep_faulty=True)
 
     async def openings(self) -> list[Example]:
-        """Return an example for every opening; empty when the environment declares none."""
+        """Return an example for every opening; empty if the environment does not declare any."""
         return self.env.opening_examples()
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score the request; record a failure in its rollout."""
+        """Play and score the request; failures are recorded in the rollouts."""
         with self._watched(request.example.example_id):
             return await request.send(self.env)
 
@@ -496,7 +496,7 @@ class LocalEnvironment(EnvironmentHandle):
 
     @contextlib.contextmanager
     def _watched(self, example_id: str | None, place: str = PLAY) -> Iterator[None]:
-        """Report code of a block that does not return, and count what its scoring takes."""
+        """Report code in the block that does not return, and add up its scoring time."""
         activity, watch = Activity(example_id, place), self._watch
         token = ACTIVITY.set(activity)
         if watch is not None:
@@ -511,7 +511,7 @@ class LocalEnvironment(EnvironmentHandle):
 
 
 def _restore(state: State, transcript: Transcript) -> None:
-    """Bring a state to where a recorded rollout ended, as far as its record tells."""
+    """Set a state to the end of a recorded rollout, as far as its record allows."""
     for name in ("prompt", "completion"):
         state[name] = copy_json(getattr(transcript, name))
     state["turns"] = list(transcript.turns)
@@ -520,7 +520,7 @@ def _restore(state: State, transcript: Transcript) -> None:
 
 
 def _as_seen_by(player: str, state: State) -> State:
-    """Return a player's view of a finished rollout: its own turns, and the conversation that it saw."""
+    """Return a player's view of a finished rollout: its own turns, and the messages that it saw."""
     return State(
         {
             **state,
@@ -540,15 +540,15 @@ def _fail(state: State, error: BoundaryError) -> None:
 
 
 class _Episode(NamedTuple):
-    """A rollout that was played and is not recorded yet."""
+    """A rollout that was played and has no record yet."""
 
     state: State
     started_at: str
     seconds: float
-    """How long it was played."""
+    """Seconds of play."""
 
     def record(self, scoring_seconds: float) -> Rollout:
-        """Return the finished rollout. The values are ours, so they are not validated a second time."""
+        """Return the finished rollout. It is not validated, because all values come from this module."""
         state = self.state
         failure, public = state["failure"], state["public"]
         try:
@@ -558,10 +558,10 @@ class _Episode(NamedTuple):
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
-        asked = completed = 0
+        prompted = completed = 0
         estimated = False
         for turn in state.turns:
-            asked += turn.usage.prompt_tokens
+            prompted += turn.usage.prompt_tokens
             completed += turn.usage.completion_tokens
             estimated = estimated or turn.usage.estimated
         example = state.example
@@ -578,7 +578,7 @@ class _Episode(NamedTuple):
             reward=None if failure else state["reward"],
             metrics=state["metrics"],
             failure=failure,
-            usage=Usage.assemble(prompt_tokens=asked, completion_tokens=completed, estimated=estimated),
+            usage=Usage.assemble(prompt_tokens=prompted, completion_tokens=completed, estimated=estimated),
             started_at=self.started_at,
             seconds=self.seconds + scoring_seconds,
             scoring_seconds=scoring_seconds,
@@ -591,10 +591,10 @@ class _Episode(NamedTuple):
 
 
 def _refuse_unknown(cls: type[Environment], unknown: Mapping[str, Any]) -> None:
-    """Raise `TypeError` naming the first argument that no environment takes, and what was perhaps meant."""
+    """Raise `TypeError` for the first unknown argument, with a suggestion."""
     if not unknown:
         return
     name = next(iter(unknown))
-    accepted = [each for each in inspect.signature(Environment).parameters if each != "unknown"]
-    advice = did_you_mean(name, accepted) or f"it takes {', '.join(accepted)}"
+    accepted = [key for key in inspect.signature(Environment).parameters if key != "unknown"]
+    advice = did_you_mean(name, accepted) or f"it accepts {', '.join(accepted)}"
     raise TypeError(f"`{cls.__name__}` got the unknown argument `{name}`; {advice}")

@@ -1,29 +1,29 @@
-"""Every error the SDK raises.
+"""All errors that the SDK raises.
 
-WanderError                    has `.hint`: what to do next, as a command where possible (`Wording`)
-|- LoadError                   a package or module that gives no usable environment
-|  |- ArgumentsRefused         `load_environment` raised `ConfigError`; is a `ConfigError` too
-|  |  '- ArgumentsUnfit        arguments that its signature does not take
-|  |- NeedsOutside            it wants of outside what it was not given:
+WanderError                    has `.hint`: the next step, as a command where possible (`Wording`)
+|- LoadError                   a package or module without a usable environment
+|  |- ArgumentsRefused         `load_environment` raised `ConfigError`; also a `ConfigError`
+|  |  '- ArgumentsUnfit        arguments that do not match its signature
+|  |- NeedsOutside            the environment lacks an external resource:
 |  |  '- NeedsKey, NeedsDownload
-|  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may do better
-|  '- WorkerRefusedToken       a worker on another machine that does not take the token
+|  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may succeed
+|  '- WorkerRefusedToken       a worker on another machine rejects the token
 |- DatasetError                rows that cannot become examples
 |- ConfigError                 arguments or settings that contradict each other
-|  '- ModelNotFound            a model's name that leads nowhere
-|- MissingExtra                an optional dependency is absent; names the install line
-|  '- MissingClient            wander-client is absent
+|  '- ModelNotFound            a model name that does not exist
+|- MissingExtra                an optional dependency is not installed; names the install command
+|  '- MissingClient            wander-client is not installed
 |- RunError                    a run folder that cannot be read, resumed or written
 '- BoundaryError               raised inside a rollout; becomes `Rollout.failure`, never a score
    |- ModelError               the endpoint or the model
-   |  |- EndpointUnreachable   nothing listens, DNS, TLS
+   |  |- EndpointUnreachable   no connection: no server, DNS, TLS
    |  |- AuthenticationFailed  401 or 403
    |  |- RateLimited           429 after all retries
    |  |- InvalidResponse       the answer is not a chat completion
-   |  |- RecordEnded           replayed, the rollout asks for a turn that its record does not have
-   |  |- UnsupportedParameter  the model does not take a sampling argument
-   |  |- ContextOverflow       prompt longer than the model takes; ends the rollout as truncated
-   |  '- ContentFiltered       the endpoint's filter refused the conversation; an empty answer
+   |  |- RecordEnded           a replayed rollout asks for a turn that is not recorded
+   |  |- UnsupportedParameter  the model does not support a sampling argument
+   |  |- ContextOverflow       prompt longer than the model accepts; ends the rollout as truncated
+   |  '- ContentFiltered       the endpoint's filter rejected the conversation; an empty answer
    |- EnvironmentFault         the environment's own code
    |- ToolError                a tool that was declared fatal
    |- RubricError              a reward function
@@ -73,12 +73,12 @@ __all__ = [
 
 
 class Wording(str):
-    """A text that names options: itself as a terminal writes them, `python` as a program does.
+    """A text that names options as a terminal writes them; `python` is the same text for a Python program.
 
         "share it with " + name_option("workers", 4)    share it with `--workers 4`
                                                         share it with `workers=4`
 
-    Join such texts by `+`: an f-string keeps only the words of the terminal.
+    Join such texts with `+`. An f-string keeps only the terminal's form.
     """
 
     python: str
@@ -96,9 +96,10 @@ class Wording(str):
 
 
 def name_option(keyword: str, value: object = None, *, word: str = "", command: str = "") -> Wording:
-    """Return the name of an option, which Python calls `keyword`, with a value unless that is None.
+    """Return the name of an option, with its value unless that is None.
 
-    The terminal calls it `word`, by default `--` and the keyword, and may need a whole `command` before it.
+    `keyword` is its name in Python. In the terminal it is called `word`, by default `--` and the keyword, and
+    may need a whole `command` before it.
     """
     dashes = "-" if len(keyword) == 1 else "--no-" if value is False else "--"
     typed = [*command.split(), word or dashes + keyword.replace("_", "-")]
@@ -108,12 +109,12 @@ def name_option(keyword: str, value: object = None, *, word: str = "", command: 
 
 
 def in_python(text: str) -> str:
-    """Return a text in the words of Python."""
+    """Return a text in the form for Python."""
     return text.python if isinstance(text, Wording) else text
 
 
 class WanderError(Exception):
-    """Base of all Wander errors; `hint` says what to do next."""
+    """Base of all Wander errors; `hint` is a suggestion for the next step."""
 
     _hint: str | None = None
 
@@ -123,7 +124,7 @@ class WanderError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do next; a traceback shows it under the message."""
+        """Suggestion for the next step; a traceback shows it under the message."""
         return self._hint
 
     @hint.setter
@@ -135,55 +136,55 @@ class WanderError(Exception):
 
 
 class LoadError(WanderError):
-    """A package or module has no usable environment."""
+    """Raised if a package or module does not provide a usable environment."""
 
 
 class NeedsOutside(LoadError):
-    """An environment wants something of outside that it was not given."""
+    """Raised if an environment lacks an external resource."""
 
 
 class NeedsKey(NeedsOutside):
-    """An environment wants a variable with a key."""
+    """Raised if an environment lacks an environment variable with a key."""
 
 
 class NeedsDownload(NeedsOutside):
-    """An environment downloads something, and could not."""
+    """Raised if an environment could not download something."""
 
 
 class WorkerUnreachable(LoadError):
-    """No worker answers at an address, or it is busy; a later attempt may do better."""
+    """Raised if no worker answers at an address, or it is busy; a later attempt may succeed."""
 
 
 class WorkerRefusedToken(LoadError):
-    """A worker on another machine refused the token."""
+    """Raised if a worker on another machine rejects the token."""
 
 
 class DatasetError(WanderError):
-    """Rows cannot become examples."""
+    """Raised if rows cannot become examples."""
 
 
 class ConfigError(WanderError):
-    """Arguments or settings are wrong or contradict each other."""
+    """Raised if arguments or settings are wrong or contradict each other."""
 
 
 class RunError(WanderError):
-    """A run folder cannot be read, resumed or written."""
+    """Raised if a run folder cannot be read, resumed or written."""
 
 
 class ArgumentsRefused(LoadError, ConfigError):
-    """Arguments with which `load_environment` raised `ConfigError`."""
+    """Raised if `load_environment` raised `ConfigError` for its arguments."""
 
 
 class ArgumentsUnfit(ArgumentsRefused):
-    """Arguments that the signature of `load_environment` does not take."""
+    """Raised for arguments that do not match the signature of `load_environment`."""
 
 
 class ModelNotFound(ConfigError):
-    """No model has this name."""
+    """Raised if no model has the given name."""
 
 
 DEFAULT_HUB = "http://127.0.0.1:8600"
-"""Where `wander-hub serve` listens unless told otherwise."""
+"""Default address of `wander-hub serve`."""
 
 
 def install_command(distribution: str, hub: str | None = None) -> str:
@@ -197,7 +198,7 @@ def install_command(distribution: str, hub: str | None = None) -> str:
 
 
 class MissingExtra(WanderError):
-    """An optional dependency is absent."""
+    """Raised if an optional dependency is not installed."""
 
     def __init__(self, extra: str, *, needed_for: str, of: str = "wander-sdk") -> None:
         super().__init__(
@@ -208,7 +209,8 @@ class MissingExtra(WanderError):
 
 
 class MissingClient(MissingExtra):
-    """wander-client is absent, which brings the hub, evaluations by name and training to Python."""
+    """Raised if wander-client is not installed, which provides the hub, evaluations by name and training in
+    Python."""
 
     def __init__(self, name: str) -> None:
         WanderError.__init__(
@@ -220,7 +222,7 @@ class MissingClient(MissingExtra):
 
 
 class BoundaryError(WanderError):
-    """Raised inside a rollout; the loop turns it into a `Failure` of its boundary."""
+    """Raised inside a rollout; the rollout loop turns it into a `Failure` of its boundary."""
 
     boundary: ClassVar[Boundary] = "environment"
 
@@ -229,36 +231,36 @@ class BoundaryError(WanderError):
         self.retryable = retryable
 
     def failure(self) -> Failure:
-        """Return the record that goes into the rollout."""
+        """Return the record of this error for the rollout."""
         return Failure(
             boundary=self.boundary, type=type(self).__name__, message=str(self), retryable=self.retryable
         )
 
 
 class ModelError(BoundaryError):
-    """The endpoint or the model failed."""
+    """Raised if the endpoint or the model failed."""
 
     boundary: ClassVar[Boundary] = "model"
 
 
 class EndpointUnreachable(ModelError):
-    """Nothing answers at the endpoint's address."""
+    """Raised if there is no response from the endpoint's address."""
 
 
 class AuthenticationFailed(ModelError):
-    """The endpoint refused the key (401 or 403)."""
+    """Raised if the endpoint rejects the key (401 or 403)."""
 
 
 class RateLimited(ModelError):
-    """The endpoint answered 429 until the retries ran out."""
+    """Raised if the endpoint still answers 429 after all retries."""
 
 
 class InvalidResponse(ModelError):
-    """The endpoint's answer is not a chat completion."""
+    """Raised if the endpoint's answer is not a chat completion."""
 
 
 class UnsupportedParameter(ModelError):
-    """The model does not take a sampling argument, or not with this value."""
+    """Raised if the model does not support a sampling argument, or does not support its value."""
 
     def __init__(
         self, message: str, *, parameter: str = "", hint: str | None = None, retryable: bool = False
@@ -268,42 +270,43 @@ class UnsupportedParameter(ModelError):
 
 
 class RecordEnded(ModelError):
-    """A replayed rollout asks for a turn that its record does not have."""
+    """Raised if a replayed rollout asks for a turn that its record does not contain."""
 
 
 class ContextOverflow(ModelError):
-    """The prompt is longer than the model accepts; the rollout ends as truncated."""
+    """Raised if the prompt is longer than the model accepts; the rollout ends as truncated."""
 
 
 class ContentFiltered(ModelError):
-    """The endpoint's filter refused the conversation; its turn is empty and ends with `content_filter`."""
+    """Raised if the endpoint's filter rejects the conversation; the turn is empty and ends with
+    `content_filter`."""
 
 
 class EnvironmentFault(BoundaryError):
-    """The environment's own code raised."""
+    """Raised if the environment's own code failed."""
 
 
 class ToolError(BoundaryError):
-    """A tool failed that was declared fatal."""
+    """Raised if a tool that was declared fatal failed."""
 
     boundary: ClassVar[Boundary] = "tool"
 
 
 class RubricError(BoundaryError):
-    """A reward function raised or returned something that is not a number."""
+    """Raised if a reward function failed or returned a value that is not a number."""
 
     boundary: ClassVar[Boundary] = "rubric"
 
 
 class SandboxError(BoundaryError):
-    """The isolation around the environment broke."""
+    """Raised if the isolation around the environment failed."""
 
     boundary: ClassVar[Boundary] = "sandbox"
 
 
 @contextlib.contextmanager
 def require_extra(extra: str, *, needed_for: str, of: str = "wander-sdk") -> Iterator[None]:
-    """Raise `MissingExtra`, with an extra of a distribution, if the block imports what is not installed."""
+    """Raise `MissingExtra`, naming an extra of a distribution, if an import in the block fails."""
     try:
         yield
     except ImportError as error:
@@ -311,19 +314,19 @@ def require_extra(extra: str, *, needed_for: str, of: str = "wander-sdk") -> Ite
 
 
 def error_type(name: str) -> type[WanderError] | None:
-    """Return the error class of that name, if there is one: records and wires carry names."""
-    found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, WanderError) else None
+    """Return the error class with this name, if any; records and messages contain class names."""
+    value = globals().get(name)
+    return value if isinstance(value, type) and issubclass(value, WanderError) else None
 
 
 def raised_while_loading(name: str) -> type[WanderError] | None:
-    """Return the class of that name if it says something about the package that raised it, else None.
+    """Return the error class with this name if it describes the package that raised it, else None.
 
-    A package may raise any class. One that tells of the machine, of the connection or of a model would make a
-    fault of the package look like one of its host.
+    A package may raise any class. Classes about the machine, the connection or a model would make a fault of
+    the package look like a fault of its host.
     """
-    found = error_type(name)
-    return found if found in _OF_PACKAGES else None
+    error = error_type(name)
+    return error if error in _OF_PACKAGES else None
 
 
 _OF_PACKAGES = frozenset(
@@ -335,21 +338,21 @@ _OF_PACKAGES = frozenset(
 
 
 def model_error_type(name: str) -> type[ModelError]:
-    """Return the model error class of that name, else `ModelError`."""
-    found = error_type(name)
-    return found if found is not None and issubclass(found, ModelError) else ModelError
+    """Return the model error class with this name, or `ModelError`."""
+    error = error_type(name)
+    return error if error is not None and issubclass(error, ModelError) else ModelError
 
 
 def did_you_mean(
     word: str, known: Iterable[str], *, cutoff: float = 0.6, shown: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return the hint "did you mean `x` or `y`?", in whatever case; None when nothing looks like the word.
+    """Return the hint "did you mean `x` or `y`?", ignoring case, or None if no known word is similar.
 
-    `shown` has what is shown in place of a word.
+    `shown` maps known words to the text that the hint shows instead.
     """
-    import difflib  # late: few programs mistype a word
+    import difflib  # imported here, because few programs need a suggestion
 
-    lower = {one.lower(): (shown or {}).get(one, one) for one in known}
-    found = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
-    meant = " or ".join(f"`{lower[one]}`" for one in found)
+    lower = {candidate.lower(): (shown or {}).get(candidate, candidate) for candidate in known}
+    matches = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
+    meant = " or ".join(f"`{lower[match]}`" for match in matches)
     return f"did you mean {meant}?" if meant else None

@@ -1,7 +1,7 @@
-"""The port between a host (evaluator, trainer, hub) and an environment, wherever that environment runs.
+"""The interface between a host (evaluator, trainer, hub) and an environment in any process.
 
-`LocalEnvironment` (wander.environment) runs it in this process; `WorkerEnvironment`
-(wander.worker.host.environment) in a virtual environment and process of its own. Hosts take either.
+`LocalEnvironment` (wander.environment) runs the environment in this process. `WorkerEnvironment`
+(wander.worker.host.environment) runs it in a separate virtual environment and process. Hosts accept both.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Split = Literal["train", "eval"]
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What to play: one rollout of an example, or a group that is scored together."""
+    """A request to play a rollout of an example, or a group of rollouts that is scored together."""
 
     client: Client
     example: Example
     indices: tuple[int, ...]
-    """Exactly one where `together` is false."""
+    """Indexes of the rollouts; exactly one if `together` is false."""
     rollout_ids: tuple[str, ...]
-    """One beside each index."""
+    """Id of the rollout with each index."""
     run_seed: int
     sampling: SamplingArgs
     together: bool
@@ -45,29 +45,31 @@ class RolloutRequest:
         rollout_ids: Sequence[str] | None = None,
         together: bool,
     ) -> RolloutRequest:
-        """Return a request; the ids are `example_id/index` unless given."""
+        """Return a request with the ids `example_id/index` unless other ids are given."""
         ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
         given = sampling or SamplingArgs()
         return cls(client, example, tuple(indices), tuple(ids), run_seed, given, together)
 
     async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
-        """Have a player play this, or the same of another example, by the methods that authors override.
+        """Let a player play this request, or the same request for another example, by the methods that
+        authors override.
 
-        Rollouts of an example with a fault fail.
+        Rollouts of an example with a fault fail without being played.
         """
-        asked = self if example is None else replace(self, example=example)
-        if (fault := asked.example.fault) is not None:
+        request = self if example is None else replace(self, example=example)
+        if (fault := request.example.fault) is not None:
             failure = Failure(boundary="environment", type="DatasetError", message=fault)
-            return make_failed_rollouts(asked.example, asked.indices, failure)
+            return make_failed_rollouts(request.example, request.indices, failure)
         name = "rollout_group" if self.together else "rollout"
         if getattr(getattr(player, name), "__func__", None) is getattr(Player, name):
-            return await player.play_request(asked)  # as that one would ask for, again
+            # the default method would only send the same request again
+            return await player.play_request(request)
         same: dict[str, Any] = {"run_seed": self.run_seed, "sampling": self.sampling}
         if self.together:
             same |= {"indices": self.indices, "rollout_ids": self.rollout_ids}
-            return await player.rollout_group(self.client, asked.example, **same)
+            return await player.rollout_group(self.client, request.example, **same)
         same |= {"index": self.indices[0], "rollout_id": self.rollout_ids[0]}
-        return [await player.rollout(self.client, asked.example, **same)]
+        return [await player.rollout(self.client, request.example, **same)]
 
 
 def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Failure) -> list[Rollout]:
@@ -86,13 +88,14 @@ def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Fail
 
 
 class Player(ABC):
-    """What plays rollouts: an environment, or a host's handle to one."""
+    """Base of objects that play rollouts: environments, and hosts' handles to them."""
 
     @abstractmethod
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score the request; return one rollout for each index, in order.
+        """Play and score the request; return a rollout for each index, in order.
 
-        Never raises for a failed rollout: the failure is in the record. Raises only `CancelledError`.
+        A failed rollout does not raise an error, because its record contains the failure. Raises only
+        `CancelledError`.
         """
 
     async def rollout(
@@ -105,9 +108,9 @@ class Player(ABC):
         sampling: SamplingArgs | None = None,
         rollout_id: str | None = None,
     ) -> Rollout:
-        """Play one episode to its end and score it.
+        """Play an episode to its end and score it.
 
-        Never raises for a failed rollout: the failure is in the record, and such a rollout is not scored.
+        A failed rollout does not raise an error: its record contains the failure, and it is not scored.
         Raises only `CancelledError`, after the cleanup hooks have run.
         """
         request = RolloutRequest.of(
@@ -132,11 +135,13 @@ class Player(ABC):
         sampling: SamplingArgs | None = None,
         rollout_ids: Sequence[str] | None = None,
     ) -> list[Rollout]:
-        """Play one episode for each index, all at once, and score them together; keep the indices' order.
+        """Play an episode for each index concurrently, and score them together; the result has the indexes'
+        order.
 
-        Hosts play the rollouts of one example this way when `info.group_rewards` is true; otherwise it is the
-        same as playing them one by one. `rollout_ids` stand beside the indices. Never raises for a failed
-        rollout: the failure is in its record, and it is left out of the group that is scored.
+        Hosts use this method for the rollouts of an example if `info.group_rewards` is true. Otherwise the
+        result is the same as that of playing them one by one. `rollout_ids` has an id for each index. A
+        failed rollout does not raise an error: its record contains the failure, and it is left out of the
+        group that is scored.
         """
         request = RolloutRequest.of(
             client,
@@ -156,37 +161,38 @@ class EnvironmentHandle(Player):
     @property
     @abstractmethod
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """Facts about the environment."""
 
     @property
     @abstractmethod
     def lost_reason(self) -> str | None:
-        """Why its process ended and is not back, told more fully than a public record should; else None."""
+        """Reason why its process ended and was not restarted, in more detail than a public record should
+        have; else None."""
 
     @property
     def processes(self) -> int:
-        """The number of processes in which it plays."""
+        """Number of processes that it plays in."""
         return 1
 
     @property
     @abstractmethod
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions let nothing else of their process go on."""
+        """Seconds for which synchronous reward functions blocked their process."""
 
     @abstractmethod
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return `count` examples from position `start` of the stored order; None means to the end.
+        """Return `count` examples from index `start` in the stored order; None means all remaining examples.
 
-        A row that cannot become an example is one with a `fault`, and its rollouts fail. An endless dataset
-        with count None raises `DatasetError`. A split that the environment lacks falls back to the other one,
-        as `Example.split` then says.
+        A row that cannot become an example has a `fault`, and its rollouts fail. An endless dataset with
+        `count=None` raises `DatasetError`. If the environment lacks a split, the other split is used, as
+        shown by `Example.split`.
         """
 
     @abstractmethod
     async def openings(self) -> list[Example]:
-        """Return an example for every position in which an episode may begin, in a fixed order.
+        """Return an example for every position in which an episode may start, in a fixed order.
 
-        Empty where the environment does not declare that its choices can be walked exhaustively.
+        Empty unless the environment declares that its choices can be enumerated.
         """
 
     @abstractmethod

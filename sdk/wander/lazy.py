@@ -1,8 +1,8 @@
-"""Public names that a package imports when they are first used (PEP 562), so that importing it stays cheap.
+"""Lazy imports of a package's public names (PEP 562), so that importing the package is fast.
 
-Where each name comes from stands once: in the imports that the package makes `if TYPE_CHECKING`. Names of
-another distribution, such as `wander.load`, are found at run time by its entry points of the group
-`wander.names` (`bring_name`), so that nothing here imports it.
+The module of each name is declared only once, in the package's imports below `if TYPE_CHECKING`. Names of
+another distribution, such as `wander.load`, are found at run time through its entry points in the group
+`wander.names` (`bring_name`), so this package never imports that distribution.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GROUP = "wander.names"
 def lazy_names(
     package: str, bring: Callable[[str], Any] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package whose public names are those of its `__all__`.
+    """Return `__getattr__` and `__dir__` for a package whose public names are listed in its `__all__`.
 
-    `bring` returns names whose home lies in another distribution, which the package must not import.
+    `bring` returns the names that belong to another distribution, which the package must not import.
     """
     module = sys.modules[package]
 
@@ -54,21 +54,24 @@ def lazy_names(
 
 
 def bring_name(name: str) -> Any:
-    """Return what is installed under a name, else a function that raises `MissingClient` when it is called.
+    """Return the object that is installed under a name, or a function that raises `MissingClient` when
+    called.
 
-    So `from wander import load` works everywhere: environments import `wander` where no client is installed.
+    `from wander import load` therefore works everywhere, even if wander-client is not installed, as it often
+    is for environments.
     """
-    found = _find(name)
-    if found is not None:
-        return found
+    installed = _find(name)
+    if installed is not None:
+        return installed
 
     def missing(*arguments: Any, **options: Any) -> Any:
         from wander.errors import MissingClient
 
-        late = _find(name)  # it may have been installed since, from a cell of a notebook
-        if late is None:
+        # It may have been installed in the meantime, for example from a notebook cell.
+        installed = _find(name)
+        if installed is None:
             raise MissingClient(f"wander.{name}")
-        return late(*arguments, **options)
+        return installed(*arguments, **options)
 
     missing.__name__ = missing.__qualname__ = name
     missing.__doc__ = "Comes with wander-client, which is not installed."
@@ -76,7 +79,7 @@ def bring_name(name: str) -> Any:
 
 
 def _find(name: str) -> Any | None:
-    from importlib.metadata import entry_points  # here, as most names have no need of it
+    from importlib.metadata import entry_points  # imported here, because most programs do not need it
 
     entry = next(iter(entry_points(group=GROUP, name=name)), None)
     return None if entry is None else entry.load()

@@ -1,7 +1,7 @@
-"""From a name, a module or a path to an environment.
+"""Loading of environments by name, module or path.
 
-An environment package names its factory in the entry point group `wander.environments`; a module with a
-`load_environment` function works without one. Every failure is a `LoadError` that gives the true cause.
+An environment package registers its factory in the entry point group `wander.environments`. A module with a
+`load_environment` function works without an entry point. Every failure is a `LoadError` with the real cause.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from wander.types import canonical_json, first_fault
 
 GROUP = "wander.environments"
 _LONGEST_DEFAULT = 1000
-"""Characters of JSON, from which a default value is not recorded."""
+"""Maximum length of a recorded default value, in characters of JSON."""
 
 
 def load_environment(name: str, **arguments: Any) -> Environment:
     """Load an installed environment by its name or its module's name and call its `load_environment`.
 
-    The name may carry the owner and the version (`alice/wordle@1.2.0`): the owner is not looked at, and a
-    version that is not the installed one is refused. A name that is a path (`./wordle`, `wordle.py`) goes
-    to `load_path`. Raises `LoadError`.
+    The name may contain owner and version (`alice/wordle@1.2.0`). The owner is ignored, and a version other
+    than the installed one is an error. A name that is a path (`./wordle`, `wordle.py`) is loaded by
+    `load_path`. Raises `LoadError`.
     """
     return find_factory(name).build(arguments)
 
 
 def load_path(path: str | Path, **arguments: Any) -> Environment:
-    """Load an environment from a project folder or a `.py` file; its folder is put on `sys.path`.
+    """Load an environment from a project folder or a `.py` file, and add its folder to `sys.path`.
 
     Raises `LoadError`.
     """
@@ -51,26 +51,26 @@ def load_path(path: str | Path, **arguments: Any) -> Environment:
 
 @dataclass(frozen=True)
 class Factory:
-    """A function that makes an environment, imported and not called yet."""
+    """An imported function that creates an environment and has not been called yet."""
 
     name: str
-    """The environment's name."""
+    """Name of the environment."""
     function: Callable[..., Any]
 
     def build(self, arguments: dict[str, Any]) -> Environment:
-        """Call the function and name the environment it returns; raises `LoadError`."""
+        """Call the function and name the environment that it returns; raises `LoadError`."""
         require_fitting(self.name, self.function, arguments)
         try:
             env = self.function(**arguments)
         except (Exception, SystemExit) as error:
             kind, hint = outside_need(error) or (LoadError, None)
             kind = ArgumentsRefused if isinstance(error, ConfigError) else kind
-            said = f"`load_environment` of `{self.name}` raised `{cause(error)}`"
-            raise kind(said, hint=getattr(error, "hint", None) or hint) from error
+            message = f"`load_environment` of `{self.name}` raised `{cause(error)}`"
+            raise kind(message, hint=getattr(error, "hint", None) or hint) from error
         if inspect.iscoroutine(env):
             env.close()
         adapted = (adapter.adapt(env) for adapter in adapters())
-        env = next((each for each in adapted if each is not None), env)
+        env = next((result for result in adapted if result is not None), env)
         if not isinstance(env, Environment):
             raise LoadError(
                 f"`load_environment` of `{self.name}` returned a `{type(env).__name__}`, not an environment",
@@ -84,7 +84,8 @@ class Factory:
 
 
 def find_factory(name: str) -> Factory:
-    """Import the module of an installed environment, or of a path; takes names as `load_environment` does."""
+    """Import the module of an installed environment or a path; accepts the names that `load_environment`
+    does."""
     if name.startswith((".", "/", "~")) or name.endswith(".py"):
         return find_path_factory(name)
     wanted, _, version = name.rpartition("/")[2].partition("@")
@@ -113,14 +114,14 @@ def find_path_factory(path: str | Path) -> Factory:
     if source is None:
         raise LoadError(
             f"`{path}` has no module `{module}`",
-            hint=f"write `{module}.py` with a `load_environment` function, or name yours in "
+            hint=f"write `{module}.py` with a `load_environment` function, or name your function in "
             f'`[project.entry-points."{GROUP}"]` of pyproject.toml',
         )
     return Factory(name, _factory(import_from(source, module), attribute or "load_environment"))
 
 
 def module_of(name: str, *, is_path: bool) -> str:
-    """Return the module of an installed environment, or of a path, without importing it."""
+    """Return the module name of an installed environment or a path, without importing it."""
     if is_path:
         place = Path(name)
         return place.stem if place.is_file() else _project_target(place)[1].partition(":")[0]
@@ -130,24 +131,24 @@ def module_of(name: str, *, is_path: bool) -> str:
 
 
 def installed_environments() -> list[str]:
-    """Return the names of all installed environments that have an entry point, sorted."""
+    """Return the names of all installed environments with an entry point, sorted."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def _entry_point(name: str) -> EntryPoint | None:
-    """Return the entry point of that name; `-`, `_`, `.` and case do not matter, as on a package index."""
-    found = [entry for entry in entry_points(group=GROUP) if normal_name(entry.name) == normal_name(name)]
-    owners = {entry.value for entry in found}
+    """Return the entry point with this name; as on a package index, `-`, `_`, `.` and case are equivalent."""
+    entries = [entry for entry in entry_points(group=GROUP) if normal_name(entry.name) == normal_name(name)]
+    owners = {entry.value for entry in entries}
     if len(owners) > 1:
         raise LoadError(
             f"several installed packages call their environment `{name}`: {', '.join(sorted(owners))}",
-            hint="load one of them by its module's name",
+            hint="load the environment by its module's name",
         )
-    return found[0] if found else None
+    return entries[0] if entries else None
 
 
 def normal_name(name: str) -> str:
-    """Return a name as a package index compares names."""
+    """Return the form of a name that package indexes compare."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -156,26 +157,26 @@ def _module_name(name: str) -> str:
 
 
 def _import(module: str, name: str, spec: str) -> ModuleType:
-    """Import the module of an installed environment; `spec` is its name as it was asked for."""
+    """Import the module of an installed environment; `spec` is the name that the caller used."""
     whole = spec if "/" in spec else f"OWNER/{name}"
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except NoModule as error:
         known = installed_environments()
         hint = did_you_mean(name, known) if "/" not in spec else None
         if hint is None:
-            installed = ", ".join(f"`{each}`" for each in known) or "none"
+            installed = ", ".join(f"`{environment}`" for environment in known) or "no environments"
             hint = (
-                f'`wander.load("{whole}")` takes it from a hub, or where `wander install` put it; '
+                f'`wander.load("{whole}")` loads it from a hub, or from the folder of `wander install`; '
                 f"this Python has {installed}"
             )
         raise LoadError(f"there is no environment `{name}` here", hint=hint) from error
-    if hasattr(found, "__path__") and getattr(found, "__file__", None) is None:
+    if hasattr(imported, "__path__") and getattr(imported, "__file__", None) is None:
         raise LoadError(
             f"`{module}` is a folder here, not an installed environment",
-            hint=f'write `./{module}` for that folder, or take one from a hub: `wander.load("{whole}")`',
+            hint=f'write `./{module}` for that folder, or load one from a hub: `wander.load("{whole}")`',
         )
-    return found
+    return imported
 
 
 def _project_target(folder: Path) -> tuple[str, str]:
@@ -183,7 +184,7 @@ def _project_target(folder: Path) -> tuple[str, str]:
     settings = folder / "pyproject.toml"
     if not settings.is_file():
         return folder.name, _module_name(folder.name)
-    from wander.wire.gate import read_project  # here, as most environments are packages
+    from wander.wire.gate import read_project  # imported here, because most environments are packages
 
     try:
         project = read_project(folder).get("project", {})
@@ -193,7 +194,7 @@ def _project_target(folder: Path) -> tuple[str, str]:
         raise LoadError(f"`{settings}` is not valid TOML: {error}") from error
     declared: dict[str, str] = project.get("entry-points", {}).get(GROUP, {})
     if len(declared) > 1:
-        raise LoadError(f"`{settings}` declares {len(declared)} environments; one package holds one")
+        raise LoadError(f"`{settings}` declares {len(declared)} environments; a package may declare only one")
     if declared:
         return next(iter(declared.items()))
     name = str(project.get("name", folder.name))
@@ -207,8 +208,8 @@ def _holds(folder: Path, module: str) -> bool:
 
 def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
     factory = getattr(module, attribute, None)
-    found = (adapter.find_factory(module, factory) for adapter in adapters())
-    factory = next(filter(None, found), factory)
+    adapted = (adapter.find_factory(module, factory) for adapter in adapters())
+    factory = next(filter(None, adapted), factory)
     if not callable(factory):
         raise LoadError(
             f"`{module.__name__}` has no function `{attribute}`",
@@ -218,10 +219,12 @@ def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
 
 
 def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `ArgumentsUnfit` for an argument that the factory does not take, or not with such a value.
+    """Raise `ArgumentsUnfit` for arguments that the factory does not accept, or whose value has the wrong
+    type.
 
-    A value is held against the annotation as strict JSON: `2` fits a float, `[1]` a tuple, `"2"` no int. Null
-    fits wherever it is the default. What has no annotation, or one that means nothing to JSON, fits.
+    Values are checked against annotations as strict JSON: `2` fits a float and `[1]` a tuple, but `"2"` is
+    not an int. Null fits if it is the default. Any value fits a parameter without an annotation, or with an
+    annotation that JSON cannot express.
     """
     signature = inspect.signature(factory)
     shown = ", ".join(f"`{_show_parameter(parameter)}`" for parameter in signature.parameters.values())
@@ -229,16 +232,16 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        # The unknown names, each with the one that it looks like, or what is missing.
-        said = []
+        # List the unknown names with similar known names, or else the missing arguments.
+        faults = []
         for key in (key for key in arguments if key not in signature.parameters):
             near = did_you_mean(key, signature.parameters)
-            said.append(f"there is no argument `{key}`" + (f", {near}" if near else ""))
-        why = "; ".join(said) or str(error)
+            faults.append(f"there is no argument `{key}`" + (f", {near}" if near else ""))
+        why = "; ".join(faults) or str(error)
         raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
     try:
         hints = get_type_hints(factory, include_extras=True)
-    except Exception:  # noqa: BLE001 - names that exist for a type checker alone; then nothing is known
+    except Exception:  # noqa: BLE001 - an annotation may use names that exist only for type checkers
         return
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for key, parameter in signature.parameters.items():
@@ -258,20 +261,20 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
 
 
 def _defaults(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return the default values of a factory's parameters that JSON can write, without long ones."""
-    found = {}
+    """Return the default values of a factory's parameters that JSON can express, except long values."""
+    defaults = {}
     for name, parameter in inspect.signature(factory).parameters.items():
         value = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
         try:
             if len(canonical_json(value)) <= _LONGEST_DEFAULT:
-                found[name] = value
-        except (TypeError, ValueError):  # no default at all, too
+                defaults[name] = value
+        except (TypeError, ValueError):  # also for a parameter without a default
             continue
-    return found
+    return defaults
 
 
 def cause(error: BaseException) -> str:
-    """Return an exception's type and message; of a failed validation the first problem, in one line."""
+    """Return an exception's type and message on a single line; for a failed validation, its first problem."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -280,14 +283,14 @@ def cause(error: BaseException) -> str:
 
 
 def _misfit(annotation: Any, value: Any) -> str | None:
-    """Return why a value does not fit an annotation, or None."""
+    """Return the reason why a value does not fit an annotation, or None."""
     try:
         adapter = TypeAdapter(annotation)
         adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         return first_fault(error)[1]
     except (PydanticUserError, TypeError, ValueError, NameError):
-        return None  # a class of the author's own, or a value that is no JSON: for the factory to say
+        return None  # a custom class, or a value that is not JSON, which the factory must check
     return None
 
 
@@ -301,7 +304,7 @@ def _show_parameter(parameter: inspect.Parameter) -> str:
 
 
 def _write_annotation(parameter: inspect.Parameter) -> str:
-    """Return an annotation as its author wrote it; postponed ones are texts already."""
+    """Return an annotation as the author wrote it; postponed annotations are already text."""
     if parameter.annotation is inspect.Parameter.empty:
         return ""
     if isinstance(parameter.annotation, str):

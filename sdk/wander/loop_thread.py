@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none or must not hold theirs up."""
+"""An event loop in a separate thread, for callers that have no loop or must not block theirs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """An event loop in a thread of its own: what is opened on it stays open between calls.
+    """An event loop in a separate thread. Resources that are opened on it stay open between calls.
 
-    `name` is the thread's.
+    `name` is the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self.open = contextlib.AsyncExitStack()
-        """What `close` closes on the loop before it ends."""
+        """Contexts that `close` exits on the loop before it stops."""
         self._running: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for its result; an interrupt of the caller cancels it.
+        """Run a coroutine on the loop and wait for its result; interrupting the caller cancels the coroutine.
 
-        Raises `RuntimeError` on the loop itself, which would wait for itself for ever.
+        Raises `RuntimeError` if called on the loop itself, because it would wait for itself forever.
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this would wait for its own event loop: await the coroutine in its place")
+            raise RuntimeError("this call would wait for its own event loop: await the coroutine instead")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         self._running.add(future)
         try:
@@ -46,16 +46,16 @@ class LoopThread:
             self._running.discard(future)
 
     def interrupt(self) -> None:
-        """Cancel what other threads wait for; they raise `CancelledError`."""
+        """Cancel all calls of `run` in other threads; they raise `CancelledError`."""
         for future in list(self._running):
             future.cancel()
 
     def enter(self, context: AbstractAsyncContextManager[Result]) -> Result:
-        """Enter a context on the loop, until `close`, and return what it yields."""
+        """Enter a context on the loop until `close`, and return its value."""
         return self.run(self.open.enter_async_context(context))
 
     def close(self) -> None:
-        """Close what was entered, the last first, then stop the loop and the thread."""
+        """Exit the entered contexts in reverse order, then stop the loop and the thread."""
         try:
             self.run(self.open.aclose())
         finally:

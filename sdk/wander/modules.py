@@ -1,6 +1,6 @@
-"""How modules of environments and players are imported: a failure is a `LoadError` with the true cause.
+"""Imports of modules of environments and players, whose failures become `LoadError` with the real cause.
 
-And what a script says of itself, and what an environment wants of outside: a key or a download.
+Also reads script metadata, and detects that an environment lacks a key or a download.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ _UNREACHED = {
     *("OfflineModeIsEnabled", "ConnectionRefusedError"),
 }
 _OF_CODE = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
-"""Their messages quote names of the code, which may look like those of variables."""
+"""Errors whose messages quote names in code, which may look like names of environment variables."""
 
 
 class NoModule(LoadError):
-    """There is no module of that name; one that exists and cannot be imported is another `LoadError`."""
+    """Raised if no module has the name. If a module exists but cannot be imported, another `LoadError` is
+    raised."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file by its own name, with its folder on `sys.path`; raises `LoadError`."""
+    """Import a Python file under its own name, with its folder on `sys.path`; raises `LoadError`."""
     return import_from(path.parent, path.stem)
 
 
 def import_from(folder: Path, module: str) -> ModuleType:
-    """Import a module from a folder; raises `LoadError` when one of that name came from elsewhere."""
+    """Import a module from a folder; raises `LoadError` if a module of that name was imported from
+    elsewhere."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
@@ -48,13 +50,13 @@ def import_from(folder: Path, module: str) -> ModuleType:
     if origin is not None and folder not in Path(origin).resolve().parents:
         raise LoadError(
             f"`{module}` was found in `{origin}`, not in `{folder}`",
-            hint="another module has the same name: rename this one, or load it in a process of its own",
+            hint="another module has the same name: rename this module, or load it in a separate process",
         )
     return imported
 
 
 def import_module(module: str) -> ModuleType:
-    """Import a module, which may be written for the library of an adapter; raises `LoadError`."""
+    """Import a module, which may use the library of an adapter; raises `LoadError`."""
     for adapter in adapters():
         adapter.serve_imports()
     try:
@@ -65,7 +67,7 @@ def import_module(module: str) -> ModuleType:
         raise LoadError(
             f"`{module}` needs the module `{error.name}`, which is not installed",
             hint="add its package to `dependencies` in the environment's `pyproject.toml`; "
-            "if it is there already, install the environment again",
+            "if it is already there, install the environment again",
         ) from error
     except (Exception, SystemExit) as error:
         kind, hint = outside_need(error) or (LoadError, None)
@@ -73,33 +75,34 @@ def import_module(module: str) -> ModuleType:
 
 
 def script_blocks(source: str) -> Iterator[str]:
-    """Yield the TOML of each block of script metadata in a source (PEP 723)."""
+    """Yield the TOML of each block of script metadata in the source (PEP 723)."""
     for block in _BLOCK.finditer(source):
         yield "\n".join(line.removeprefix("#").removeprefix(" ") for line in block["content"].splitlines())
 
 
 def outside_need(error: BaseException) -> tuple[type[NeedsOutside], str] | None:
-    """Return what an exception of an author's code says is missing, as our class and a hint; else None.
+    """Return the error class and hint for an external resource that an author's code lacks; None if there is
+    none.
 
-    An exception is read with those that it came from: libraries wrap what broke.
+    Also checks the causes of the exception, because libraries wrap the original error.
     """
     if isinstance(error, WanderError):
         return None
-    for each in _chain(error):
-        frames = traceback.extract_tb(each.__traceback__)
-        if isinstance(each, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
-            return NeedsKey, f"set the variable and add `--pass-env {each.args[0]}`"
-    for each in _chain(error):
-        if type(each).__name__ in _UNREACHED:
-            return NeedsDownload, "load it once where its network is reached; what it keeps is found again"
-        key = None if isinstance(each, _OF_CODE) else _KEY.search(str(each))
+    for link in _chain(error):
+        frames = traceback.extract_tb(link.__traceback__)
+        if isinstance(link, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
+            return NeedsKey, f"set the variable and add `--pass-env {link.args[0]}`"
+    for link in _chain(error):
+        if type(link).__name__ in _UNREACHED:
+            return NeedsDownload, "load it once with access to the network, so that its download is cached"
+        key = None if isinstance(link, _OF_CODE) else _KEY.search(str(link))
         if key:
             return NeedsKey, f"set the variable and add `--pass-env {key[0]}`"
     return None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that it came from, each once."""
+    """Yield an exception and its causes, each of them once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

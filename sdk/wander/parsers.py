@@ -1,7 +1,7 @@
-"""Parsers: how an answer is found in what a model wrote.
+"""Parsers, which extract the answer from a model's text.
 
-Everything here takes malformed output in its stride: a parser never raises on text, and takes time linear in
-its length.
+All functions tolerate malformed text: a parser never raises an error for a text, and takes time linear in its
+length.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FormatReward = Callable[..., float]
 
 
 class Parser:
-    """Finds the answer in a completion: the text without reasoning, passed through `extract_fn` if given.
+    """Extracts the answer from a completion: its text without reasoning, converted by `extract_fn` if given.
 
-    Reasoning that was begun and not ended leaves no answer (`wander.reasoning`).
+    If reasoning starts and does not end, there is no answer (`wander.reasoning`).
     """
 
     def __init__(self, extract_fn: Callable[[str], Any] | None = None) -> None:
         self.extract_fn = extract_fn
 
     def parse(self, text: str) -> Any:
-        """Return what `extract_fn` makes of a text."""
+        """Return the result of `extract_fn` for a text, or the text itself."""
         return text if self.extract_fn is None else self.extract_fn(text)
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
-        """Return the answer of the last assistant message, or None if there is no such message."""
+        """Return the answer in the last assistant message, or None without an assistant message."""
         if isinstance(completion, str):
             return self.parse(without_reasoning(completion))
         messages = self.get_assistant_messages(completion)
@@ -47,7 +47,7 @@ class Parser:
         return [message for message in completion if message.get("role") == "user"]
 
     def get_tool_messages(self, completion: Messages) -> Messages:
-        """Return the results of tools."""
+        """Return the tool results."""
         return [message for message in completion if message.get("role") == "tool"]
 
     def get_system_messages(self, completion: Messages) -> Messages:
@@ -55,7 +55,7 @@ class Parser:
         return [message for message in completion if message.get("role") == "system"]
 
     def get_format_reward_func(self) -> FormatReward:
-        """Return a reward function that judges the form: the mean over assistant messages, from 0 to 1.
+        """Return a reward function that scores the format: the mean over assistant messages, from 0 to 1.
 
         A completion without an assistant message scores 0.
         """
@@ -71,7 +71,8 @@ class Parser:
         return format_reward_func
 
     def written(self, message: Message) -> str:
-        """Return a message as one text, its reasoning between tags as if the model had written them."""
+        """Return a message as a single text, with its reasoning between tags as if the model had written
+        them."""
         text = message_text(message)
         reading = read_reasoning(text)
         if reading.blocks or not has_reasoning(message):
@@ -81,48 +82,49 @@ class Parser:
 
     @property
     def reasoning_tag(self) -> str:
-        """The tag between which `written` puts reasoning."""
+        """Name of the tag that `written` puts around reasoning."""
         return "think"
 
     def format_score(self, text: str) -> float:
-        """Return how well one text keeps the form, from 0 to 1; a plain parser accepts any."""
+        """Return how well a text matches the format, from 0 to 1; a plain parser accepts any text."""
         return 1.0
 
 
 class ThinkParser(Parser):
-    """Takes what follows the reasoning, and nothing if there is no reasoning."""
+    """Takes the text after the reasoning; the answer is empty without reasoning."""
 
     def parse(self, text: str) -> Any:
-        """Return the text after the reasoning, stripped, through `extract_fn`; empty without reasoning."""
+        """Return the stripped text after the reasoning, converted by `extract_fn`; empty without
+        reasoning."""
         reading = read_reasoning(text)
         return super().parse(reading.answer.strip() if reading.blocks else "")
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
-        """Return the answer of the last assistant message, or None if there is no such message."""
+        """Return the answer in the last assistant message, or None without an assistant message."""
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
         return self.parse(self.written(messages[-1])) if messages else None
 
     def format_score(self, text: str) -> float:
-        """1.0 for one piece of reasoning at the start with something after it, else 0.0."""
+        """Return 1.0 for a single block of reasoning at the start with text after it, else 0.0."""
         reading = read_reasoning(text)
         return 1.0 if reading.blocks == 1 and reading.at_start and reading.answer.strip() else 0.0
 
 
 class MaybeThinkParser(Parser):
-    """Takes what follows the reasoning, or everything if there is no reasoning."""
+    """Takes the text after the reasoning, or the whole text without reasoning."""
 
     def parse(self, text: str) -> Any:
-        """Return the text without its reasoning, stripped, through `extract_fn`."""
+        """Return the stripped text without its reasoning, converted by `extract_fn`."""
         return super().parse(without_reasoning(text).strip())
 
 
 class XMLParser(Parser):
     """Reads fields such as `<answer>...</answer>`.
 
-    A field is a tag name, or a tuple of tag names that may stand for one another; the first is the one that
-    `format` writes. `answer_field` names the field that holds the answer; its alternatives count too.
+    A field is a tag name, or a tuple of equivalent tag names; `format` writes the first name.
+    `answer_field` names the field with the answer; its alternative names count, too.
     """
 
     def __init__(
@@ -145,17 +147,17 @@ class XMLParser(Parser):
         self._answers = sorted(same, key=lambda name: name != answer_field)
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """Return an object with one attribute for each tag: the field's text, or None if it is missing.
+        """Return an object with an attribute for each tag: the field's text, or None if it is missing.
 
-        Takes the first occurrence of a field, or with `last` the last one. A field without its closing tag is
-        missing. Tags inside reasoning do not count, unless the field is the reasoning (`think`).
+        Reads the first occurrence of a field, or the last with `last`. A field without its closing tag is
+        missing. Tags inside reasoning do not count, unless the field is the reasoning itself (`think`).
         """
-        return SimpleNamespace(**_found(text, self._names, strip, last))
+        return SimpleNamespace(**_read_fields(text, self._names, strip, last))
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
-        """Return the answer field of the last assistant message that has one, or None.
+        """Return the answer field of the last assistant message that contains it, or None.
 
-        The last occurrence in a message counts.
+        If a message contains the field several times, the last occurrence counts.
         """
         if isinstance(completion, str):
             return self._answer(completion)
@@ -170,7 +172,7 @@ class XMLParser(Parser):
         return [names[0] for names in self._fields]
 
     def get_format_str(self) -> str:
-        """Return the expected form, to be shown in a prompt."""
+        """Return the expected format, for use in a prompt."""
         lines = []
         for names in self._fields:
             shown = names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]"
@@ -178,7 +180,7 @@ class XMLParser(Parser):
         return "\n".join(lines)
 
     def format(self, **values: Any) -> str:
-        """Write the fields in order; raises `ValueError` when one is missing or unknown."""
+        """Write the fields in order; raises `ValueError` if a field is missing or unknown."""
         lines = []
         for names in self._fields:
             given = [name for name in names if name in values]
@@ -191,14 +193,14 @@ class XMLParser(Parser):
         return "\n".join(lines)
 
     def format_score(self, text: str) -> float:
-        """Score the form of one text from 0 to 1.
+        """Return how well a text matches the format, from 0 to 1.
 
-        0.4 for the share of fields that are there, and 0.2 each for well-formed tags, for starting with the
-        first field and for ending with the last one. A text without any field scores 0.
+        0.4 is multiplied by the share of fields that are present. Well-formed tags, starting with the first
+        field, and ending with the last field add 0.2 each. A text without any field scores 0.
         """
         text = text.strip()
-        found = _found(text, self._names, False, True)
-        present = [any(found[name] is not None for name in names) for names in self._fields]
+        values = _read_fields(text, self._names, False, True)
+        present = [any(values[name] is not None for name in names) for names in self._fields]
         if not any(present):
             return 0.0
         well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names)
@@ -208,41 +210,43 @@ class XMLParser(Parser):
 
     @property
     def reasoning_tag(self) -> str:
-        """The field for reasoning, if there is one."""
+        """Name of the field for reasoning, or `think` without such a field."""
         return next((name for name in self._names if name in TAGS), "think")
 
     def _answer(self, text: str) -> Any | None:
-        if getattr(self.parse, "__func__", None) is XMLParser.parse:  # then nobody asks for the other fields
-            values = list(_found(text, self._answers, True, True).values())
+        # `parse` is not overridden, so other fields are not needed
+        if getattr(self.parse, "__func__", None) is XMLParser.parse:
+            values = list(_read_fields(text, self._answers, True, True).values())
         else:
-            found = self.parse(text, last=True)
-            values = [getattr(found, name) for name in self._answers]
+            fields = self.parse(text, last=True)
+            values = [getattr(fields, name) for name in self._answers]
         value = next((value for value in values if value is not None), None)
         return None if value is None else Parser.parse(self, value)
 
 
-def _found(text: str, names: Sequence[str], strip: bool, last: bool) -> dict[str, str | None]:
-    """Return what stands in the first, or last, occurrence of each field; None if it is missing."""
-    found: dict[str, str | None] = {}
+def _read_fields(text: str, names: Sequence[str], strip: bool, last: bool) -> dict[str, str | None]:
+    """Return the text of each field's first or last occurrence; None if the field is missing."""
+    values: dict[str, str | None] = {}
     outside = read_reasoning(text).outside
     for name in names:
         occurrences = find_tagged(text if name in TAGS else outside, name)
         value = occurrences[-last] if occurrences else None
-        found[name] = value.strip() if value is not None and strip else value
-    return found
+        values[name] = value.strip() if value is not None and strip else value
+    return values
 
 
 def find_tagged(text: str, name: str) -> list[str]:
-    """Return what stands between each `</name>` and the nearest `<name>` before it, unstripped.
+    """Return the text between each `</name>` and the nearest `<name>` before it, unstripped.
 
-    An opening tag that is followed by another one was only mentioned, so it does not swallow any text.
+    An opening tag that is followed by another opening tag was only mentioned, so it does not include any
+    text.
     """
     opening, closing = f"<{name}>", f"</{name}>"
-    found: list[str] = []
+    contents: list[str] = []
     begin = 0
     while (end := text.find(closing, begin)) >= 0:
         start = text.rfind(opening, begin, end)
         if start >= 0:
-            found.append(text[start + len(opening) : end])
+            contents.append(text[start + len(opening) : end])
         begin = end + len(closing)
-    return found
+    return contents

@@ -1,12 +1,12 @@
-"""Where a model's reasoning ends and its answer begins, in every form that models and servers give.
+"""Separation of a model's reasoning from its answer, in all forms that models and servers produce.
 
-- A server may give reasoning in a field of its own (`reasoning_content`). Then the content is the answer.
-- Else it is in the text, between tags (`<think>`, `[THINK]`, `<reasoning>`...) or in gpt-oss's channels. The
-  opening tag is missing if the chat template wrote it into the prompt.
-- Reasoning that was begun and not ended leaves no answer: what the model says there may still change.
-- A tag that is only mentioned, in code, in quotes or in a sentence, opens and closes nothing.
+- A server may return reasoning in a separate field (`reasoning_content`). The content is then the answer.
+- Otherwise the reasoning is in the text, between tags (`<think>`, `[THINK]`, `<reasoning>`...) or in
+  gpt-oss's channels. The opening tag is missing if the chat template put it into the prompt.
+- If reasoning starts and does not end, there is no answer, because the model may still change its mind.
+- A tag that is only mentioned in code, in quotes or in a sentence neither starts nor ends reasoning.
 
-Every function takes any text, never raises, and takes time linear in its length.
+Every function accepts any text, never raises an error, and takes time linear in the text's length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPECIAL = {
     "<seed:think>": "</seed:think>",  # Seed-OSS
     "◁think▷": "◁/think▷",  # Kimi
 }
-"""Other pairs of marks, in lower case."""
+"""Other pairs of markers, in lower case."""
 _MARK = re.compile(
     rf"<\s{{0,4}}(?P<ends>/?)\s{{0,4}}(?P<tag>{_NAMES})(?:\s[^<>]*)?(?<!/)>|\[(?P<closes>/?)(?-i:THINK)\]"
     rf"|(?P<special>{'|'.join(map(re.escape, [*_SPECIAL, *_SPECIAL.values()]))})",
@@ -43,39 +43,39 @@ _CHANNEL = re.compile(
     r"((?:(?!<\|(?:end|return|call|start|channel)\|>).)*)",
     re.DOTALL,
 )
-"""gpt-oss: name and content of a message in a channel."""
+"""Pattern of a message in a gpt-oss channel: its name and content."""
 _BARE_CHANNEL, _BARE_FINAL = re.compile(r"\s*(?:analysis|commentary)"), "assistantfinal"
-"""The same if a server has removed the special tokens: `analysis...assistantfinal...`."""
+"""Patterns of the same if a server removed the special tokens: `analysis...assistantfinal...`."""
 
 
 @dataclass
 class Reading:
-    """A text, told apart into reasoning and answer."""
+    """A text, separated into reasoning and answer."""
 
     answer: str
-    """The text after the last reasoning, or before it if nothing follows; empty if it was not ended."""
+    """Text after the last reasoning, or before it if no text follows; empty if reasoning did not end."""
     outside: str
-    """All text outside reasoning; empty if the reasoning was not ended."""
+    """All text outside of reasoning; empty if reasoning did not end."""
     blocks: int = 0
-    """Number of pieces of reasoning."""
+    """Number of blocks of reasoning."""
     at_start: bool = False
-    """Whether the text begins with reasoning."""
+    """Whether the text starts with reasoning."""
     opening: str = ""
-    """The mark in the prompt that opened its first reasoning; empty if there is none."""
+    """Marker in the prompt that opened the first reasoning; empty if the text itself contains it."""
 
 
 def answer_text(message: Message) -> str:
-    """Return the text of a message without its reasoning; empty if the model had not ended that."""
+    """Return the text of a message without its reasoning; empty if the reasoning did not end."""
     return without_reasoning(message_text(message))
 
 
 def without_reasoning(text: str) -> str:
-    """Return a text without its reasoning; empty if the model had not ended that."""
+    """Return a text without its reasoning; empty if the reasoning did not end."""
     return read_reasoning(text).answer
 
 
 def has_reasoning(message: Message) -> bool:
-    """Tell whether a message has reasoning in fields of its own."""
+    """Return whether a message has reasoning in separate fields."""
     if any(message.get(name) for name in ("reasoning_content", "reasoning_details", "thinking_blocks")):
         return True
     content = message.get("content")
@@ -83,7 +83,7 @@ def has_reasoning(message: Message) -> bool:
 
 
 def message_text(message: Message) -> str:
-    """Return the text of a message: its content, or its text parts joined; empty if it has none."""
+    """Return the text of a message: its content, or its joined text parts; empty if it has neither."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -94,7 +94,7 @@ def message_text(message: Message) -> str:
 
 
 def read_reasoning(text: str) -> Reading:
-    """Tell reasoning and answer of a text apart."""
+    """Separate a text into reasoning and answer."""
     if messages := read_channels(text):
         final = next((content for name, content in reversed(messages) if name == "final"), "")
         thoughts = sum(name != "final" for name, _ in messages)
@@ -107,26 +107,26 @@ def read_reasoning(text: str) -> Reading:
 
 
 def read_channels(text: str) -> list[tuple[str, str]]:
-    """Return the messages of a text of gpt-oss: channel and content of each; empty for any other text."""
+    """Return the messages in a gpt-oss text as channel and content; empty for any other text."""
     return _CHANNEL.findall(text) if "<|channel|>" in text else []
 
 
 @dataclass
 class _Reader:
-    """Reads the marks of a text in their order."""
+    """Reads the markers of a text in order."""
 
     text: str
     pieces: list[str] = field(default_factory=list)
-    """The text outside reasoning."""
+    """Pieces of text outside of reasoning."""
     start: int = 0
-    """Where the current piece begins."""
+    """Start of the current piece."""
     blocks: int = 0
     at_start: bool = False
     opening: str = ""
     inside: str | None = None
-    """The name of the tag that is open."""
+    """Name of the open tag."""
     mentioned: str | None = None
-    """The name of the opening tag that was mentioned last, on the line that the reader is at."""
+    """Name of the last opening tag that was only mentioned, on the current line."""
 
     def read(self, marks: list[re.Match[str]]) -> Reading:
         fences = [fence.start() for fence in _FENCE.finditer(self.text)]
@@ -149,7 +149,7 @@ class _Reader:
             self.blocks += 1
             if self.blocks == 1:
                 self.at_start, self.opening = closing or blank, _opening_of(name) if closing else ""
-            if closing:  # of reasoning that began in the prompt, or of a block around another one
+            if closing:  # the end of reasoning that started in the prompt, or of a block around another block
                 self.pieces, self.start, blank = [], mark.end(), True
             else:
                 self.pieces.append(self.text[self.start : mark.start()])
@@ -161,7 +161,7 @@ class _Reader:
         return Reading(answer, "".join(self.pieces), self.blocks, self.at_start, self.opening)
 
     def _is_mark(self, mark: re.Match[str], name: str, closing: bool, blank: bool) -> bool:
-        """Tell whether a tag outside reasoning opens or closes some, and is not just mentioned."""
+        """Return whether a tag outside of reasoning starts or ends reasoning, and is not only mentioned."""
         if mark["special"]:
             return True
         before, after = (
@@ -187,7 +187,7 @@ def _opening_of(name: str) -> str:
 
 
 def _name_of(mark: re.Match[str]) -> tuple[str, bool]:
-    """Return the name of a mark, and whether it closes."""
+    """Return the name of a marker, and whether it is a closing marker."""
     if mark["tag"]:
         return mark["tag"].lower(), bool(mark["ends"])
     if mark["special"]:
@@ -200,5 +200,5 @@ _OPENS = {closing: opening for opening, closing in _SPECIAL.items()}
 
 
 def _is_reasoning_part(part: Any) -> bool:
-    """Tell whether a content part holds reasoning (Mistral, Anthropic's bridges)."""
+    """Return whether a content part contains reasoning (as from Mistral or bridges to Anthropic)."""
     return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "redacted_thinking")

@@ -1,8 +1,8 @@
-"""Seeded generators: all randomness in an environment comes from here.
+"""Seeded random generators, the only source of randomness in an environment.
 
-A generator is a pure function of (run seed, example seed, keys), never of the rollout's number or of what
-was drawn before. So two rollouts of one example that reach the same position meet the same reply, and a
-stored rollout can be replayed bit for bit.
+A generator is a pure function of (run seed, example seed, keys). It depends neither on the rollout's index
+nor on earlier draws. Two rollouts of an example that reach the same position therefore meet the same reply,
+and a stored rollout can be replayed bit for bit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[s
 
 def derived_seed(*parts: Key) -> int:
     """Mix any JSON-like parts into a 64-bit seed, the same on every platform and Python version."""
-    # As `canonical_json` writes the list, several times faster where all parts are plain.
+    # The same text as from `canonical_json` for the list, but several times faster if all parts are plain.
     text = f"[{','.join([_WRITTEN.get(type(part), canonical_json)(part) for part in parts])}]"
-    mixed = _UNMIXED.copy()  # in half the time of a new one
+    mixed = _UNMIXED.copy()  # takes half the time of creating a new hash
     mixed.update(text.encode())
     return int.from_bytes(mixed.digest(), "big")
 
@@ -35,7 +35,7 @@ def derived_seed(*parts: Key) -> int:
 def derived_rng(*parts: Key) -> random.Random:
     """Return a fresh generator seeded by `derived_seed(*parts)`."""
     rng = random.Random.__new__(random.Random)
-    # What `Random(seed)` does with a whole number, in half the time.
+    # Does the same as `Random(seed)` with a whole number, in half the time.
     _seed(rng, derived_seed(*parts))
     rng.gauss_next = None  # type: ignore[attr-defined]
     return rng

@@ -1,8 +1,8 @@
-"""The values that every part of Wander passes around: messages, examples, turns, rollouts, states.
+"""The values that all parts of Wander exchange: messages, examples, turns, rollouts, states.
 
-Messages are plain dictionaries in the OpenAI chat format, so environment code reads like everybody's
-environment code (`completion[-1]["content"]`). Everything that is written to a file or sent over a wire
-is a pydantic model, and this module is the one place where its fields are documented.
+Messages are plain dictionaries in the OpenAI chat format, so environment code looks familiar
+(`completion[-1]["content"]`). Every value that is stored in a file or sent to another process is a pydantic
+model, whose fields are documented in this module.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""One chat message: `role` (system, user, assistant or tool), `content` (text, or a list of content
-parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. A local model's has a
-`CallAttempt`, as a dictionary, for each of its `tool_calls` in `attempts`. Where an environment has players,
-one with `player` is that player's own: the others do not see it."""
+"""Chat message with `role` (system, user, assistant or tool) and `content` (text, or a list of content
+parts), and optionally `tool_calls`, `tool_call_id`, `name` and `reasoning_content`. Messages of local models
+also have `attempts`, with a `CallAttempt` as a dictionary for each of their `tool_calls`. In an environment
+with several players, only the player named in `player` sees the message."""
 
 Messages = list[Message]
 
 FILTERED = "content_filter"
-"""The finish reason of a turn that a content filter took away or cut short."""
+"""Finish reason of a turn that a content filter removed or cut short."""
 
 Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
-"""Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
+"""Boundary that a failure is attributed to. A failed rollout is data and never cancels its siblings."""
 
 
 _new = object.__new__
-# The slots of a pydantic model, which its own `__setattr__` takes for fields.
+# The slots of a pydantic model. Its `__setattr__` would treat these names as fields.
 _set_values, _set_given, _set_extra, _set_private = (
     vars(BaseModel)[slot].__set__
     for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
@@ -59,7 +59,7 @@ _set_values, _set_given, _set_extra, _set_private = (
 
 
 class Record(BaseModel):
-    """Base of every stored or transmitted value: unknown fields are refused, so typos cannot hide."""
+    """Base of every stored or transmitted value. Unknown fields are rejected, so that typos are noticed."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
@@ -73,10 +73,11 @@ class Record(BaseModel):
 
     @classmethod
     def assemble(cls, **values: Any) -> Self:
-        """Return a record of all its fields, unchecked, in a quarter of the time of `model_construct`.
+        """Return a record with these fields, without validation, four times faster than `model_construct`.
 
-        For our own values where a rollout makes many records. Every field must be given, those with a
-        default too, and none else; a test holds this to what `model_construct` returns.
+        It is meant for our own values in places where a rollout creates many records. All fields must be
+        given, including those with a default, and no others. A test compares the result with that of
+        `model_construct`.
         """
         record = _new(cls)
         _set_values(record, values)
@@ -90,28 +91,30 @@ _LISTS = ("list", "tuple", "set", "frozenset")
 
 
 def _end_lists_at_a_fault(schema: Any) -> None:
-    """Have lists refused at their first fault: a megabyte of them would else become a gigabyte of errors."""
+    """Make validation of lists stop at the first error, because a megabyte of lists could produce a gigabyte
+    of errors."""
     parts = [schema]
     while parts:
         part = parts.pop()
         if isinstance(part, dict):
             if part.get("type") in _LISTS:
                 part["fail_fast"] = True
-            parts += [each for each in part.values() if isinstance(each, (dict, list))]
+            parts += [child for child in part.values() if isinstance(child, (dict, list))]
         elif isinstance(part, list):
             parts += part
 
 
 @cache
 def _every_field(record: type[Record]) -> set[str]:
-    """Return one set for all records of a kind, which pydantic copies with a record that it copies."""
+    """Return a set that all records of a class share; pydantic copies it when it copies a record."""
     return set(record.model_fields)
 
 
 class SamplingArgs(BaseModel):
-    """How completions are sampled; unset fields are left to the endpoint.
+    """Sampling parameters of completions; unset fields are left to the endpoint.
 
-    Extra fields are kept and passed on unchanged, since endpoints differ (`min_p`, `reasoning_effort`...).
+    Extra fields are kept and passed on unchanged, because endpoints have different parameters (`min_p`,
+    `reasoning_effort`...).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
@@ -119,27 +122,29 @@ class SamplingArgs(BaseModel):
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_tokens: int | None = Field(default=None, gt=0)
-    """Upper bound on the tokens of one turn."""
+    """Maximum number of tokens in a turn."""
     seed: int | None = None
     stop: list[str] | None = None
     compact_at: int | None = Field(default=None, gt=0, exclude_if=lambda tokens: tokens is None)
-    """Models in this process: tokens that a conversation may have before its oldest turns are left out."""
+    """Number of tokens in a conversation above which its oldest turns are left out; only for models in this
+    process."""
 
     def given(self) -> dict[str, Any]:
-        """Return only the fields that were set, extras included."""
+        """Return only the fields that are set, including extra fields."""
         if self.__pydantic_extra__:
             return self.model_dump(exclude_none=True)
-        # Asked for at every turn, and a dump costs six times as much.
+        # This is called at every turn, and `model_dump` takes six times as long.
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
 
 class Usage(Record):
-    """Token counts of one turn or, summed, of one rollout."""
+    """Token counts of a turn or, as a sum, of a rollout."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = Field(default=False, exclude_if=lambda estimated: not estimated)
-    """The endpoint counted nothing, at least in part: a token stands for four bytes of text."""
+    """Whether at least some counts are estimates of four bytes of text per token, because the endpoint did
+    not count."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage.assemble(
@@ -150,177 +155,178 @@ class Usage(Record):
 
 
 class TurnTokens(Record):
-    """What the policy really saw and sampled in one turn; present when the client works on tokens."""
+    """The tokens that the policy saw and sampled in a turn; present if the client works with tokens."""
 
     prompt_ids: list[int]
-    """Every id before the completion, as the model saw it."""
+    """All token ids before the completion, as the model saw them."""
     completion_ids: list[int]
-    """The sampled ids, end-of-turn token included, never re-tokenised."""
+    """Sampled token ids, including the end-of-turn token. They are never re-tokenized."""
     logprobs: list[float]
     """Natural-log probability of each completion id under the sampling distribution; same length."""
     step: int | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Of a training run that samples ahead: the steps that the weights had learnt which sampled them."""
+    """Training step of the weights that sampled the turn, in a training run that samples ahead."""
 
 
 class CallAttempt(Record):
-    """A call of a tool as a local model wrote it, readable or not."""
+    """A tool call in the text of a local model, whether it could be parsed or not."""
 
     raw: str
-    """Its text, markers included."""
+    """Text of the call, including its markers."""
     name: str | None = None
-    """The tool it names, as far as that can be read."""
+    """Name of the tool, if it can be read."""
     arguments: dict[str, Any] | None = None
     span: tuple[int, int] | None = None
-    """First token of the completion that belongs to it, and the first after it; None where the engine gave
-    text alone."""
+    """Range of the completion's tokens that belong to the call, as start and end; None if the engine returned
+    only text."""
     problem: str | None = None
-    """What is wrong with it; None of a call that could be made."""
+    """Problem with the call; None if it could be made."""
 
 
 class Turn(Record):
-    """One model call and what it produced."""
+    """A model call and its result."""
 
     message: Message
-    """The assistant message exactly as the environment received it."""
+    """Assistant message exactly as the environment received it."""
     context_messages: int
-    """How many messages of prompt + completion stood before this one."""
+    """Number of messages in prompt and completion before this message."""
     finish_reason: str = "stop"
     usage: Usage = Field(default_factory=Usage)
     model_seconds: float = 0.0
-    """Time the model took, without our own waiting for an endpoint's rate."""
+    """Seconds that the model took, without waiting for an endpoint's rate limit."""
     environment_seconds: float = 0.0
-    """Time the environment took to answer this turn (0 for the last turn)."""
+    """Seconds that the environment took to answer this turn; 0 for the last turn."""
     tokens: TurnTokens | None = None
     cached: bool = False
-    """Answered from a cache of responses, not by the model."""
+    """Whether the answer came from a cache of responses instead of the model."""
     player: str | None = Field(default=None, exclude_if=lambda player: player is None)
-    """Who moved, where the environment has players."""
+    """Player of the turn, in an environment with several players."""
     left_out: tuple[int, int] | None = Field(default=None, exclude_if=lambda gap: gap is None)
-    """Of the messages before this one, the first that the model was not shown any more, and the first after
-    it that it was (`SamplingArgs.compact_at`)."""
+    """Range of the messages before this one that the model no longer saw, as start and end
+    (`SamplingArgs.compact_at`)."""
 
 
 class Failure(Record):
-    """Why a rollout failed, attributed to the boundary that broke."""
+    """The reason why a rollout failed, attributed to a boundary."""
 
     boundary: Boundary
     type: str
-    """Class name of the exception."""
+    """Name of the exception class."""
     message: str
     retryable: bool = False
 
 
 class Example(Record):
-    """One dataset row, normalised."""
+    """A row of a dataset in normalized form."""
 
     example_id: str
-    """Stable name of the row: the author's `example_id` column, else the row's position."""
+    """Stable name of the row: its `example_id` column, or else its index."""
     index: int
-    """Position in the stored order of its split."""
+    """Index in the stored order of its split."""
     split: Literal["train", "eval"] = "eval"
     seed: int
-    """Seeds everything random in this example's rollouts (with the run's seed)."""
+    """Seed of everything random in the example's rollouts, together with the run's seed."""
     prompt: list[Message]
     answer: Any = ""
     info: dict[str, Any] = Field(default_factory=dict)
     stratum: int | None = None
-    """Difficulty slice that a sampler balances, when the environment declares one."""
+    """Difficulty level that a sampler balances, if the environment declares strata."""
     columns: dict[str, Any] = Field(default_factory=dict)
-    """Every other column of the row; reward functions may ask for them by name."""
+    """All other columns of the row; reward functions may ask for them by name."""
     fault: str | None = Field(default=None, exclude_if=lambda fault: fault is None)
-    """Why the row cannot be played, with its index and column; its rollouts fail. None for a good row."""
+    """Reason why the row cannot be played, with its index and column; its rollouts fail. None for a valid
+    row."""
 
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of the row. It does not depend on the words of a fault."""
+        """Return the SHA-256 of the row's canonical JSON. It does not depend on the text of a fault."""
         return hashlib.sha256(canonical_json(self.model_dump(exclude={"fault"})).encode()).hexdigest()
 
 
 class Rollout(Record):
-    """One finished episode: the line that is appended to `rollouts.jsonl`."""
+    """A finished episode: a line of `rollouts.jsonl`."""
 
     example_id: str
     index: int
-    """Which of the group's rollouts this is, from 0."""
+    """Index of the rollout in its group, from 0."""
     seed: int
-    """The example's seed."""
+    """Seed of the example."""
     prompt: list[Message]
     completion: list[Message]
-    """Everything after the prompt: assistant, environment and tool messages in order."""
+    """Messages after the prompt: assistant, environment and tool messages in order."""
     turns: list[Turn] = Field(default_factory=list)
     answer: Any = ""
     stop_reason: str | None = None
-    """Name of the stop condition that ended the rollout; None when it failed."""
+    """Name of the stop condition that ended the rollout; None if it failed."""
     truncated: bool = False
-    """True when a limit cut the rollout or a completion short."""
+    """Whether a limit cut the rollout or a completion short."""
     reward: float | None = None
-    """Weighted sum of the reward functions; None when the rollout failed. Where the environment has players,
-    that of the first, as are the metrics."""
+    """Weighted sum of the reward functions; None if the rollout failed. In an environment with several
+    players, reward and metrics are those of the first player."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Raw value of every reward function, those of weight 0 included."""
+    """Raw value of every reward function, including those with weight 0."""
     failure: Failure | None = None
     usage: Usage = Field(default_factory=Usage)
     started_at: str = ""
-    """ISO 8601, UTC."""
+    """Start time in ISO 8601, UTC."""
     seconds: float = 0.0
-    """Time of playing and scoring, without our own waiting for an endpoint's rate."""
+    """Seconds of playing and scoring, without waiting for an endpoint's rate limit."""
     scoring_seconds: float = 0.0
     info: dict[str, Any] = Field(default_factory=dict)
-    """What the environment chose to publish about the episode (`state["public"]`)."""
+    """Values that the environment published about the episode (`state["public"]`)."""
     tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
-    """Function schemas that the model could call in its last turn; None where it was offered none."""
+    """Function schemas that the model could call in its last turn; None if it was not offered tools."""
     step: int | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Of a training run: the steps that the policy had learnt when it played this."""
+    """Training step of the policy that played the rollout; None outside of training."""
     rewards: dict[str, float] = Field(default_factory=dict, exclude_if=lambda rewards: not rewards)
-    """Of each player, where the environment has players."""
+    """Reward of each player, in an environment with several players."""
     player_metrics: dict[str, dict[str, float]] = Field(
         default_factory=dict, exclude_if=lambda metrics: not metrics
     )
-    """`metrics` of every player but the first; empty without players."""
+    """Metrics of every player except the first; empty without several players."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """The (example, index) pair that a resumed run checks."""
+        """The pair (example, index), which identifies the rollout when a run is resumed."""
         return self.example_id, self.index
 
     @property
     def refused(self) -> bool:
-        """Whether the model refused to answer in any turn, as its endpoint says (`refusal`)."""
+        """Whether the model refused to answer in a turn, as reported by its endpoint (`refusal`)."""
         return any(turn.message.get("refusal") for turn in self.turns)
 
     @property
     def filtered(self) -> bool:
-        """Whether a content filter took away or cut short any turn."""
+        """Whether a content filter removed or cut short a turn."""
         return any(turn.finish_reason == FILTERED for turn in self.turns)
 
 
 def _kept(key: str) -> Any:
-    """Return an attribute that reads a key of a state, in half the time of a function."""
+    """Return a property that reads a key of a state, in half the time of a function."""
     return property(itemgetter(key))
 
 
 class State(dict[str, Any]):
-    """The mutable state of one running rollout.
+    """The mutable state of a running rollout.
 
-    A dictionary, so that authors keep what they like in it (`state["board"]`), with attributes for the
-    keys that the rollout loop itself maintains. Keys: `example, prompt, completion, answer, info, turns,
-    run_seed, index, stop_reason, truncated, reward, metrics, rewards, failure, public`, and where the
-    environment has players `player`, whose turn it is.
+    It is a dictionary, so that authors can store their own values (`state["board"]`), with attributes for the
+    keys that the rollout loop maintains. Its keys are `example, prompt, completion, answer, info, turns,
+    run_seed, index, stop_reason, truncated, reward, metrics, rewards, failure, public`. In an environment
+    with several players, `player` is the player to move.
     """
 
     example: Example = _kept("example")
-    """The dataset row being played."""
+    """Example that is being played."""
     prompt: Messages = _kept("prompt")
-    """The messages before the first completion."""
+    """Messages before the first completion."""
     completion: Messages = _kept("completion")
-    """Everything after the prompt so far."""
+    """Messages after the prompt so far."""
     turns: list[Turn] = _kept("turns")
-    """The model calls so far."""
+    """Model calls so far."""
     run_seed: int = _kept("run_seed")
-    """The seed of the whole run."""
+    """Seed of the whole run."""
 
 
 def seen_by(player: str, messages: Messages) -> Messages:
-    """Return the messages that a player sees, as its model is shown them: its own, and those of everybody."""
+    """Return the messages that a player sees, in the form that its model receives."""
     return [
         {name: value for name, value in message.items() if name != "player"}
         for message in messages
@@ -329,100 +335,103 @@ def seen_by(player: str, messages: Messages) -> Messages:
 
 
 class RewardFunctionInfo(Record):
-    """A reward function as the outside sees it; a weight of 0 makes it a metric."""
+    """The public description of a reward function; with weight 0 it is a metric."""
 
     name: str
     weight: float
     bounds: tuple[float, float] | None = None
-    """Lowest and highest value as declared; None where nothing was."""
+    """Lowest and highest value as declared, if any."""
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The declared bounds, else 0 to 1 for what counts; None for a metric that declares nothing."""
+        """Declared bounds, or else 0 to 1 if the weight is not 0; None for a metric without declared
+        bounds."""
         return self.bounds or ((0.0, 1.0) if self.weight else None)
 
 
 class GridView(Record):
-    """How pages draw what messages show of a state: a board, a map, a table of known words.
+    """A description of how pages draw a state in messages: a board, a map, a table of known words.
 
-    Of each message of an environment that is the last lines in a row that are all rows of the grid. The text
-    stays as it is: it is what the model saw.
+    In each message of an environment, pages draw the last block of consecutive lines that are rows of the
+    grid. The text is also shown, because it is what the model saw.
     """
 
     columns: int = Field(ge=1, le=32)
     cells: dict[Annotated[str, Field(min_length=1, max_length=20)], Annotated[str, Field(max_length=2)]] = (
         Field(min_length=1, max_length=256)
     )
-    """What is drawn for each word that a cell may be: a character or two, none for a free cell."""
+    """Drawing of each word that a cell may contain: one or two characters, or an empty text for a free
+    cell."""
     separator: Annotated[str, Field(max_length=3)] = " "
-    """What stands between the cells of a row; nothing where each character is a cell."""
+    """Text between the cells of a row; empty if each character is a cell."""
 
 
 class TableView(Record):
-    """How pages draw rows that messages show as lines of JSON: what a query found, an order, a state.
+    """A description of how pages draw lines of JSON in messages: query results, an order, a state.
 
-    Of each message of an environment, or result of a tool, those are the last lines in a row that are all
-    arrays of as many values, or all objects of the same keys, which head the columns. The text stays.
+    In each message of an environment or tool, pages draw the last block of consecutive lines that are all
+    arrays of the same length, or all objects with the same keys, which become the column headings. The text
+    is also shown.
     """
 
     kind: Literal["table"] = "table"
     heading: bool = True
-    """Whether the first of several arrays holds the names of the columns."""
+    """Whether the first array contains the names of the columns."""
 
 
 class EnvironmentInfo(Record):
-    """What an environment says about itself when it is loaded."""
+    """Facts that an environment reports when it is loaded."""
 
     name: str
     kind: str
-    """Class of environment: single_turn, multi_turn, tool..."""
+    """Kind of environment: single_turn, multi_turn, tool..."""
     summary: str = ""
     tags: list[str] = Field(default_factory=list)
     reward_functions: list[RewardFunctionInfo] = Field(default_factory=list)
     reward_bounds: tuple[float, float] | None = None
-    """Lowest and highest reward as declared; None where nothing was."""
+    """Lowest and highest reward as declared, if any."""
     max_turns: int | None = None
     timeout_seconds: float | None = None
-    """Seconds after which the environment ends a rollout and scores it; None if it has no such limit."""
+    """Seconds after which the environment ends a rollout and scores it; None if it has no time limit."""
     deterministic: bool = True
-    """False when outside observations (network, judge model) enter the rollouts."""
+    """Whether rollouts are free of outside observations (network, judge model)."""
     group_rewards: bool = False
-    """True when a reward function compares the rollouts of one example: they are played with
+    """Whether a reward function compares the rollouts of an example, which are then played with
     `rollout_group`."""
     train_examples: int | None = None
-    """Number of rows, or None when the dataset is endless."""
+    """Number of rows, or None if the dataset is endless."""
     eval_examples: int | None = None
     strata: int | None = None
     """Number of strata that a sampler balances, if any."""
     reference_scores: dict[str, float] = Field(default_factory=dict)
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """The arguments `load_environment` was called with."""
+    """Arguments that `load_environment` was called with."""
     defaults: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda defaults: not defaults)
-    """The default values of the arguments of `load_environment` that JSON can write."""
+    """Default values of the arguments of `load_environment` that JSON can express."""
     players: list[str] = Field(default_factory=list, exclude_if=lambda players: not players)
-    """Who takes turns in its rollouts; the run's model is the first, and every other unless somebody else is
-    named. Empty for the usual environment, in which the model is alone."""
+    """Players of a rollout. The run's model plays the first one, and also every other player that is not
+    assigned. Empty in an environment with a single player."""
     view: GridView | TableView | None = Field(default=None, exclude_if=lambda view: view is None)
-    """How pages draw its state; None where messages are read alone."""
+    """Description of how pages draw its state; None if pages show only messages."""
 
     @property
     def calls_tools(self) -> bool:
-        """True of the kinds that always offer tools."""
+        """Whether environments of this kind always offer tools."""
         return self.kind in ("tool", "stateful_tool", "mcp")
 
     @property
     def reward_range(self) -> tuple[float, float] | None:
-        """Lowest and highest reward, declared or by the weights; None where there is no function."""
+        """Lowest and highest reward, declared or derived from the weights; None without reward functions."""
         return reward_range(self.reward_bounds, self.reward_functions)
 
 
 def reward_range(
     declared: tuple[float, float] | None, functions: list[RewardFunctionInfo]
 ) -> tuple[float, float] | None:
-    """Return the declared bounds of the reward, else what the weights make of the functions' ranges."""
+    """Return the declared bounds of the reward, or the sum of the weighted ranges of its functions."""
     if declared is not None or not functions:
         return declared
-    ends = [sorted(one.weight * end for end in one.range or ()) for one in functions if one.weight]
+    ends = [sorted(part.weight * end for end in part.range or ()) for part in functions if part.weight]
     return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
@@ -430,29 +439,30 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise a value so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN."""
+    """Serialize a value so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN."""
     return _CANONICAL.encode(value)
 
 
 def refuse_constant(text: str) -> None:
-    """Raise `ValueError` for `NaN` and `Infinity`, as `parse_constant` of `json.loads`."""
+    """Raise `ValueError` for `NaN` and `Infinity`; use it as `parse_constant` of `json.loads`."""
     raise ValueError(f"`{text}` is not a JSON value")
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
-    """Return the path of the first value that does not fit, empty for the whole, and what is wrong."""
+    """Return the path and the message of the first validation error; the path is empty for the whole
+    value."""
     fault = error.errors(include_url=False, include_input=False)[0]
-    said = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
-    if not said[1:2].isupper():  # as in "URL scheme should be"
-        said = said[:1].lower() + said[1:]
-    return ".".join(map(str, fault["loc"])), said
+    message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
+    if not message[1:2].isupper():  # but keep acronyms, as in "URL scheme should be"
+        message = message[:1].lower() + message[1:]
+    return ".".join(map(str, fault["loc"])), message
 
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None)))
 
 
 def copy_json(value: Any) -> Any:
-    """Copy a JSON value; several times faster than `copy.deepcopy`."""
+    """Copy a JSON value, several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
         copied = {**value}
         for key, item in value.items():
@@ -465,7 +475,7 @@ def copy_json(value: Any) -> Any:
 
 
 def task_set_digest(examples: list[Example]) -> str:
-    """SHA-256 over the ordered digests of the examples a run uses."""
+    """Return the SHA-256 of the digests of a run's examples, in order."""
     whole = hashlib.sha256()
     for example in examples:
         whole.update(bytes.fromhex(example.digest()))

@@ -135,7 +135,7 @@ def test_what_a_model_that_fails_said_is_kept(wander: Wander, folder: Path) -> N
         ("nope", "has no function `nope`"),
         ("solver:x", "say_env:solver"),
         ("", "does not name a function"),
-        ("load_environment", "is no player"),
+        ("load_environment", "is not a player"),
     ],
 )
 def test_a_scripted_model_that_is_none_is_named(

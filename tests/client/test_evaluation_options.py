@@ -176,5 +176,5 @@ def test_turns_are_left_out_of_what_models_in_this_process_see_alone(wander: Wan
         refused = wander(*words)
         asked = [one for one in endpoint.requests if "compact_at" in str(one)]
     assert refused.status != 0
-    assert "`compact_at` is for models in this process" in refused.json["error"]["message"]
+    assert "`compact_at` is only for models in this process" in refused.json["error"]["message"]
     assert asked == []

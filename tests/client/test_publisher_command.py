@@ -47,11 +47,11 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("admin/x", "acme/envs"), "the file name of the workflow is needed"),
+        (("admin/x", "acme/envs"), "the file name of the workflow is missing"),
         (("admin/x", "acme", "--workflow", "a.yml"), "written `owner/repository`"),
         (("admin/x", "acme/envs", "--workflow", "a.txt"), "`--workflow`"),
         (("admin/x", "acme/envs", "--workflow", "a.yml", "--kind", "svn"), "`--kind`"),
-        (("admin/x", "sub", "--kind", "oidc"), "the issuer's address is needed"),
+        (("admin/x", "sub", "--kind", "oidc"), "needs the address of its issuer"),
     ],
 )
 def test_what_cannot_be_trusted_is_said(room: HubRoom, words: tuple[str, ...], said: str) -> None:

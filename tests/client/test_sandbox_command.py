@@ -94,8 +94,8 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
     [
         (["--sandbox", "--set", "in_process=true"], "exclude each other"),
         (["--no-sandbox", "--sandbox-limit", "memory=1G"], "exclude each other"),
-        (["--sandbox-limit", "memry=1G"], "`memry=1G` is no limit of the sandbox"),
-        (["--sandbox-limit", "memory=none"], "has no number"),
+        (["--sandbox-limit", "memry=1G"], "`memry=1G` is not a limit of the sandbox"),
+        (["--sandbox-limit", "memory=none"], "needs a number"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], part: str, folder: Path, wander: Wander) -> None:

@@ -54,7 +54,7 @@ def why_not() -> str | None:
     try:
         start_sandbox(small())
     except SandboxError as error:
-        return None if "could not be built" in str(error) else f"no sandbox on this machine: {error}"
+        return None if "could not be created" in str(error) else f"no sandbox on this machine: {error}"
     return None
 
 

@@ -246,7 +246,7 @@ async def test_keys_and_publishers_are_added_and_taken_back(hub, alice):
         "back": back,
     }
     wrong = await send(alice, "publisher", **typed)
-    assert "the file name of the workflow is needed" in wrong.text
+    assert "the file name of the workflow is missing" in wrong.text
     assert 'value="acme/&lt;b&gt;"' in wrong.text
     right = {**typed, "subject": "acme/environments", "workflow": "release.yml"}
     assert (await send(alice, "publisher", **right)).status_code == 303

@@ -104,7 +104,7 @@ async def test_a_push_that_another_overtakes_gives_the_same_revision(hub, monkey
 
 async def test_what_is_no_checkpoint_is_refused(hub):
     for files, told in (
-        (checkpoint(model_safetensors=weights()[:-1]), "was cut off"),
+        (checkpoint(model_safetensors=weights()[:-1]), "is truncated"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
         (checkpoint(modeling_py=b"import os"), "cannot contain files such as"),
     ):

@@ -387,4 +387,4 @@ async def test_a_call_that_waits_out_a_refusal_is_answered(chat_server: Any) -> 
 def test_use_is_told_in_words() -> None:
     assert EndpointUse(calls=1200, retries=3).told() == "1,200, 3 retried"
     told = EndpointUse(calls=5, refusals=41, paused_seconds=12.3).told()
-    assert told == "5; refused 41 times for their rate, 12 s of pauses"
+    assert told == "5; rate-limited 41 times, 12 s of pauses"

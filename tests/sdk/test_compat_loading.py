@@ -114,7 +114,7 @@ def test_an_adapter_that_cannot_be_imported_is_named(monkeypatch):
     monkeypatch.setattr(adapters, "entry_points", lambda group: [broken])
     with pytest.raises(LoadError, match="the adapter `broken` cannot be imported") as caught:
         adapters.adapters.__wrapped__()
-    assert caught.value.hint == "install `no_such_module_at_all` again from the index that it came from"
+    assert caught.value.hint == "reinstall `no_such_module_at_all` from the index that it came from"
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_the_suffix_chooses_the_reader(tmp_path, parquet):
     assert file_rows(tmp_path / "rows.jsonl")[0] == MIXED[0]
     assert file_rows(tmp_path / "rows.tsv")[0] == {"question": "a, b", "answer": "1"}
     assert file_rows(parquet(MIXED))[0] == MIXED[0]
-    with pytest.raises(DatasetError, match="no known kind"):
+    with pytest.raises(DatasetError, match="unknown file type"):
         file_rows("rows.xlsx")
 
 

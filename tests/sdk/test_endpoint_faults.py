@@ -154,7 +154,7 @@ RAW: dict[str, tuple[Behaviour, str, str]] = {
     "reset": (resets, "EndpointUnreachable", "no answer from"),
     "closed": (sends(b""), "EndpointUnreachable", "no answer from"),
     "half a head": (sends(b"HTTP/1.1 200 OK\r\nContent-Le"), "EndpointUnreachable", "no answer from"),
-    "no HTTP": (sends(b"SSH-2.0-OpenSSH_9.6\r\n"), "InvalidResponse", "no HTTP"),
+    "no HTTP": (sends(b"SSH-2.0-OpenSSH_9.6\r\n"), "InvalidResponse", "is not HTTP"),
     "bad gateway": (sends(answer(HTML, "502 Bad Gateway")), "ModelError", "502: Bad gateway"),
     "page": (sends(answer(HTML)), "InvalidResponse", "web page: Bad gateway"),
     "gzip garbage": (

@@ -86,9 +86,9 @@ async def test_shown_games_end_before_the_question():
 def test_examples_that_cannot_be_shown_are_a_clear_error():
     silent = Echo(ROWS, few_shot=1)
     for _ in range(2):  # who asks again is not given the questions bare
-        with pytest.raises(ConfigError, match="`Echo` does not say how one player plays"):
+        with pytest.raises(ConfigError, match="`Echo` has no `gold` completions of a single player"):
             silent.dataset()
-    with pytest.raises(ConfigError, match="`-1` examples cannot be shown"):
+    with pytest.raises(ConfigError, match="cannot show `-1` examples"):
         adder(few_shot=-1)
 
     class Wrong(Echo):
@@ -108,7 +108,7 @@ async def test_a_wrong_answer_scores_zero_and_is_no_failure():
 def test_unknown_arguments_are_refused_with_what_was_meant():
     with pytest.raises(TypeError, match="unknown argument `rubrik`; did you mean `rubric`"):
         adder(rubrik=1)
-    with pytest.raises(TypeError, match="`Echo` got the unknown argument `zzz`; it takes dataset"):
+    with pytest.raises(TypeError, match="`Echo` got the unknown argument `zzz`; it accepts dataset"):
         Echo(ROWS, zzz=1)
 
 
@@ -151,7 +151,7 @@ def test_info_says_what_was_declared():
     assert Echo(ROWS).info.max_turns is None
     assert Echo(ROWS, strata=4).info.strata == 4
     endless = Echo(ProceduralRows(lambda index: ROWS[0]), strata="level")
-    with pytest.raises(ConfigError, match="cannot be counted"):
+    with pytest.raises(ConfigError, match="cannot count the strata"):
         _ = endless.info
 
 

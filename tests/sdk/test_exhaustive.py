@@ -285,7 +285,7 @@ async def test_a_line_can_stop_at_the_next_choice(game: LocalEnvironment) -> Non
     memo.assign("mine", [7])
     refused = await game.rollout(memo, opening, rollout_id="mine")
     assert refused.failure is not None
-    assert "none of the options [1,2]" in refused.failure.message
+    assert "not among the options [1,2]" in refused.failure.message
 
 
 async def test_conversations_that_are_asked_at_once_are_asked_once() -> None:

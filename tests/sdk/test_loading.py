@@ -143,7 +143,7 @@ def test_the_true_cause_is_told(place, text, said):
         ("os.environ['SERPER_KEY']", "NeedsKey", "add `--pass-env SERPER_KEY`"),
         ("openai.OpenAI()", "NeedsKey", "`--pass-env OPENAI_API_KEY`"),
         ("fail(ValueError('SERPER_API_KEY is not set'))", "NeedsKey", "add `--pass-env SERPER_API_KEY`"),
-        ("urllib.request.urlopen('http://127.0.0.1:9')", "NeedsDownload", "where its network is reached"),
+        ("urllib.request.urlopen('http://127.0.0.1:9')", "NeedsDownload", "with access to the network"),
         ("torch_fails('Torch not compiled with CUDA enabled')", "LoadError", None),
         ("torch_fails('size mismatch')", "LoadError", None),
         ("fail(AttributeError('no attribute `PAD_TOKEN`'))", "LoadError", None),

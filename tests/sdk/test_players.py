@@ -106,10 +106,10 @@ async def test_a_script_of_the_package_plays_where_the_environment_runs(worker, 
 @pytest.mark.parametrize(
     ("spec", "fault"),
     [
-        ("scripted:json:dumps", "is no function of `haggle`"),
+        ("scripted:json:dumps", "is not a function of `haggle`"),
         ("scripted:haggle:nobody", "has no function `nobody`"),
         ("scripted:haggle:message_text", "has no function `message_text`"),
-        ("scripted:./haggle.py:patient", "is no function of `haggle`"),
+        ("scripted:./haggle.py:patient", "is not a function of `haggle`"),
         ("scripted:haggle:careless", "no idea"),
     ],
 )
@@ -148,7 +148,7 @@ def test_players_that_cannot_be_are_refused(players):
     ("players", "named", "fault"),
     [
         (True, "judge", "no player `judge`"),
-        (True, "seller", "`seller` is who the run's model plays"),
+        (True, "seller", "`seller` is played by the run's model"),
         (False, "buyer", "has no players"),
     ],
 )

@@ -122,4 +122,4 @@ async def test_a_record_cannot_have_the_model_speak_for_another(role: str | None
     client = ReplayClient([first.model_copy(update={"turns": [first.turns[0], turn, *first.turns[2:]]})])
     again = await env.rollout(client, env.dataset()[0])
     assert again.failure is not None
-    assert "turn 2 on record is not the model's" in client.missing["0/0"]
+    assert "turn 2 is not the model's" in client.missing["0/0"]

@@ -129,7 +129,7 @@ def test_a_file_that_is_no_cache_is_named(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("something else, and long enough to be no empty database" * 100)
     client = CachingClient(Counting(), ResponseCache(path))
-    with pytest.raises(ConfigError, match=r"responses\.sqlite` cannot be used"):
+    with pytest.raises(ConfigError, match=r"cannot use the response cache `.*responses\.sqlite`"):
         asyncio.run(client.complete(request()))
 
 

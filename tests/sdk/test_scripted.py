@@ -148,9 +148,9 @@ async def test_a_script_is_run_from_its_file(player):
         ("no_such_player:play", LoadError, "importing `no_such_player` raised `ModuleNotFoundError"),
         ("./no_such_player.py:play", LoadError, "there is no module `no_such_player`"),
         ("spec_player:repeat?speed=3", ConfigError, "unexpected keyword argument 'speed'"),
-        ("spec_player:broken?", ConfigError, "made a `int`, not a function"),
-        ("spec_player:needs_two", ConfigError, "is no player, which takes a request alone: missing"),
-        ("spec_player:broken", ConfigError, "is no player, which takes a request alone: too many"),
+        ("spec_player:broken?", ConfigError, "returned a `int`, not a function"),
+        ("spec_player:needs_two", ConfigError, "is not a function of a request: missing"),
+        ("spec_player:broken", ConfigError, "is not a function of a request: too many"),
     ],
 )
 def test_a_script_that_cannot_be_run_is_told(player, spec, error, said):

@@ -43,7 +43,7 @@ def with_token(*, special: bool, used: bool = False) -> dict[str, bytes]:
 def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_weights() -> None:
     assert facts(with_token(special=True)).parameters == 32
     for refused in with_token(special=False), with_token(special=True, used=True):
-        with pytest.raises(ConfigError, match="a token has number 8, of 8 rows"):
+        with pytest.raises(ConfigError, match="a token has id 8, but the weights have 8 rows"):
             facts(refused)
 
 
@@ -53,21 +53,21 @@ def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_weights() -> No
         ({"config.json": b"{}", "notes.txt": b"x"}, "there are no weights"),
         (checkpoint(config_json=None), "there is no `config.json`"),
         (checkpoint(config_json=b"{"), "`config.json`: not JSON"),
-        (checkpoint(config_json=b"[1]"), "is no JSON object"),
-        (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
-        (checkpoint() | {"tokenizer_config.json": b'{"auto_map": {}}'}, "names code of its own"),
+        (checkpoint(config_json=b"[1]"), "is not a JSON object"),
+        (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "requires custom code"),
+        (checkpoint() | {"tokenizer_config.json": b'{"auto_map": {}}'}, "requires custom code"),
         (checkpoint(config_json=b"{}"), "names neither"),
-        (checkpoint(model_safetensors=weights()[:-1]), "was cut off"),
-        (checkpoint(model_safetensors=weights() + b"x"), "was cut off"),
-        (checkpoint(model_safetensors=b"PK\x03\x04 pickled, and longer"), "was cut off"),
+        (checkpoint(model_safetensors=weights()[:-1]), "is truncated"),
+        (checkpoint(model_safetensors=weights() + b"x"), "is truncated"),
+        (checkpoint(model_safetensors=b"PK\x03\x04 pickled, and longer"), "is truncated"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
         (checkpoint(other_safetensors=weights()), "is in both"),
-        (checkpoint(pytorch__model_bin=b"x"), "no file of a model"),
-        (checkpoint(modeling_py=b"import os"), "no file of a model"),
+        (checkpoint(pytorch__model_bin=b"x"), "not allowed as a file of a model"),
+        (checkpoint(modeling_py=b"import os"), "not allowed as a file of a model"),
         (
             checkpoint()
             | {"model.safetensors.index.json": b'{"weight_map": {"lm_head.weight": "b.safetensors"}}'},
-            "which is not so",
+            "but that file does not contain it",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Clients: whatever answers an environment's model calls. `Client` is the port."""
+"""Clients, which answer an environment's model calls. `Client` is their interface."""
 
 from __future__ import annotations
 

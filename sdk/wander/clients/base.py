@@ -1,7 +1,7 @@
-"""The port between a rollout and whatever answers it.
+"""The interface between a rollout and the model, script or record that answers its calls.
 
-An environment drives a rollout against a `Client`; evaluation, training, replay and tests differ only in
-which client they pass.
+An environment plays a rollout against a `Client`. Evaluation, training, replay and tests differ only in the
+client that they pass.
 """
 
 from __future__ import annotations
@@ -20,142 +20,146 @@ if TYPE_CHECKING:
 
 
 OUTSIDE_CALLS, JUDGE_ANSWERS = "outside_calls", "judge_answers"
-"""Keys of what others than the environment said in a rollout's `info`. In a replay that stays with the
-host."""
+"""Keys in a rollout's `info` of answers that other models and judges gave. A replay never passes them to the
+environment."""
 NOT_RECORDED = "NotRecorded"
-"""Type of the failure of a replayed rollout that asked for something that its record does not have. Its code
-waits for the answer and never learns why there is none."""
+"""Failure type of a replayed rollout that asked for an answer that its record does not contain. The host ends
+such a rollout without a reply, so its code cannot learn the reason."""
 Recollection = Literal["judge", "timeout"]
-"""What a rollout may ask the record of a run that is replayed (`Client.recall`)."""
+"""Kinds of recorded facts that a rollout can ask for in a replay (`Client.recall`)."""
 
 
 class ModelRequest(Record):
-    """One model call, as the rollout loop makes it."""
+    """A model call of a rollout."""
 
     rollout_id: str
-    """Unique among the rollouts in flight: `example_id/index`, prefixed by the caller where it mixes runs."""
+    """Id that is unique among the rollouts in flight: `example_id/index`, with a prefix if the caller mixes
+    runs."""
     turn: int
-    """0 for the first call of the rollout."""
+    """Number of the call in the rollout, from 0."""
     messages: list[Message]
-    """The whole conversation so far."""
+    """Whole conversation so far."""
     sampling: SamplingArgs = Field(default_factory=SamplingArgs)
     tools: list[dict[str, Any]] | None = None
-    """OpenAI function schemas, when the environment offers tools."""
+    """OpenAI function schemas of the tools that the environment offers, if any."""
     seed: int = 0
-    """Derived from (run seed, example seed, group index, turn); clients that sample themselves use it."""
+    """Seed derived from (run seed, example seed, group index, turn), for clients that sample themselves."""
     player: str | None = Field(default=None, exclude_if=lambda player: player is None)
-    """Who is to move, where the environment has players: `messages` are what that one has seen."""
+    """Player to move, in an environment with several players. `messages` then contains only what this player
+    has seen."""
 
     @property
     def conversation(self) -> str:
-        """What a client keeps its sampled ids by: the rollout, or one player's part of it."""
+        """Id that a client stores sampled token ids under: the rollout's, or that of a player's part."""
         return conversation_id(self.rollout_id, self.player)
 
     @property
     def own_messages(self) -> list[Message]:
-        """The messages from the rollout's own question on, without the worked examples shown before it.
+        """Messages from the rollout's own question on, without the worked examples before it.
 
-        With players, to whom no examples are shown, these are all messages.
+        In an environment with several players, which are shown no worked examples, these are all messages.
         """
         if self.player is not None:
             return self.messages
-        said = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-        own = said[len(said) - min(self.turn, len(said)) :]  # an environment may have left some out
-        first = own[0] if own else len(self.messages)
-        asked = [place for place in range(first) if self.messages[place]["role"] == "user"]
-        return self.messages[asked[-1] if asked else 0 :]
+        answers = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        # The environment may have removed some of the turns.
+        own_answers = answers[len(answers) - min(self.turn, len(answers)) :]
+        first = own_answers[0] if own_answers else len(self.messages)
+        questions = [index for index in range(first) if self.messages[index]["role"] == "user"]
+        return self.messages[questions[-1] if questions else 0 :]
 
 
 class ModelResponse(Record):
-    """The answer to one model call."""
+    """The answer to a model call."""
 
     message: Message
     finish_reason: str = "stop"
     usage: Usage = Field(default_factory=Usage)
     tokens: TurnTokens | None = None
     left_out: tuple[int, int] | None = Field(default=None, exclude_if=lambda gap: gap is None)
-    """As in the `Turn` that this becomes."""
+    """Range of left-out messages, as in the `Turn` that this response becomes."""
     seconds: float | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
-    """Seconds that the endpoint took, without our own waiting for its rate; None if a client never waits."""
+    """Seconds that the endpoint took, without waiting for the rate limit; None for clients that never
+    wait."""
     cached: bool = Field(default=False, exclude=True)
-    """Answered from a cache of responses. The host's own matter: it never travels to a worker."""
+    """Whether the response comes from a cache. Only the host knows this; it is not sent to workers."""
 
 
 class Client(ABC):
-    """Answers model calls. Implementations raise `wander.errors.ModelError` subclasses and nothing else."""
+    """Answers model calls. Implementations raise only subclasses of `wander.errors.ModelError`."""
 
     model: str
-    """Name of the model, as it stands on a leaderboard."""
+    """Name of the model, as shown on a leaderboard."""
     limiter: CallLimiter | None = None
-    """Bounds the calls in flight, of everybody who shares it; None for a model that needs no bound."""
+    """Limiter of the calls in flight, which several clients may share; None for a model without a limit."""
     draws: bool = True
-    """Whether the seed of a request matters to it; else it is told 0, since deriving one takes time."""
+    """Whether the client uses the seed of a request. If not, requests have seed 0, which saves deriving
+    it."""
     scripts: Mapping[str, str] = {}
-    """Players whom functions of the environment's own package play, where it runs: `module:function` by name
-    (`wander.clients.scripted`). Nobody else is asked for their turns, so a replay plays them anew."""
+    """Players that functions of the environment's own package play, as `module:function` by player
+    (`wander.clients.scripted`). They run inside the environment's process, so a replay runs them again."""
     others: Mapping[str, Client] = {}
-    """Players who are asked of a client of their own, by name."""
+    """Players that have their own client, by player."""
 
     @abstractmethod
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the completion of one request."""
+        """Return the completion for a request."""
 
     def begin(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
-        """Learn that a rollout starts; batching clients count the rollouts in flight."""
+        """Note that a rollout starts; batching clients count the rollouts in flight."""
 
     def end(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
-        """Learn that a rollout ended, so that nothing is kept for it."""
+        """Note that a rollout ended, and discard everything that is stored for it."""
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the choices that are made for the environment (`wander.clients.choices`); None: it draws."""
+        """Return the choices to make for the environment (`wander.clients.choices`); None lets it draw."""
         return None
 
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
-        """Return what is on record of a rollout that is replayed, asked for at the moment that needs it.
+        """Return a recorded fact about a replayed rollout, at the moment when the rollout needs it.
 
-        - `judge`: the text that a judge answered to the request with the digest `key`.
-        - `timeout`: whether the rollout's time was over when it had come as far as `key`.
+        - `judge`: the judge's answer to the request with the digest `key`.
+        - `timeout`: whether the rollout timed out at the point `key`.
 
-        None means that nothing is on record, as in every evaluation. Raises `ModelError` for an answer that a
-        record should have and does not.
+        Returns None if there is no record, as in every evaluation. Raises `ModelError` if the record lacks an
+        answer that it should contain.
         """
         return None
 
     def lack(self, rollout_id: str) -> str | None:
-        """Return what a replayed rollout asked for that its record does not have; None if there is nothing.
+        """Return what a replayed rollout asked for that its record does not contain; None if nothing.
 
         A host that runs the environment in another process ends such a rollout instead of answering it.
         """
         return None
 
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
-        """Return the recorded calls of other models in a rollout that is replayed; None: the models are
-        asked.
+        """Return the recorded calls to other models in a replayed rollout; None means to call the models.
 
-        Only the host's own endpoint needs them. They never travel to a worker.
+        Only the host's own endpoint needs them. They are never sent to a worker.
         """
         return None
 
     def transcript(self, rollout_id: str) -> Transcript | None:
-        """Return the transcript that is only to be scored again; None: the rollout is to be played."""
+        """Return the transcript to score again, or None if the rollout should be played."""
         return None
 
     async def check(self) -> None:  # noqa: B027 - an optional hook
-        """Find out cheaply whether the model can be used, before anything is played.
+        """Check cheaply, before any rollout starts, whether the model can be used.
 
-        Raises the `ModelError` or `ConfigError` that every call would meet. It may cost a call.
+        Raises the `ModelError` or `ConfigError` that every call would raise. It may cost a call.
         """
 
     def check_tools(self) -> None:  # noqa: B027 - an optional hook
-        """Find out whether the model can be offered tools, before anything is played.
+        """Check, before any rollout starts, whether the model accepts tools.
 
-        Raises the `ModelError` that every call with tools would meet.
+        Raises the `ModelError` that every call with tools would raise.
         """
 
     def check_sampling(self, sampling: SamplingArgs) -> None:  # noqa: B027 - an optional hook
-        """Find out whether the model can be sampled so, before anything is played.
+        """Check, before any rollout starts, whether the model accepts these sampling arguments.
 
-        Raises the `ModelError` that every call would meet.
+        Raises the `ModelError` that every call would raise.
         """
 
     def warnings(self) -> list[str]:
@@ -163,7 +167,7 @@ class Client(ABC):
         return []
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records about the endpoint; never a secret."""
+        """Return the facts about the endpoint that a manifest records, without secrets."""
         return {"kind": type(self).__name__, "model": self.model}
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
@@ -171,14 +175,14 @@ class Client(ABC):
 
 
 def name_of(client: Client) -> str:
-    """Return what an error calls a client: its class, or that of the one it stands before."""
+    """Return the class name of a client for errors; for a wrapper, that of the wrapped client."""
     while isinstance(client, WrappedClient):
         client = client._client
     return type(client).__name__
 
 
 class Transcript(Record):
-    """What a recorded rollout was when it was scored, without the score."""
+    """A recorded rollout as it was before it was scored."""
 
     prompt: list[Message]
     completion: list[Message]
@@ -186,24 +190,24 @@ class Transcript(Record):
     stop_reason: str | None
     truncated: bool
     info: dict[str, Any]
-    """What the environment published, without the answers of judges and other models: the host has those."""
+    """Values that the environment published, without the answers of judges and other models, which stay with
+    the host."""
 
     @classmethod
     def of(cls, rollout: Rollout) -> Transcript:
         """Return the transcript of a rollout."""
-        given = {name: getattr(rollout, name) for name in cls.model_fields}
+        fields = {name: getattr(rollout, name) for name in cls.model_fields}
         info = {
             name: value for name, value in rollout.info.items() if name not in (OUTSIDE_CALLS, JUDGE_ANSWERS)
         }
-        return cls.assemble(**{**given, "info": info})
+        return cls.assemble(**{**fields, "info": info})
 
 
 class RolloutHost:
-    """What a rollout may ask its host besides completions: `state["host"]`.
+    """The interface through which a rollout asks its host for anything but completions: `state["host"]`.
 
-    It is the same in an evaluation and in a replay. What is on record reaches an environment only as the
-    answer to a question, at the moment that needs it, so code that does not ask cannot tell which of the two
-    it is in.
+    It is the same in an evaluation and in a replay. An environment receives recorded facts only when it asks
+    for them and at the moment when it needs them. Code that does not ask cannot detect a replay.
     """
 
     def __init__(self, client: Client, rollout_id: str) -> None:
@@ -212,11 +216,11 @@ class RolloutHost:
 
     @property
     def line(self) -> dict[str, Any] | None:
-        """The choices that are made for the environment, or None."""
+        """Choices to make for the environment, or None."""
         return self._client.line(self._rollout_id)
 
     async def recall(self, about: Recollection, key: Any) -> Any:
-        """Return what is on record, as `Client.recall` does."""
+        """Return a recorded fact, like `Client.recall`."""
         return await self._client.recall(self._rollout_id, about, key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutHost:
@@ -224,7 +228,7 @@ class RolloutHost:
 
 
 class WrappedClient(Client):
-    """Stands before a client and passes everything on; who made that client closes it."""
+    """Forwards everything to another client. It does not close that client."""
 
     def __init__(self, client: Client) -> None:
         self.model = client.model
@@ -235,47 +239,47 @@ class WrappedClient(Client):
         self._client = client
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the client's completion."""
+        """Return the wrapped client's completion."""
         return await self._client.complete(request)
 
     def begin(self, rollout_id: str) -> None:
-        """Pass on that a rollout starts."""
+        """Notify the wrapped client that a rollout starts."""
         self._client.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Pass on that a rollout ended."""
+        """Notify the wrapped client that a rollout ended."""
         self._client.end(rollout_id)
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the line that the client has a rollout play."""
+        """Return the wrapped client's choices for the environment."""
         return self._client.line(rollout_id)
 
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
-        """Return what the client has on record."""
+        """Return a fact that the wrapped client has on record."""
         return await self._client.recall(rollout_id, about, key)
 
     def lack(self, rollout_id: str) -> str | None:
-        """Return what the client does not have on record."""
+        """Return what the wrapped client's record does not contain."""
         return self._client.lack(rollout_id)
 
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
-        """Return the calls of other models that the client has on record."""
+        """Return the recorded calls to other models."""
         return self._client.outside_calls(rollout_id)
 
     def transcript(self, rollout_id: str) -> Transcript | None:
-        """Return the transcript that the client wants scored again."""
+        """Return the transcript to score again, if any."""
         return self._client.transcript(rollout_id)
 
     async def check(self) -> None:
-        """Find out whether the client can be used."""
+        """Check whether the wrapped client can be used."""
         await self._client.check()
 
     def check_tools(self) -> None:
-        """Find out whether the client can be offered tools."""
+        """Check whether the wrapped client accepts tools."""
         self._client.check_tools()
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Find out whether the client can sample so."""
+        """Check whether the wrapped client accepts these sampling arguments."""
         self._client.check_sampling(sampling)
 
     def warnings(self) -> list[str]:
@@ -283,5 +287,5 @@ class WrappedClient(Client):
         return self._client.warnings()
 
     def describe(self) -> dict[str, Any]:
-        """Return what the client says about its endpoint."""
+        """Return the wrapped client's facts about its endpoint."""
         return self._client.describe()

@@ -1,8 +1,9 @@
-"""Answers of endpoints, kept between runs by the digest of everything that was asked.
+"""A cache of endpoint answers between runs, keyed by the digest of the complete request.
 
-Off unless a caller wraps its client. What was asked greedily (temperature 0) has one answer for everybody;
-what was sampled is kept for its very rollout and turn, by the request's derived seed, so that two rollouts of
-one example never get the same answer because of the cache, and the same run asked again gets its own.
+The cache is off unless a caller wraps its client in `CachingClient`. Greedy answers (temperature 0) are
+shared by all rollouts. Sampled answers are stored per rollout and turn, because the digest includes the
+request's derived seed: two rollouts of an example never share an answer, but a repeated run gets its own
+answers again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from wander.errors import ConfigError
 from wander.types import canonical_json
 
 _FORMAT = 1
-"""Part of every digest: what an older release kept in another form is never found."""
+"""Version of the format, which is part of every digest so that entries in another format are never read."""
 _WAIT_SECONDS = 30.0
-"""How long to wait for another process that writes."""
+"""Seconds to wait for another process that is writing to the file."""
 _MADE = "CREATE TABLE IF NOT EXISTS responses (digest BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID"
 
 
@@ -33,7 +34,7 @@ class ResponseCache:
         self._opened: sqlite3.Connection | None = None
 
     def get(self, digest: bytes) -> ModelResponse | None:
-        """Return what is kept under a digest; an entry that cannot be read counts as none."""
+        """Return the response for a digest, or None if the entry is missing or unreadable."""
         row = self._run("SELECT body FROM responses WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
@@ -43,7 +44,7 @@ class ResponseCache:
             return None
 
     def put(self, digest: bytes, response: ModelResponse) -> None:
-        """Keep a response; what was kept before under the digest makes room."""
+        """Store a response, replacing any response with the same digest."""
         body = zstandard.compress(response.model_dump_json().encode())
         self._run("INSERT OR REPLACE INTO responses VALUES (?, ?)", (digest, body))
 
@@ -60,13 +61,13 @@ class ResponseCache:
             return self._opened.execute(statement, values)
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
-                f"the cache of responses `{self.path}` cannot be used: {error}",
+                f"cannot use the response cache `{self.path}`: {error}",
                 hint="remove the file, or leave `cache` out",
             ) from error
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What models were asked may be nobody else's business.
+        # Only the user may read the file, because prompts can be confidential.
         self.path.touch(mode=0o600, exist_ok=True)
         opened = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
         try:
@@ -80,37 +81,37 @@ class ResponseCache:
 
 
 class CachingClient(WrappedClient):
-    """Answers from a cache; what that lacks the client is asked for, and its answers, no errors, are kept."""
+    """Answers from a cache, and stores the wrapped client's answers in it. Errors are not stored."""
 
     def __init__(self, client: Client, cache: ResponseCache) -> None:
         super().__init__(client)
         self._cache = cache
-        described = client.describe()
-        self._asked = {name: described.get(name) for name in _IDENTITY}
+        description = client.describe()
+        self._identity = {name: description.get(name) for name in _IDENTITY}
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the completion, marked where it comes from the cache."""
+        """Return the completion, marked as cached if it comes from the cache."""
         digest = self.digest(request)
-        if (kept := self._cache.get(digest)) is not None:
-            return kept.model_copy(update={"cached": True, "seconds": None})
+        if (cached := self._cache.get(digest)) is not None:
+            return cached.model_copy(update={"cached": True, "seconds": None})
         response = await super().complete(request)
         self._cache.put(digest, response)
         return response
 
     def digest(self, request: ModelRequest) -> bytes:
-        """Return the digest of model, endpoint, messages, tools, sampling and, where it draws, the seed."""
-        asked = {
+        """Return the digest of model, endpoint, messages, tools, sampling and, unless greedy, the seed."""
+        key = {
             "format": _FORMAT,
-            **self._asked,
+            **self._identity,
             "messages": request.messages,
             "tools": request.tools,
             "sampling": request.sampling.given(),
             "seed": None if request.sampling.temperature == 0 else request.seed,
         }
-        return hashlib.sha256(canonical_json(asked).encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(canonical_json(key).encode("utf-8", "surrogatepass")).digest()
 
     def describe(self) -> dict[str, Any]:
-        """Return what the client says about its endpoint, and that there is a cache before it."""
+        """Return the client's facts about its endpoint, and a note that a cache is used."""
         return {**super().describe(), "response_cache": True}
 
     async def close(self) -> None:
@@ -120,4 +121,4 @@ class CachingClient(WrappedClient):
 
 
 _IDENTITY = ("kind", "model", "base_url", "revision", "weights_sha256", "chat_template_sha256")
-"""Which model, by what its client says of itself."""
+"""Fields of a client's description that identify the model."""

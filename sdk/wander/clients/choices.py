@@ -1,8 +1,8 @@
-"""What an environment may answer: drawn in ordinary play, walked one by one in an exhaustive evaluation.
+"""The choices of an environment: drawn at random in ordinary play, enumerated in an exhaustive evaluation.
 
-A line is one sequence of an environment's choices. The host asks for it by `Client.line`. The rollout
-publishes under `LINE` what it took and what else it could have taken, so a recorded line is replayed like any
-other rollout.
+A line is a sequence of an environment's choices. The host requests a line with `Client.line`. The rollout
+records its choices and their alternatives under `LINE`, so a recorded line can be replayed like any other
+rollout.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from wander.types import Rollout, State, canonical_json
 Option = TypeVar("Option")
 
 LINE = "line_of_play"
-"""Key of `Rollout.info`: `choices` taken, and the `options` of each."""
+"""Key of `Rollout.info` with the `choices` that were made, and the `options` of each choice."""
 PENDING = "choice_pending"
-"""The stop reason of a rollout that waits for a choice which nobody has made yet."""
+"""Stop reason of a rollout that ended at a choice that the host has not made yet."""
 
 
 class ChoicePending(BoundaryError):
-    """Ends a rollout at the first choice that the host has not made; no failure."""
+    """Raised to end a rollout at the first choice that the host has not made. It is not a failure."""
 
 
 def ask_for_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
-    """Return what `Client.line` gives to have a line played: these choices, then the first option of each.
+    """Return the value of `Client.line` that requests these choices.
 
-    `stop` ends the rollout instead where the choices are used up.
+    After the last of them, the environment takes the first option of every choice. If `stop` is true, the
+    rollout ends there instead.
     """
     return {"choices": list(choices), "stop": stop}
 
 
 def ask_for_recorded(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what has a recorded line played again.
+    """Return the value of `Client.line` that replays a recorded line.
 
-    It asks as the evaluation did: for the choices up to the last that is not the first of its options.
+    It equals the request of the evaluation: the choices up to the last that is not a first option.
     """
     choices = list(line.get("choices", ()))
     options = list(line.get("options", ()))
@@ -48,34 +49,34 @@ def ask_for_recorded(line: Mapping[str, Any]) -> dict[str, Any]:
 def choose(
     state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
 ) -> Option:
-    """Return the option that the line asked for takes; what `drawn` returns in ordinary play."""
-    asked = state["host"].line if "host" in state else None
-    if asked is None:
+    """Return the option that the requested line prescribes, or the result of `drawn` in ordinary play."""
+    requested = state["host"].line if "host" in state else None
+    if requested is None:
         return drawn()
     if not options:
         raise EnvironmentFault("`choose` got no options")
-    taken = state["public"].setdefault(LINE, {"choices": [], "options": []})
-    place = len(taken["choices"])
-    if place < len(asked["choices"]):
-        # Equal as JSON: what was asked for may have travelled.
-        wanted = canonical_json(asked["choices"][place])
-        found = [option for option in options if canonical_json(option) == wanted]
-        if not found:
+    record = state["public"].setdefault(LINE, {"choices": [], "options": []})
+    number = len(record["choices"])
+    if number < len(requested["choices"]):
+        # Options are compared as JSON, because the requested choice may have been sent between processes.
+        wanted = canonical_json(requested["choices"][number])
+        matches = [option for option in options if canonical_json(option) == wanted]
+        if not matches:
             raise EnvironmentFault(
-                f"the line asks for {wanted}, which is none of the options {canonical_json(list(options))}"
+                f"the line asks for {wanted}, which is not among the options {canonical_json(list(options))}"
             )
-        chosen = found[0]
-    elif asked.get("stop"):
-        taken["pending"], taken["position"] = list(options), position
+        chosen = matches[0]
+    elif requested.get("stop"):
+        record["pending"], record["position"] = list(options), position
         raise ChoicePending("the line has no further choice")
     else:
         chosen = options[0]
-    taken["choices"].append(chosen)
-    taken["options"].append(list(options))
+    record["choices"].append(chosen)
+    record["options"].append(list(options))
     return chosen
 
 
 def line_of(rollout: Rollout) -> dict[str, Any]:
-    """Return the `choices` of a played line and the `options` of each; both empty where none was made."""
+    """Return the `choices` of a rollout and the `options` of each; both may be empty."""
     line = rollout.info.get(LINE) or {}
     return {"choices": list(line.get("choices", [])), "options": list(line.get("options", []))}

@@ -1,15 +1,15 @@
-"""What an endpoint's answer of status 200 is: the model's completion, or a failure of the endpoint.
+"""Interpretation of an endpoint's answers with status 200, which are completions or failures of the endpoint.
 
-Gateways put the failures of the providers behind them into answers of status 200. One function, `failure_in`,
-decides for every dialect; an answer that it calls a failure is never scored.
+Gateways report failures of the providers behind them with status 200. `failure_in` detects them for every
+dialect. An answer that it calls a failure is never scored.
 
-| answer | what it is |
+| answer | meaning |
 |---|---|
 | text, a tool call, reasoning or a refusal | a completion |
-| nothing, but completion tokens were counted | a completion: the model said nothing |
-| nothing, with the finish reason `content_filter` | a completion that a filter took away |
-| nothing, and no completion tokens | a failure |
-| an `error` in the body or in the choice, whatever else there is | a failure |
+| an empty message, but completion tokens were counted | a completion: the model wrote no text |
+| an empty message with the finish reason `content_filter` | a completion that a filter removed |
+| an empty message, and no completion tokens | a failure |
+| an `error` in the body or in the choice | a failure |
 | the finish reason `error`, `abort`, `network_error`, ... | a failure |
 | no choice, or a choice without a message | a failure |
 """
@@ -56,21 +56,22 @@ _MEANINGS = {
 }
 _STANDARD = {name: standard for standard, names in _MEANINGS.items() for name in names}
 _BYTES_A_TOKEN = 4
-"""Of text, for endpoints that count no tokens."""
+"""Approximate bytes of text per token, for endpoints that do not count tokens."""
 _SAID = (
     *("content", "text", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio"),
     *("reasoning_details", "thinking_blocks"),
 )
-"""Fields of a message, or of a plain completion, any of which makes it an answer."""
+"""Fields of a message, or of a plain completion. A message with any of them is an answer."""
 _KEPT = ("tool_calls", "refusal", "reasoning_details", "thinking_blocks", "signature", "reasoning_signature")
-"""Fields of a message that are kept as they come. Some models want theirs back, signatures unchanged."""
+"""Fields of a message that are stored unchanged. Some models need them in later requests, for example
+signatures."""
 
 
 def completion_of(answer: Answer, base_url: str, model: str, request: ModelRequest) -> ModelResponse:
-    """Return the completion that an answer of status 200 holds.
+    """Return the completion in an answer of status 200.
 
-    Raises a retryable `ModelError` for a failure of the endpoint, `ContextOverflow` and `ContentFiltered` if
-    that is what failed, and `InvalidResponse` for what is not a chat completion at all.
+    Raises a retryable `ModelError` for a failure of the endpoint, `ContextOverflow` or `ContentFiltered` if
+    that is the reported failure, and `InvalidResponse` for an answer that is not a chat completion.
     """
     try:
         data = _parse(answer.body)
@@ -106,14 +107,16 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidResponse(
             f"`{base_url}` answered with token ids or log-probabilities that cannot be read",
-            hint="look at the server's version, or do not ask it for them",
+            hint="check the server's version, or do not request them",
         ) from error
 
 
 def failure_in(data: Any) -> Any | None:
-    """Return how an endpoint failed that answers with this: its error object, or a text; else None.
+    """Return the failure that an answer reports, as its error object or a text; None if it reports no
+    failure.
 
-    Reads chat completions and plain completions. What is neither is not a failure, but no completion.
+    Accepts chat completions and plain completions. An answer that is neither is not reported as a failure
+    here.
     """
     if not isinstance(data, dict):
         return None
@@ -149,7 +152,7 @@ def failure_in(data: Any) -> Any | None:
 
 
 def finish_reason_of(choice: dict[str, Any]) -> str:
-    """Return why a completion ended, in OpenAI's words if there is one for it."""
+    """Return the finish reason of a completion, in OpenAI's terms if there is an equivalent."""
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or not reason:
         return "stop"
@@ -160,7 +163,7 @@ def finish_reason_of(choice: dict[str, Any]) -> str:
 
 
 def _is_error(value: Any) -> bool:
-    """Tell whether an `error` field says that something failed; some servers always send an empty one."""
+    """Return whether an `error` field reports a failure; some servers always send an empty field."""
     return any(value.values()) if isinstance(value, dict) else bool(value)
 
 
@@ -184,19 +187,19 @@ def _error_of_failure(failure: Any, data: Any, base_url: str, model: str) -> Mod
 def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
     return InvalidResponse(
         f"`{base_url}` answered with something that is not a chat completion: {one_line(data)}",
-        hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
+        hint="check that the base URL is the address of an OpenAI-compatible chat endpoint",
     )
 
 
 def _parse(body: bytes) -> Any:
     """Return the JSON of a body, with lone surrogates written as escapes; raises `ValueError`."""
     try:
-        # NaN and infinities are not JSON, and a record that holds one could not be read again.
+        # JSON does not allow NaN and infinity, and a record with such a number could not be read again.
         return from_json(body, allow_inf_nan=False)
     except ValueError:
         if b"\\ud" not in body.lower():
             raise
-        # Half of an emoji, as servers send that cut a text between two tokens. UTF-8 cannot hold it.
+        # Servers that split a text between two tokens can send half of an emoji, which UTF-8 cannot encode.
         return _without_surrogates(json.loads(body, parse_constant=refuse_constant))
 
 
@@ -222,9 +225,10 @@ def _message(raw: Any) -> Message:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the token counts of an answer; None if it has none.
+    """Return the token counts of an answer, or None if they are missing.
 
-    Some endpoints count reasoning in the total alone: completion tokens are at least what that leaves.
+    Some endpoints count reasoning only in the total. The completion tokens are therefore at least the total
+    minus the prompt tokens.
     """
     if not isinstance(raw, dict):
         return None
@@ -245,7 +249,7 @@ def _count(raw: dict[str, Any], *names: str) -> int:
 
 
 def _usage(counted: Usage | None, request: ModelRequest, message: Message) -> Usage:
-    """Return what was counted; for what the endpoint did not count, about how many tokens it was."""
+    """Return the counted tokens, with estimates for the counts that the endpoint left out."""
     written = [message[name] for name in ("content", "reasoning_content", "tool_calls") if message.get(name)]
     if counted is not None and (counted.completion_tokens or not written):
         return counted
@@ -258,14 +262,14 @@ def _usage(counted: Usage | None, request: ModelRequest, message: Message) -> Us
 
 
 def _estimated_tokens(values: list[Any]) -> int:
-    texts = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values)
+    texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
     return -(-sum(len(text.encode("utf-8", "replace")) for text in texts) // _BYTES_A_TOKEN)
 
 
 def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
-    """Return ids and log-probabilities if the server gives both (vLLM with `return_token_ids`).
+    """Return ids and log-probabilities if the server returned both (vLLM with `return_token_ids`).
 
-    Without ids nothing is looked at; raises if they are there and cannot be read.
+    Returns None without ids. Raises an error if there are ids that cannot be read.
     """
     prompt = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     completion = choice.get("token_ids")

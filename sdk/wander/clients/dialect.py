@@ -1,7 +1,7 @@
-"""How one endpoint wants its requests written: what OpenAI's protocol leaves open, learned from its answers.
+"""The form that an endpoint expects of requests, learned from its answers.
 
-A request is first written as OpenAI's own endpoint takes it. An endpoint that refuses it for one of a few
-reasons gets it written differently from then on. What the model is asked stays the same.
+A request is first written for OpenAI's own endpoint. If another endpoint rejects it for one of a few known
+reasons, later requests are written differently. The content that the model sees stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wander.seeding import derived_seed
 from wander.types import Message
 
 REASONING = ("reasoning_content", "reasoning_details", "thinking_blocks", "signature", "reasoning_signature")
-"""Fields of an assistant message that hold how the model came to it."""
+"""Fields of an assistant message that contain the model's reasoning."""
 _UNSUPPORTED = re.compile(
     r"unsupported|not[ _](be[ _])?(support|permit|allow|enabl|recogni)|un(known|expected|recogni)|extra|only"
     r"|forbidden|cannot|deprecated|must not|remove"
@@ -33,19 +33,20 @@ _ID_FORM = re.compile(r"tool.?call.?id.*(a-z|length|alphanumeric|\b9\b|must be)"
 
 @dataclass
 class Dialect:
-    """What one endpoint has said about its requests."""
+    """The differences between an endpoint's requests and OpenAI's, as learned from its answers."""
 
     send_reasoning: bool | None = None
-    """Whether earlier turns go back with their reasoning; None: if the endpoint sent it and takes it."""
+    """Whether earlier turns are sent back with their reasoning; None sends it if the endpoint produced
+    reasoning and accepts it."""
     merge_system: bool = True
-    """Whether a system prompt may become part of the first user message, if the model has no system role."""
+    """Whether to merge the system prompt into the first user message if the model lacks a system role."""
     _reasoning_name: str | None = None
-    """What the endpoint calls the text of its reasoning; None before it sent any."""
+    """Name of the field with the endpoint's reasoning as text; None before the first reasoning."""
     _changes: set[str] = field(default_factory=set)
 
     @property
     def changes(self) -> list[str]:
-        """How requests differ from what OpenAI's own endpoint gets, for the manifest."""
+        """Differences from requests to OpenAI's own endpoint, for the manifest."""
         return sorted(self._changes)
 
     def payload(self, model: str, request: ModelRequest) -> dict[str, Any]:
@@ -64,11 +65,11 @@ class Dialect:
         return payload
 
     def merge(self) -> None:
-        """Make the system prompt part of the first user message from now on."""
+        """Merge the system prompt into the first user message from now on."""
         self._changes.add(MERGED_SYSTEM)
 
     def hear(self, message: Message, body: bytes) -> None:
-        """Note what the endpoint calls its reasoning."""
+        """Note the name of the field with the endpoint's reasoning."""
         if self._reasoning_name is None and any(name in message for name in REASONING):
             self._reasoning_name = "reasoning_content" if b'"reasoning_content"' in body else "reasoning"
 
@@ -124,7 +125,7 @@ _SHORT_IDS = "ids of tool calls have nine letters and digits"
 
 
 def unsupported_parameter(answer: Answer, names: Iterable[str]) -> str | None:
-    """Return which of these parameters a refusal calls unsupported, if it does."""
+    """Return the parameter that a refusal calls unsupported, if it names one of `names`."""
     if answer.status not in (400, 422):
         return None
     said = complaint(answer).lower()
@@ -134,7 +135,7 @@ def unsupported_parameter(answer: Answer, names: Iterable[str]) -> str | None:
 
 
 def without_system_role(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with what the system says put before the text of the next user message."""
+    """Return the messages with each system prompt merged into the start of the next user message."""
     merged: list[Message] = []
     waiting: list[str] = []
     for message in messages:
@@ -161,14 +162,14 @@ def _renamed(message: Message, name: str, other: str) -> Message:
 
 
 def with_unique_ids(messages: Sequence[Message], *, short: bool = False) -> list[Message]:
-    """Return the messages with an id for each tool call that no other call of the conversation has.
+    """Return the messages with an id for each tool call that is unique in the conversation.
 
-    Results of tools follow the ids of their calls. `short` rewrites every id that strict servers (Mistral's)
-    refuse: they take nine letters and digits.
+    Tool results follow the ids of their calls. `short` also replaces ids that strict servers (Mistral's)
+    reject, because these servers accept only nine letters and digits.
     """
     taken: set[str] = set()
     current: dict[str, list[str]] = {}
-    """New ids by the old ones, of the calls that the next results answer."""
+    """New ids by old id, for the calls that the next tool results answer."""
     written: list[Message] = []
     for place, message in enumerate(messages):
         calls = message.get("tool_calls")
@@ -195,7 +196,7 @@ def with_unique_ids(messages: Sequence[Message], *, short: bool = False) -> list
 
 
 def short_id(name: str, taken: Iterable[str]) -> str:
-    """Return nine letters and digits that follow from a name, and that no taken id is."""
+    """Return nine letters and digits derived from a name, different from all taken ids."""
     known = set(taken)
     while (made := hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]) in known:
         name += "'"

@@ -1,4 +1,4 @@
-"""From an endpoint's refusal to the `ModelError` that it means."""
+"""Conversion of an endpoint's error answers to `ModelError`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from wander.errors import (
 
 _SHOWN = 300
 _READ, _DEEPEST, _ITEMS, _LEAVES = 4000, 6, 8, 200
-"""Of an error: most characters of a text, levels, items of a list, and values that are read."""
+"""Limits for reading an error: characters of a text, levels, items of a list, and values."""
 _LISTED = 8
-"""Most models that an error names."""
+"""Maximum number of models that an error lists."""
 
 _OVERFLOW_CODES = frozenset(
     {
@@ -84,7 +84,8 @@ _RATE = (
     r"|usage limit|spending|billing|balance|credits?\b|deadline|timed? ?out"
     r"|限流|频繁|频率|速率|并发|余额|配额|稍后"
 )
-"""What a limit on rate, money or time says. Such a refusal says nothing about the length of the prompt."""
+"""Pattern of messages about limits on rate, money or time. Such a refusal is not about the prompt's
+length."""
 _ABOUT_CONVERSATION = (
     r"\b(context|prompts?|inputs?|messages?|conversation|history|request|text|sequence|tokens?)\b"
     r"|上下文|输入|提示|对话"
@@ -102,14 +103,15 @@ _NO_ROOM = (
     r"\bmax (new |completion |output )*tokens\b.*"
     r"((at least|greater than( or equal to)?|>=?) ?[01]\b|positive|(got|given|was) -\d)"
 )
-"""vLLM and TGI subtract the prompt from the context, and complain about what is left."""
+"""Pattern of complaints by vLLM and TGI, which subtract the prompt from the context and report the
+remainder."""
 _OUTPUT = r"\b(max|maximum)? ?(new|completion|output) tokens\b|\bmax tokens\b"
 _CONVERSATION = r"\b(context|prompts?|inputs?|messages?|conversation|total|in (the )?request)\b"
 _OTHER_LIMITS = (
     r"\b(images?|files?|audio|video|pdf|tools?|functions?|schema|stop|metadata|headers?|url|attachments?"
     r"|name|id|description)\b"
 )
-"""Things in a request that have limits of their own."""
+"""Pattern of parts of a request that have their own limits."""
 
 _FILTER = (
     r"content (management|usage)? ?(policy|policies|filter\w*)|usage (policy|policies|guidelines)"
@@ -120,13 +122,13 @@ _FILTER = (
 )
 _CODE_FIELDS = frozenset({"code", "type", "status", "status_code", "error_type", "reason"})
 _ECHOES = frozenset({"input", "body", "request", "prompt", "messages"})
-"""Fields in which validators send the request back: what the user wrote, not what is wrong with it."""
+"""Fields that repeat the request, so they contain the user's text instead of the validator's error."""
 _INPUT = r"\b(content|input|output|prompt|messages?|response|completion)\b|内容|输入|输出"
 _ACCOUNT = r"\b(api key|account|organi[sz]ation|region|country|subscription)\b"
 
 
 def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
-    """Return the error that a status other than 200 means."""
+    """Return the error for an answer with a status other than 200."""
     said = complaint(answer)
     status = answer.status
     kind = kind_of_refusal(status, _read(answer.body))
@@ -143,8 +145,8 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
         asked = retry_after(answer.headers)
         wait = f" and asked to wait {asked:.3g} s" if asked else ""
         return RateLimited(
-            f"`{base_url}` refused the call for its rate (429){wait}: {said}",
-            hint="wait until the quota is filled again, then resume",
+            f"`{base_url}` refused the call because of its rate limit (429){wait}: {said}",
+            hint="wait until the limit is reset, then resume",
             retryable="insufficient_quota" not in said,
         )
     if 300 <= status < 400:
@@ -155,7 +157,7 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
         )
     if status in (404, 405):
         return ModelError(
-            f"`{base_url}` knows no model `{model}`, or is not a chat endpoint ({status}): {said}",
+            f"`{base_url}` does not have the model `{model}`, or is not a chat endpoint ({status}): {said}",
             hint=f"list its models with `curl {base_url}/models`; the base URL usually ends in `/v1`",
         )
     return ModelError(
@@ -164,10 +166,10 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
 
 
 def kind_of_refusal(status: int, body: Any) -> str | None:
-    """Return `overflow` or `filter` for what is wrong with the conversation itself, else None.
+    """Return `overflow` or `filter` if the conversation itself is the problem, else None.
 
-    Codes and types of the body decide first, then what it says, whatever the words: a limit on rate or
-    money is recognized before a limit on length, and is never taken for one.
+    The codes and types in the body are checked first, then its text. A limit on rate or money is recognized
+    before a limit on length, so that it is never mistaken for an overflow.
     """
     if status in (401, 402, 429) or 300 <= status < 400:
         return None
@@ -187,7 +189,7 @@ def kind_of_refusal(status: int, body: Any) -> str | None:
     if codes & _OVERFLOW_CODES or status == 413 or re.search(_NO_ROOM, text):
         return "overflow"
     if re.search(_OUTPUT, text) and not re.search(_CONVERSATION, re.sub(_OUTPUT, " ", text)):
-        return None  # more was asked for than the model ever writes
+        return None  # the request asked for more output than the model can write
     if re.search(_OTHER_LIMITS, text) and not re.search(r"\b(tokens?|context)\b", text):
         return None
     too_long = (
@@ -197,7 +199,8 @@ def kind_of_refusal(status: int, body: Any) -> str | None:
 
 
 def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield the texts and numbers in an error with their fields; gateways nest errors as JSON text."""
+    """Yield the texts and numbers in an error with their field names, including errors nested as JSON
+    text."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         with suppress(ValueError):
             value = from_json(value)
@@ -215,29 +218,29 @@ def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, s
 
 
 def _normalised(text: str) -> str:
-    """Return a text in lower case with plain spaces for quotes, brackets and underscores."""
+    """Return a text in lower case, with spaces in place of quotes, brackets and underscores."""
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text.lower())
     text = re.sub(r"(?<=[a-z])-(?=[a-z])|[^\w<>=.;,+-]|_", " ", text)
     return re.sub(r"\b(invalid|bad) request( error)?\b", "", " ".join(text.split()))
 
 
 def list_models(answer: Answer) -> list[str]:
-    """Return the names in an endpoint's list of models; empty if it gives no such list."""
+    """Return the names in an endpoint's list of models; empty if the answer is not such a list."""
     if answer.status != 200:
         return []
     try:
-        return [str(each["id"]) for each in from_json(answer.body)["data"]]
+        return [str(entry["id"]) for entry in from_json(answer.body)["data"]]
     except (ValueError, KeyError, TypeError):
         return []
 
 
 def lacks_model(answer: Answer, model: str) -> bool:
-    """Tell whether an answer says that the endpoint has no such model."""
+    """Return whether an answer means that the endpoint does not have the model."""
     return answer.status == 404 or (answer.status in (400, 422) and model in complaint(answer))
 
 
 def refuse_unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFound:
-    """Return the error for a model that an endpoint lacks, with the names that may have been meant."""
+    """Return the error for a model that an endpoint does not list, with suggestions."""
     whole = next((f"did you mean `{name}`?" for name in listed if name.rpartition("/")[2] == model), None)
     meant = f"{near} " if (near := whole or did_you_mean(model, listed)) else ""
     shown = ", ".join(f"`{name}`" for name in listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")
@@ -245,7 +248,7 @@ def refuse_unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFou
 
 
 def complaint(answer: Answer) -> str:
-    """Return what the endpoint says is wrong, in one line."""
+    """Return the endpoint's error message on a single line."""
     data = _read(answer.body)
     if isinstance(data, bytes):
         return _show(data)
@@ -254,7 +257,7 @@ def complaint(answer: Answer) -> str:
 
 
 def one_line(error: Any) -> str:
-    """Return what an error object says is wrong, in one line."""
+    """Return the message of an error object on a single line."""
     if isinstance(error, dict):
         said = error.get("message") or error.get("detail") or error
         code = error.get("code") or error.get("type")

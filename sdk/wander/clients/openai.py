@@ -1,8 +1,8 @@
-"""Any endpoint that speaks the OpenAI chat-completions protocol: vLLM, OpenAI, OpenRouter, llama.cpp...
+"""Client for endpoints with the OpenAI chat-completions protocol: vLLM, OpenAI, OpenRouter, llama.cpp...
 
-Requests go over aiohttp, which on an instant endpoint carries some 15 times more requests a second than the
-`openai` package's default transport; `OpenAIClient.from_sdk` goes through that package where its sign-in is
-needed (Azure, custom authentication).
+Requests are sent over aiohttp. With an instant endpoint, it sends about 15 times more requests per second
+than the default transport of the `openai` package. `OpenAIClient.from_sdk` uses that package if its
+authentication is needed (Azure, custom sign-in).
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "https://api.openai.com/v1"
 _COMPLETIONS = "/chat/completions"
 _LONGEST_CHECK = 5.0
-"""Longest `Retry-After` that a check waits for, in seconds."""
+"""Maximum `Retry-After` that a check waits for, in seconds."""
 
 
 class OpenAIClient(Client):
-    """Asks an OpenAI-compatible endpoint.
+    """Calls an OpenAI-compatible endpoint.
 
-    - `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; local servers need no key.
-    - `timeout`: seconds that one attempt may take. `max_retries`: further attempts after lost connections,
-      time-outs, errors of the server and answers that hold an error; `attempts` says more. A call that the
-      endpoint refuses for its rate (429, 503, 529) waits as long as the endpoint takes calls.
-    - `limiter`: bounds the calls in flight; clients that share one share the bound. None means the limiter of
-      the evaluation in which the client is used, and one of its own outside of evaluations.
-    - `max_connections`: most connections; None leaves it to the limiter and the caller.
-    - `send_reasoning`: whether the reasoning of earlier turns goes back. DeepSeek, Kimi and others require it
-      after a tool call. None: if the endpoint sent it. True: always. False: never.
-    - `merge_system`: put the system prompt into the first user message if the model has no system role.
+    - `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Local servers do not need
+      a key.
+    - `timeout`: seconds for a single attempt. `max_retries`: number of retries after lost connections,
+      timeouts, server errors and answers that contain an error; see `attempts`. A call that exceeds the
+      endpoint's rate limit (429, 503, 529) is retried as long as the endpoint accepts other calls.
+    - `limiter`: limit of the calls in flight, which several clients can share. None uses the limiter of the
+      evaluation that the client is used in, or a new limiter outside of evaluations.
+    - `max_connections`: maximum number of connections; None leaves it to the limiter and the caller.
+    - `send_reasoning`: whether the reasoning of earlier turns is sent back. DeepSeek, Kimi and others require
+      it after a tool call. None sends it if the endpoint produced it, True always, False never.
+    - `merge_system`: whether to merge the system prompt into the first user message if the model has no
+      system role.
 
-    What else endpoints want differently is learned from their refusals (`wander.clients.dialect`).
-    A sampling seed is mixed with the request's own, so that the rollouts of one group differ and each can
-    still be asked for again. Raises only `ModelError` and its subclasses.
+    Other differences between endpoints are learned from their refusals (`wander.clients.dialect`). A sampling
+    seed is mixed with the seed of each request, so that the rollouts of a group differ and each can be
+    repeated. Raises only `ModelError` and its subclasses.
     """
 
     def __init__(
@@ -113,12 +115,12 @@ class OpenAIClient(Client):
 
     @property
     def base_url(self) -> str:
-        """The endpoint's address, without credentials."""
+        """Address of the endpoint, without credentials."""
         return self._transport.base_url
 
     @property
     def max_retries(self) -> int:
-        """Further attempts after a fault."""
+        """Number of retries after a fault."""
         return self.attempts.max_retries
 
     @max_retries.setter
@@ -139,7 +141,7 @@ class OpenAIClient(Client):
                 message: Message = {"role": "assistant", "content": ""}
                 return ModelResponse(message=message, finish_reason=FILTERED)
             except ModelError as error:
-                # Other statuses were tried again already.
+                # Calls with other statuses were already retried.
                 if answer.status != 200 or not error.retryable or attempt == self.max_retries:
                     raise
             else:
@@ -150,7 +152,7 @@ class OpenAIClient(Client):
             attempt += 1
 
     async def _answer(self, request: ModelRequest) -> Answer:
-        """Return the answer to a request, written as the endpoint wants it."""
+        """Return the answer to a request that is written in the endpoint's dialect."""
         while True:
             payload = self.dialect.payload(self.model, request)
             try:
@@ -166,7 +168,7 @@ class OpenAIClient(Client):
                 return answer
 
     def _refusal(self, answer: Answer, request: ModelRequest) -> ModelError:
-        """Return the error that a status other than 200 means."""
+        """Return the error for an answer with a status other than 200."""
         error = error_of(answer, self.base_url, self.model)
         name = unsupported_parameter(answer, request.sampling.given()) if type(error) is ModelError else None
         if name is None:
@@ -174,19 +176,19 @@ class OpenAIClient(Client):
         return UnsupportedParameter(str(error), parameter=name, hint=f"leave `{name}` out")
 
     def begin(self, rollout_id: str) -> None:
-        """Learn that a rollout begins; where calls wait, those of older rollouts go first."""
+        """Note that a rollout starts; if calls have to wait, those of older rollouts go first."""
         self.limiter.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Learn that a rollout ended."""
+        """Note that a rollout ended."""
         self.limiter.end(rollout_id)
 
     async def check(self) -> None:
-        """Find out cheaply whether the endpoint answers and takes the key; raises the `ModelError` otherwise.
+        """Check cheaply whether the endpoint responds and accepts the key; raises `ModelError` if not.
 
-        Asks for the list of models, and where the model is not on it, since some endpoints list not all or
-        none, for one token. An endpoint that is asked too much at the moment (429) passes: a rollout waits
-        for it. Raises `ModelNotFound` with the names that were meant when the endpoint has no such model.
+        Fetches the list of models. Some endpoints list only some models, or none, so a missing model is asked
+        for a single token. A rate-limited endpoint (429) passes the check, because rollouts wait for it.
+        Raises `ModelNotFound` with suggestions if the endpoint does not have the model.
         """
         answer = await self._ask_twice(None)
         if answer.status in (401, 403):
@@ -199,7 +201,8 @@ class OpenAIClient(Client):
         answer = await self._ask_twice(payload)
         if listed and lacks_model(answer, self.model):
             raise refuse_unlisted(self.model, listed, self.base_url)
-        # Endpoints refuse odd requests (400, 422) for many reasons; a rollout will tell. These are certain.
+        # Endpoints reject unusual requests (400, 422) for many reasons, which rollouts will report. These
+        # statuses are certain failures.
         if answer.status in (401, 403, 404, 405) or 300 <= answer.status < 400 or answer.status >= 500:
             raise error_of(answer, self.base_url, self.model)
         if answer.status == 200:
@@ -207,14 +210,15 @@ class OpenAIClient(Client):
             try:
                 completion_of(answer, self.base_url, self.model, request)
             except ModelError as error:
-                if not error.retryable:  # a rollout will try again
+                if not error.retryable:  # a rollout will retry
                     raise
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Raise `ModelError` for what no endpoint does, and for answers that this client does not read."""
+        """Raise `ModelError` for arguments that no endpoint supports or whose answers this client cannot
+        read."""
         if sampling.compact_at is not None:
             raise ModelError(
-                f"`compact_at` is for models in this process; `{self.model}` is behind an endpoint",
+                f"`compact_at` is only for models in this process, and `{self.model}` is behind an endpoint",
                 hint="leave it out, or name a checkpoint's folder without "
                 + name_option("base_url", word="-b"),
             )
@@ -226,7 +230,7 @@ class OpenAIClient(Client):
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, model, address and how requests are written; never the key."""
+        """Return kind, model, address and dialect; never the key."""
         described = {"kind": type(self).__name__, "model": self.model, "base_url": self.base_url}
         return {**described, "requests": self.dialect.changes} if self.dialect.changes else described
 
@@ -235,7 +239,7 @@ class OpenAIClient(Client):
         await self._transport.close()
 
     async def _ask_twice(self, payload: dict[str, Any] | None) -> Answer:
-        """Ask for the models, or for a completion, and once more where that may help."""
+        """Fetch the models, or a completion, and retry once if that may help."""
         pause = self.attempts.pause(0)
         for last in (False, True):
             try:
@@ -257,17 +261,17 @@ class OpenAIClient(Client):
         if error.kind == "garbled":
             return InvalidResponse(
                 f"`{self.base_url}` gave no readable answer: {error}",
-                hint="look whether the base URL is that of an OpenAI-compatible endpoint, `https` or `http`",
+                hint="check that the base URL is an OpenAI-compatible endpoint, and its `https` or `http`",
             )
         if error.kind == "untrusted":
             return EndpointUnreachable(
                 f"no trusted connection to `{self.base_url}`: {error}",
-                hint="use `http://` where the server has no TLS, or name its certificate in `SSL_CERT_FILE`",
+                hint="use `http://` if the server has no TLS, or set `SSL_CERT_FILE` to its certificate",
             )
         if error.kind == "timed out":
             return ModelError(
                 f"`{self.base_url}` gave no answer in time",
-                hint="raise `timeout`, lower the concurrency, or look whether the server still works",
+                hint="raise `timeout`, lower the concurrency, or check whether the server still works",
                 retryable=True,
             )
         return EndpointUnreachable(
@@ -278,16 +282,17 @@ class OpenAIClient(Client):
 
 
 class TurnText(Protocol):
-    """What reads a model's turns where its server gives them as text (`wander.models.chat.ChatFormat`)."""
+    """Parser of a model's turns for servers that return them as text (`wander.models.chat.ChatFormat`)."""
 
     def read_text(
         self, text: str, messages: list[Message], tools: list[dict[str, Any]] | None, turn: int
     ) -> Message:
-        """Return the assistant's message that a text is, after these messages."""
+        """Parse a text as the assistant's message that follows these messages."""
         ...
 
     def check_tools(self) -> None:
-        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        """Raise `InvalidResponse` if the chat template has no tools, or the model's calls cannot be
+        parsed."""
         ...
 
     @property
@@ -297,11 +302,11 @@ class TurnText(Protocol):
 
 
 class ServedClient(OpenAIClient):
-    """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
+    """Calls a server that Wander started. Manifests describe the server instead of its temporary address.
 
-    `server` says engine, version and arguments; `weights_sha256` is the digest of a local checkpoint. What
-    `turns` returns reads calls of tools and reasoning as for a model in this process; None leaves them to the
-    server.
+    `server` contains engine, version and arguments; `weights_sha256` is the digest of a local checkpoint.
+    `turns` returns a parser of tool calls and reasoning, as for a model in this process; None leaves parsing
+    to the server.
     """
 
     def __init__(
@@ -332,16 +337,18 @@ class ServedClient(OpenAIClient):
         self._has_reader = turns is not None
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the server's completion, its calls of tools and its reasoning read."""
+        """Return the server's completion with parsed tool calls and reasoning."""
         reader = await self._load_reader(request)
         if reader is None:
             return await super().complete(request)
         if reader.merges_system:
             self.dialect.merge()
-        # Marks of reasoning and of calls may be special tokens, and the prompt may have opened the reasoning.
+        # Markers of reasoning and calls may be special tokens, and the prompt may already have opened the
+        # reasoning.
         plain = {**request.sampling.given(), "skip_special_tokens": False}
         if request.tools:
-            plain["tool_choice"] = "none"  # then vLLM shows the tools and leaves the text alone
+            # vLLM then shows the tools to the model, but does not parse the text
+            plain["tool_choice"] = "none"
         response = await super().complete(request.model_copy(update={"sampling": SamplingArgs(**plain)}))
         text = response.message["content"]
         if not isinstance(text, str):
@@ -350,7 +357,7 @@ class ServedClient(OpenAIClient):
         return response.model_copy(update={"message": {**response.message, **read}})
 
     async def _load_reader(self, request: ModelRequest) -> TurnText | None:
-        """Return what reads the turns; None if the server does, or there is no tokenizer and no tool."""
+        """Return the parser of turns; None if the server parses, or without both a tokenizer and tools."""
         async with self._loading:
             if self._reader is None and self._turns is not None and (self._has_reader or request.tools):
                 try:
@@ -362,12 +369,12 @@ class ServedClient(OpenAIClient):
         return self._reader
 
     def check_tools(self) -> None:
-        """Find out whether the model can be offered tools."""
+        """Check whether the model accepts tools."""
         if self._turns is not None:
             self._turns().check_tools()
 
     def describe(self) -> dict[str, Any]:
-        """Return model, weights and server; the kind is that of any endpoint."""
+        """Return model, weights and server; the kind is that of an ordinary endpoint."""
         return {
             "kind": OpenAIClient.__name__,
             "model": self.model,

@@ -1,24 +1,25 @@
-"""Bounds the model calls in flight, and the rate of calls to an endpoint that refuses them.
+"""Limits on the calls in flight, and on the rate of calls to an endpoint that refuses them.
 
-One limiter serves a client and everybody who uses it: every rollout, every worker, and the judges that ask
-through the host. Calls that wait leave by the age of their rollout, so that rollouts that started are
-finished first. A call that was refused waits outside the limiter (`wander.clients.retries`), so it bounds
-nobody else.
+A limiter serves a client and everything that uses it: all rollouts, all workers, and judges that are called
+through the host. Waiting calls leave in order of the age of their rollout, so that started rollouts finish
+first. A refused call waits outside the limiter (`wander.clients.retries`), so it does not block other calls.
 
-`Pace` decides how fast an endpoint is asked that refuses calls (429, 503, 529). `benchmarks/rate_limits.py`
-measures it against endpoints of many kinds.
+`Pace` decides the rate of calls to an endpoint that refuses some of them (429, 503, 529).
+`benchmarks/rate_limits.py` measures it against many kinds of endpoints.
 
 - Endpoints refuse single calls for reasons of their own. As long as fewer than a tenth of the calls are
-  refused, nobody else is slowed down.
-- If significantly more are refused, the rate becomes what the endpoint took in the last second. The rate
-  then grows again: slowly up to what was refused, otherwise faster with each second without refusals.
-- If the refusals stay although the calls became so few that the endpoint takes less than before, the rate is
-  not their cause. The bound is lifted, and that share of refusals is tolerated.
-- If practically everything is refused, ten calls a second find out whether that lasts. If it does, nobody
-  asks until the earliest time that the endpoint named, or for a pause that doubles up to five seconds.
+  refused, other calls are not slowed down.
+- If significantly more calls are refused, the rate is set to the number of calls that the endpoint accepted
+  in the last second. It then grows again: slowly up to the rate that was refused, otherwise faster with each
+  second without refusals.
+- If refusals continue although the endpoint now accepts fewer calls than before, the rate is not the cause.
+  The limit is then lifted, and that share of refusals is tolerated.
+- If nearly all calls are refused, ten calls per second test whether that lasts. If it does, all calls wait
+  until the earliest time that the endpoint named, or for a pause that doubles up to five seconds.
 
-A call in flight counts as taken until it is refused: refusals come back fast, answers may take minutes.
-Nothing in `Pace` reads a clock or sleeps: the caller passes all times, in seconds of one monotonic clock.
+A call in flight counts as accepted until it is refused, because refusals arrive quickly and answers may take
+minutes. `Pace` never reads a clock and never sleeps. The caller passes all times, in seconds of a monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -38,34 +39,37 @@ from wander.clients.sub_calls import main_rollout_id
 from wander.wire import EndpointUse
 
 REFUSALS = frozenset({429, 503, 529})
-"""Statuses that mean: too many calls at the moment, the same call may pass later."""
+"""Statuses that mean that the endpoint receives too many calls at the moment. The same call may succeed
+later."""
 
 _TOLERATED, _MOST_TOLERATED = 0.1, 0.6
-"""Share of refusals that bounds nobody: at first, and at most if the rate proved not to be their cause."""
+"""Tolerated share of refusals, below which calls are not slowed down: initially, and at most if the rate
+proved not to be the cause."""
 _ALL_REFUSED = 0.93
 _SECOND, _CALLS = 1.0, 20
-"""Refusals are judged over the last second, or over the last 20 calls if those took longer."""
+"""Window for judging refusals: the last second, or the last 20 calls if those took longer."""
 _FIRST_CALLS, _FIRST_RATE, _FIRST_DOUBLING = 16, 100.0, 0.1
-"""Calls that may leave together at the start, and the rate that follows and doubles every 0.1 s. So a strict
-endpoint refuses dozens of calls and not thousands. After half a second it bounds nothing any more."""
+"""Number of calls that may leave together at the start, and the rate that follows and doubles every 0.1 s. A
+strict endpoint then refuses dozens of calls instead of thousands. After half a second the rate no longer
+limits anything."""
 _DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 60.0, 1.0, 0.5
 """Seconds in which the rate doubles after it was lowered: usually, and if less than a second was measured.
-They halve with each second that has next to no refusals, but not shortly below the rate that was refused."""
+They halve with each second that has almost no refusals, but not shortly below the rate that was refused."""
 _PROBE_RATE, _PROBES = 10.0, 15
 """Calls a second, and how many of them, that find out whether an endpoint refuses everything."""
 _LEAST_RATE, _MOST_RATE = 0.5, 1e6
 _KEPT = 0.85
-"""The rate falls to this share at most, unless the endpoint refused most of the calls: an endpoint that
-allows no burst at all refuses every second call of a rate that is barely too high."""
+"""Smallest share of the rate that a cut leaves, unless the endpoint refused most of the calls. An endpoint
+that allows no bursts refuses every second call even if the rate is only slightly too high."""
 _LONGEST_HOLD = 5.0
 _LAG = 0.005
-"""Seconds of calls that may leave together at high rates, since timers are no finer than a millisecond.
-Slower calls keep their distance, for endpoints that allow no burst."""
+"""Seconds of calls that may leave together at high rates, because timers are not finer than a millisecond. At
+lower rates, calls leave one by one, for endpoints that allow no bursts."""
 
 
 @dataclass
 class _Departures:
-    """Calls that left within a tenth of a second."""
+    """A group of calls that left within a tenth of a second."""
 
     since: float
     left: int = 0
@@ -73,39 +77,39 @@ class _Departures:
 
 
 class Pace:
-    """The rate of calls to one endpoint."""
+    """The rate of calls to an endpoint."""
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.held_until = -math.inf
-        """No call leaves before."""
+        """Time before which no call may leave."""
         self.accepted_at: float | None = None
-        """When the endpoint last took a call, or first refused one."""
+        """Time when the endpoint last accepted a call, or first refused one."""
         self.refused_in_a_row = 0
         self.paused_seconds = 0.0
-        """Seconds for which all calls were held, in total."""
+        """Total number of seconds that all calls were held."""
         self._recent: deque[_Departures] = deque()
         self._next_at = -math.inf
         self._tolerated = _TOLERATED
         self._taken_before: float | None = None
-        """Calls a second that the endpoint took before the first of the cuts that nothing clean followed."""
+        """Accepted calls per second before the first cut of a series without a clean second in between."""
         self._ceiling = math.inf
-        """The rate at which the endpoint refused too many calls last."""
+        """Rate when the endpoint last refused too many calls."""
         self._holds = 0
-        """Holds since the endpoint last took a call."""
+        """Number of holds since the endpoint last accepted a call."""
         self._is_bound = False
         self._rate, self._doubling = _FIRST_RATE, _FIRST_DOUBLING
         self._since = self._judged_from = self._reviewed_at = -math.inf
-        """When the rate was set, the moment from which refusals are judged, and that of the last review."""
+        """Times when the rate was set, when judging of refusals started, and of the last review."""
         self._told_at = math.inf
-        """The earliest time that the endpoint named in refusals since then."""
+        """Earliest time that the endpoint named in refusals since the rate was set."""
 
     def rate(self, now: float) -> float | None:
-        """Return how many calls a second may leave; None means any number."""
+        """Return the maximum number of calls per second, or None if there is no limit."""
         return self._limit(now) if self._is_bound else None
 
     def wait(self, now: float) -> float:
-        """Return in how many seconds a call may leave; 0 means now."""
+        """Return the seconds until a call may leave; 0 means now."""
         return max(0.0, self.held_until - now, self._next_at - now)
 
     def note_began(self, now: float) -> None:
@@ -129,20 +133,21 @@ class Pace:
         recent[-1].left += 1
 
     def note_ended(self) -> None:
-        """Count one call less in flight, however it ended."""
+        """Count a call in flight as ended, however it ended."""
         self.in_flight -= 1
 
     def note_accepted(self, now: float) -> None:
-        """Record that the endpoint took a call, whatever it answered."""
+        """Record that the endpoint accepted a call, even if its answer was a failure."""
         if not self._is_bound:
-            self._next_at -= 2 / self._limit(now)  # one that answers fast is asked fast from the start
+            # so that an endpoint that answers quickly receives more calls from the start
+            self._next_at -= 2 / self._limit(now)
         self._holds = self.refused_in_a_row = 0
         self.accepted_at = now
 
     def note_refused(self, now: float, began: float, told: float | None) -> None:
-        """Record, after `note_ended`, that a call which left at `began` was refused.
+        """Record, after `note_ended`, that a call that left at `began` was refused.
 
-        `told`: seconds after which the endpoint wants to be asked again, if it named any.
+        `told` is the number of seconds until the endpoint wants the next request, if it named one.
         """
         self.refused_in_a_row += 1
         if self.accepted_at is None:
@@ -163,7 +168,7 @@ class Pace:
             elif self._holds or left >= _PROBES:
                 self._hold(now)
         elif refused > 1 + tolerated * left + 4 * math.sqrt(tolerated * (1 - tolerated) * left):
-            # Four standard deviations: at a share of refusals that is tolerated, chance reaches this rarely.
+            # Four standard deviations: at a tolerated share, chance rarely produces that many refusals.
             self._cut(now, refused / left)
 
     def _limit(self, now: float) -> float:
@@ -173,25 +178,25 @@ class Pace:
         return min(_MOST_RATE, self._rate * float(2.0 ** min(doublings, 60.0)))
 
     def _set(self, now: float, rate: float, doubling: float, *, is_bound: bool = True) -> None:
-        """Start a new rate, and judge only what follows."""
+        """Set a new rate, and judge only the calls that follow."""
         self._rate, self._doubling, self._is_bound = max(_LEAST_RATE, rate), doubling, is_bound
         self._since = self._judged_from = self._reviewed_at = now
         self._told_at = math.inf
 
     def _count(self, since: float, now: float) -> tuple[int, int, float]:
-        """Return calls, refusals and seconds from a moment on, as far back as calls are remembered."""
+        """Return calls, refusals and seconds since a time, as far back as calls are remembered."""
         counted = [departures for departures in self._recent if departures.since >= since]
         first = counted[0].since if counted else now
         left = sum(departures.left for departures in counted)
         return left, sum(departures.refused for departures in counted), now - first
 
     def _taken(self, now: float) -> float:
-        """Return how many calls a second the endpoint took recently."""
+        """Return the number of calls per second that the endpoint recently accepted."""
         left, refused, seconds = self._count(-math.inf, now)
         return (left - refused) / max(_SECOND / 2, seconds)
 
     def _cut(self, now: float, share: float) -> None:
-        """Lower the rate to what the endpoint takes."""
+        """Lower the rate to what the endpoint accepts."""
         if self._lift_if_useless(now):
             return
         limit, taken = self._limit(now), self._taken(now)
@@ -204,7 +209,7 @@ class Pace:
         self._set(now, min(limit, max(taken, least)), _FAST_DOUBLING if is_rough else _DOUBLING)
 
     def _lift_if_useless(self, now: float) -> bool:
-        """Lift the bound if it cost nearly half of what the endpoint took, and it still refuses calls."""
+        """Lift the limit if it cost nearly half of the accepted calls and the endpoint still refuses some."""
         if self._taken_before is None or self._taken(now) > 0.45 * self._taken_before:
             return False
         left, refused, _ = self._count(-math.inf, now)
@@ -217,7 +222,7 @@ class Pace:
         self._set(now, self._limit(now), _FIRST_DOUBLING, is_bound=False)
 
     def _hold(self, now: float) -> None:
-        """Let nobody ask for as long as the endpoint says, or for a while."""
+        """Hold all calls for as long as the endpoint asks, or for a pause that doubles."""
         pause = min(0.5 * 2.0 ** min(self._holds, 8), _LONGEST_HOLD)
         until = now + pause if self._told_at == math.inf else max(now, self._told_at)
         self._holds += 1
@@ -228,7 +233,8 @@ class Pace:
         self._set(until, _FIRST_RATE, _FIRST_DOUBLING)
 
     def _review(self, now: float) -> None:
-        """Look at the last second: without refusals the rate grows faster, and far above the need it goes."""
+        """Review the last second: without refusals, raise the rate faster, or lift a limit far above the
+        need."""
         left, refused, _ = self._count(self._judged_from, now)
         if left < _CALLS / 2:
             return
@@ -248,25 +254,25 @@ class Pace:
 
 
 def format_rate(rate: float) -> str:
-    """Return a rate in words: `12 calls/s`, `3 calls/min`."""
+    """Return a rate in words, such as `12 calls/s` or `3 calls/min`."""
     return f"{rate:.0f} calls/s" if rate >= 1 else f"{max(1, round(rate * 60))} calls/min"
 
 
 @dataclass(frozen=True)
 class LimiterStatus:
-    """What a limiter does at the moment."""
+    """The current state of a limiter."""
 
     in_flight: int
     waiting: int
     rate: float | None
-    """Calls a second that the strictest endpoint gets; None while none refuses."""
+    """Calls per second to the most strictly limited endpoint; None if no endpoint is limited."""
     paused_seconds: float
-    """How long no call will leave to an endpoint that is waited for."""
+    """Seconds until calls to a held endpoint may leave."""
 
 
 @dataclass
 class _CallQueue:
-    """The calls that are in flight, and those that wait, of everybody who shares a limiter."""
+    """The calls in flight and the waiting calls of everything that shares a limiter."""
 
     bounds: list[int]
     paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
@@ -278,7 +284,10 @@ class _CallQueue:
 
 
 class CallLimiter:
-    """Lets calls leave; `acquire` one, make it, `release` it. Belongs to one event loop at a time."""
+    """Limits calls: `acquire` a permission, make the call, then `release` it.
+
+    A limiter belongs to one event loop at a time.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self._queue = _CallQueue([] if most is None else [most])
@@ -288,7 +297,7 @@ class CallLimiter:
 
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
-        """Bound the calls in flight for the length of a block; the lowest of several bounds counts."""
+        """Limit the calls in flight for the duration of a block; the lowest of several limits applies."""
         self._queue.bounds.append(calls)
         try:
             yield
@@ -300,11 +309,11 @@ class CallLimiter:
         return self._queue.paces[endpoint]
 
     def begin(self, rollout_id: str) -> None:
-        """Learn that a rollout begins: its calls leave before those of rollouts that begin later."""
+        """Note that a rollout starts. Its calls leave before those of rollouts that start later."""
         self._queue.ages[self._own(rollout_id)] = next(self._queue.numbers)
 
     def end(self, rollout_id: str) -> None:
-        """Learn that a rollout ended."""
+        """Note that a rollout ended."""
         self._queue.ages.pop(self._own(rollout_id), None)
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
@@ -335,7 +344,7 @@ class CallLimiter:
         return True
 
     def release(self, pace: Pace) -> None:
-        """Count a call as ended and let the next ones leave."""
+        """Count a call as ended and start waiting calls."""
         self._queue.in_flight -= 1
         pace.note_ended()
         if self._queue.waiting:
@@ -348,7 +357,7 @@ class CallLimiter:
                 left.set_exception(error)
 
     def use(self) -> EndpointUse:
-        """Return the use of endpoints through this limiter since it was made."""
+        """Return the use of endpoints through this limiter since it was created."""
         queue = self._queue
         now = monotonic()
         paused = sum(pace.paused_seconds - max(0.0, pace.held_until - now) for pace in queue.paces.values())
@@ -360,7 +369,7 @@ class CallLimiter:
         )
 
     def status(self) -> LimiterStatus:
-        """Return what is in flight and what delays calls."""
+        """Return the number of calls in flight and the current limits."""
         queue = self._queue
         now = monotonic()
         rates = [rate for pace in queue.paces.values() if (rate := pace.rate(now)) is not None]
@@ -372,7 +381,7 @@ class CallLimiter:
         )
 
     def _own(self, rollout_id: str) -> str:
-        """Return the name of a rollout among all whose calls wait here."""
+        """Return the id of a rollout that is unique among all rollouts that share the queue."""
         return rollout_id
 
     def _has_room(self) -> bool:
@@ -383,7 +392,7 @@ class CallLimiter:
         pace.note_began(now)
 
     def _dispatch(self) -> None:
-        """Let every call leave that may, the oldest first; come back when time alone lets another leave."""
+        """Start every waiting call that may leave, oldest first, and set a timer for the next one."""
         queue = self._queue
         if queue.timer is not None:
             queue.timer.cancel()
@@ -396,7 +405,7 @@ class CallLimiter:
                 soonest = min(pauses.values())
                 queue.timer = asyncio.get_running_loop().call_later(soonest, self._dispatch)
                 return
-            pace = min(ready, key=lambda each: queue.waiting[each][0])
+            pace = min(ready, key=lambda candidate: queue.waiting[candidate][0])
             _, _, left = heapq.heappop(queue.waiting[pace])
             if not queue.waiting[pace]:
                 del queue.waiting[pace]
@@ -406,14 +415,15 @@ class CallLimiter:
 
 
 SHARED_LIMITER: ContextVar[CallLimiter | None] = ContextVar("wander_shared_limiter", default=None)
-"""The limiter of the evaluation whose code runs. Clients without one of their own, such as judges, use it."""
+"""Limiter of the current evaluation, for clients without their own limiter, such as judges."""
 
 
 class SharedLimiter(CallLimiter):
-    """One evaluation's share of a limiter: bounds, paces and order are everybody's, the counts its own.
+    """An evaluation's view of a shared limiter: limits, paces and order are shared, counts are its own.
 
-    `name` keeps the rollouts of evaluations apart that have the same ids. The bound that an evaluation itself
-    asks for (`at_most`) does not count: the whole has one. Pauses hold up all: each tells them all.
+    `name` distinguishes rollouts of different evaluations with the same ids. The evaluation's own limit
+    (`at_most`) is ignored, because the shared limiter has a limit. Pauses delay all evaluations, and each of
+    them reports all pauses.
     """
 
     def __init__(self, whole: CallLimiter, name: str) -> None:

@@ -1,9 +1,9 @@
-"""Clients that hand back what was recorded.
+"""Clients that answer from stored rollouts.
 
-`ReplayClient` gives recorded completions, so that a stored rollout is played again. `TranscriptClient` gives
-whole recorded rollouts, so that they are only scored again. That is for environments that cannot play a
-rollout twice, since outside observations enter it: their rubric runs on the transcript, with what judges and
-other models answered taken from the record.
+`ReplayClient` returns recorded completions, so that a stored rollout is replayed. `TranscriptClient` returns
+whole recorded rollouts, so that they are only scored again. Use it for environments that cannot repeat a
+rollout because it depends on outside observations. The rubric then runs on the transcript, with the answers
+of judges and other models taken from the record.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from wander.types import Rollout, copy_json
 
 
 class RecordClient(Client):
-    """Knows stored rollouts by their ids, and what others than their own model answered in them.
+    """Base of clients that answer from stored rollouts, including the answers of judges and other models.
 
-    What it raises for something that is not on record reads like any failure of a model, since an environment
-    in this process sees it. An environment in a worker gets no answer at all. `missing` tells the host why.
+    If an answer is not on record, it raises an error that looks like any failure of a model, because an
+    environment in this process sees the error and must not detect the replay. An environment in a worker gets
+    no answer at all. `missing` holds the reason for the host.
     """
 
     draws = False
@@ -39,28 +40,29 @@ class RecordClient(Client):
         self.model = model
         self._rollouts = rollouts
         self.missing: dict[str, str] = {}
-        """Of each rollout that asked for something that its record does not have: what that was."""
+        """Description of the answer that a rollout asked for and its record lacks, by rollout id."""
 
     def _info(self, rollout_id: str) -> dict[str, Any]:
         rollout = self._rollouts.get(rollout_id)
         return {} if rollout is None else rollout.info
 
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
-        """Return a judge's recorded answer, or whether the recorded rollout ran out of time here."""
+        """Return a judge's recorded answer, or whether the recorded rollout timed out at this point."""
         info = self._info(rollout_id)
         if about == "timeout":
-            return True if info.get("timeout_reached") == key else None  # None, as in an evaluation
+            # None rather than False, because an evaluation returns None as well.
+            return True if info.get("timeout_reached") == key else None
         for entry in _objects(info.get(JUDGE_ANSWERS)):
             if entry.get("digest") == key and "answer" in entry:
                 return str(entry["answer"])
         raise self._lack(rollout_id, "the record has no answer of the judge to this request")
 
     def lack(self, rollout_id: str) -> str | None:
-        """Return what the rollout asked for that its record does not have."""
+        """Return the answer that the rollout asked for and its record lacks, if any."""
         return self.missing.get(main_rollout_id(rollout_id))
 
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
-        """Return the recorded calls of other models."""
+        """Return the recorded calls to other models."""
         return _objects(self._info(rollout_id).get(OUTSIDE_CALLS))
 
     def _lack(self, rollout_id: str, what: str) -> ModelError:
@@ -68,21 +70,21 @@ class RecordClient(Client):
         return ModelError("the model did not answer")
 
 
-def _objects(found: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list that anyone may have written."""
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list from an untrusted record, or an empty list for any other value."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 class ReplayClient(RecordClient):
     """Answers with the recorded turns of stored rollouts: message, finish reason, usage and tokens.
 
-    A rollout is found by the id `prefix` + `example_id/index`, a turn by its number; model calls that the
-    code in a rollout made (`wander.clients.sub_calls`) are answered like rollouts of their own. Where the
-    model failed or ran out of context when the rollout was recorded, it does so again.
+    A rollout has the id `prefix` + `example_id/index`. Model calls by code inside a rollout
+    (`wander.clients.sub_calls`) are answered like separate rollouts. If the model failed or its context
+    overflowed when the rollout was recorded, the replay raises the same error.
 
-    With `lines` the environment makes the choices that are on record (`wander.clients.choices`), as is
-    right for an exhaustive run. Else it makes its own: nobody may choose the replies that an evaluation met.
-    Players of `scripts` play anew, for the same reason.
+    With `lines`, the environment makes the recorded choices (`wander.clients.choices`), as an exhaustive run
+    requires. Without it, the environment makes its own choices, so that a submitter cannot select favorable
+    ones. Players in `scripts` are run again for the same reason.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class ReplayClient(RecordClient):
         lines: bool = False,
         scripts: Mapping[str, str] | None = None,
     ) -> None:
-        """`model` is the name that the environment sees: in a replay the one that the run states."""
+        """Create the client; `model` is the model name that the environment sees."""
         super().__init__(
             {f"{prefix}{rollout.example_id}/{rollout.index}": rollout for rollout in rollouts}, model
         )
@@ -105,7 +107,7 @@ class ReplayClient(RecordClient):
                 self._rollouts[sub_call_id(rollout_id, path)] = played
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the recorded completion; raises `ModelError` if the record has no such turn."""
+        """Return the recorded completion; raises `ModelError` if the record does not contain the turn."""
         rollout = self._rollouts.get(request.rollout_id)
         if rollout is None:
             raise self._lack(request.rollout_id, f"there is no record of rollout `{request.rollout_id}`")
@@ -119,8 +121,8 @@ class ReplayClient(RecordClient):
                 f"the rollout asks for turn {request.turn + 1}, and its record has {len(rollout.turns)}",
             )
         turn = rollout.turns[request.turn]
-        if turn.message.get("role") != "assistant":  # else a model could speak for a tool
-            raise self._lack(request.rollout_id, f"turn {request.turn + 1} on record is not the model's")
+        if turn.message.get("role") != "assistant":  # otherwise a forged turn could imitate a tool's result
+            raise self._lack(request.rollout_id, f"the recorded turn {request.turn + 1} is not the model's")
         return ModelResponse.assemble(
             message=copy_json(turn.message),
             finish_reason=turn.finish_reason,
@@ -132,22 +134,22 @@ class ReplayClient(RecordClient):
         )
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the recorded choices of the environment, where they are made for it again."""
+        """Return the recorded choices of the environment if this client replays lines."""
         line = self._info(rollout_id).get(LINE) if self._lines else None
         return None if line is None else ask_for_recorded(line)
 
 
 class TranscriptClient(RecordClient):
-    """Gives stored rollouts, found by the id `example_id/index`."""
+    """Returns the transcripts of stored rollouts, by the id `example_id/index`."""
 
     def __init__(self, rollouts: Iterable[Rollout], model: str = "transcript") -> None:
         super().__init__({f"{rollout.example_id}/{rollout.index}": rollout for rollout in rollouts}, model)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Raise `ModelError`: what is only scored again asks no model."""
+        """Raise `ModelError`, because rescoring never calls the model."""
         raise ModelError(f"rollout `{request.rollout_id}` is scored from its transcript, not played")
 
     def transcript(self, rollout_id: str) -> Transcript | None:
-        """Return the transcript of the recorded rollout, which is to be scored again."""
+        """Return the transcript of the recorded rollout."""
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else Transcript.of(rollout)

@@ -1,4 +1,4 @@
-"""Sends a request again while that may help: after faults a few times, after refusals while others pass."""
+"""Retries of requests: a few times after faults, and after refusals as long as other calls are accepted."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ from wander.errors import RateLimited
 WAITING_OUT: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "wander_waiting_out", default=contextlib.nullcontext
 )
-"""What to enter while a call waits out its own refusal: an evaluation lets another rollout start."""
+"""Context to enter while a refused call waits. An evaluation uses it to start another rollout meanwhile."""
 
 _RETRIED = frozenset({408, 409, 425})
 _FIRST_PAUSE = 0.1
-"""First pause of a call after a refusal without `Retry-After`; short, since the endpoint takes others."""
+"""First pause after a refusal without `Retry-After`, in seconds. It is short, because the endpoint may still
+accept other calls."""
 _GIVE_UP_AFTER = 8
-"""Refusals in a row that ask for a pause longer than our patience, after which the endpoint is believed."""
-_WAIT = "wait until the endpoint takes calls again, then resume"
+"""Number of consecutive refusals after which a requested pause longer than our patience is final."""
+_WAIT = "wait until the endpoint accepts calls again, then resume"
 
 
 @dataclass
 class Attempts:
     """Sends requests to one endpoint through a limiter.
 
-    - Lost connections, time-outs and the statuses 408, 409, 425 and 5xx are tried `max_retries` times again,
-      after pauses that double.
-    - 429, 503 and 529 refuse a call because the endpoint is asked too much. The call waits as long as
-      `Retry-After` says, or for a pause that doubles, and is sent again for as long as the endpoint takes
-      other calls. `wander.clients.rate_limit` decides whether other calls have to wait too. If the endpoint
-      takes no call for `patience` seconds, the refusal is final.
+    - After a lost connection, a timeout or one of the statuses 408, 409, 425 and 5xx, a call is retried up to
+      `max_retries` times, with pauses that double.
+    - With the statuses 429, 503 and 529, the endpoint refuses a call because it receives too many. The call
+      waits for `Retry-After` seconds, or for a pause that doubles. It is retried as long as the endpoint
+      accepts other calls. `wander.clients.rate_limit` decides whether other calls must also wait. If the
+      endpoint accepts no call for `patience` seconds, the refusal is final.
     """
 
     transport: Transport
     max_retries: int = 5
     retry_seconds: float = 0.5
-    """Pause before the first retry; doubles with each."""
+    """Seconds before the first retry; the pause doubles with each retry."""
     longest_pause: float = 60.0
     patience: float = 300.0
-    """Seconds without any call taken after which a refusal is final."""
+    """Seconds without an accepted call before a refusal is final."""
     _jitter: random.Random = field(default_factory=random.Random)
 
     async def answer(
         self, limiter: CallLimiter, path: str, payload: dict[str, Any], rollout_id: str = ""
     ) -> Answer:
-        """Return the answer to a POST, with the seconds that the endpoint took for it.
+        """Return the answer to a POST request, with the seconds that the endpoint took.
 
-        Raises `TransportError` if there is no answer, and `RateLimited` if the endpoint takes no more calls.
+        Raises `TransportError` if no answer arrives, and `RateLimited` if the endpoint accepts no more calls.
         """
         pace = limiter.pace(self.transport.base_url)
         attempt = refusals = 0
         sent = False
         while True:
             began = await limiter.acquire(pace, rollout_id)
-            limiter.calls += not sent  # what is cancelled while it waits was no call
+            # Counted after the wait, because a call that is canceled while waiting is never sent.
+            limiter.calls += not sent
             sent = True
             try:
                 answer = await self.transport.post(path, payload)
@@ -85,37 +87,42 @@ class Attempts:
                 if attempt == self.max_retries or not (answer.status in _RETRIED or answer.status >= 500):
                     return replace(answer, seconds=now - began)
             limiter.retries += 1
-            told = None if answer is None else retry_after(answer.headers)
-            await asyncio.sleep(self.pause(attempt) if told is None else min(told, self.longest_pause))
+            requested = None if answer is None else retry_after(answer.headers)
+            await asyncio.sleep(
+                self.pause(attempt) if requested is None else min(requested, self.longest_pause)
+            )
             attempt += 1
 
     def pause(self, attempt: int) -> float:
-        """Return how long to wait before the next attempt, the first being number 0."""
+        """Return the seconds to wait after an attempt; attempts count from 0."""
         pause = min(self.retry_seconds * 2.0**attempt, self.longest_pause)
         return pause * self._jitter.uniform(0.5, 1.5)
 
     def _pause_after_refusal(
         self, answer: Answer, limiter: CallLimiter, pace: Pace, began: float, earlier: int
     ) -> float:
-        """Return how long a call waits that was refused `earlier` times before; raise if that is hopeless."""
+        """Return the seconds that a call waits after it was refused `earlier` times before.
+
+        Raises `RateLimited` if waiting is pointless.
+        """
         now = monotonic()
-        told = retry_after(answer.headers) or None
-        url, said = self.transport.base_url, complaint(answer)
-        if "insufficient_quota" in said:
-            raise RateLimited(f"the quota at `{url}` is used up: {said}", hint=_WAIT)
+        requested = retry_after(answer.headers) or None
+        url, reason = self.transport.base_url, complaint(answer)
+        if "insufficient_quota" in reason:
+            raise RateLimited(f"the quota at `{url}` is used up: {reason}", hint=_WAIT)
         limiter.refusals += 1
-        is_too_long = told is not None and told > self.patience
-        pace.note_refused(now, began, None if is_too_long else told)
+        is_too_long = requested is not None and requested > self.patience
+        pace.note_refused(now, began, None if is_too_long else requested)
         assert pace.accepted_at is not None
-        hopeless = None
+        failure = None
         if is_too_long and pace.refused_in_a_row >= _GIVE_UP_AFTER:
-            hopeless = f"`{url}` wants no call for {told:.0f} s: {said}"
+            failure = f"`{url}` asked to wait {requested:.0f} s before the next call: {reason}"
         elif pace.in_flight == 0 and now - pace.accepted_at >= self.patience:
-            hopeless = f"`{url}` has refused every call for {self.patience:.0f} s ({answer.status}: {said})"
-        if hopeless is not None:
-            limiter.give_up(pace, RateLimited(hopeless, hint=_WAIT))
-            raise RateLimited(hopeless, hint=_WAIT)
-        if told is not None and not is_too_long:
-            return told
+            failure = f"`{url}` has refused every call for {self.patience:.0f} s ({answer.status}: {reason})"
+        if failure is not None:
+            limiter.give_up(pace, RateLimited(failure, hint=_WAIT))
+            raise RateLimited(failure, hint=_WAIT)
+        if requested is not None and not is_too_long:
+            return requested
         pause = min(_FIRST_PAUSE * 2.0 ** min(earlier, 32), self.longest_pause)
         return pause * self._jitter.uniform(0.75, 1.25)

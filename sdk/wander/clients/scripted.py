@@ -1,6 +1,6 @@
-"""A client whose answers are written down: a list of replies, or a function of the request.
+"""A client that answers from a script: a list of replies, or a function of the request.
 
-For tests, for demonstrations without a model, and for the scripted players that environments ship.
+It is used for tests, for demonstrations without a model, and for scripted players in environment packages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Script = Callable[[ModelRequest], Reply | Awaitable[Reply]]
 class ScriptedClient(Client):
     """Answers from a script, deterministically.
 
-    A list is read from its start by every rollout and raises `ModelError` when it is exhausted; a function,
-    sync or async, gets the request. A reply is the text, the assistant message, or a whole response.
+    Every rollout reads a list from its start, and gets `ModelError` when the list is exhausted. A function,
+    sync or async, receives the request. A reply is a text, an assistant message, or a whole response.
     """
 
     def __init__(self, replies: Sequence[Reply] | Script, model: str = "scripted") -> None:
@@ -46,7 +46,7 @@ class ScriptedClient(Client):
         self._positions.pop(rollout_id, None)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the script's next reply; raises `ModelError` when there is none, or the function raises."""
+        """Return the next reply; raises `ModelError` if the list is exhausted or the function raises."""
         if callable(self.replies):
             try:
                 reply: Any = self.replies(request)
@@ -54,8 +54,8 @@ class ScriptedClient(Client):
             except ModelError:
                 raise
             except Exception as error:
-                said = f"the scripted function raised `{type(error).__name__}: {error}`"
-                raise ModelError(said) from error
+                message = f"the scripted function raised `{type(error).__name__}: {error}`"
+                raise ModelError(message) from error
         position = self._positions.get(request.rollout_id, 0)
         if position >= len(self.replies):
             raise ModelError(
@@ -67,12 +67,13 @@ class ScriptedClient(Client):
 
 
 def scripted_client_from_spec(spec: str, package: str | None = None) -> ScriptedClient:
-    """Return a client that runs the function a spec names; the spec is its model name.
+    """Return a client that runs the function named by a spec; the spec becomes the client's model name.
 
-    `scripted:package.module:function` runs a function from request to reply;
-    `scripted:package.module:factory?key=value&...` runs what the factory returns for those arguments (JSON
-    values, or text). The module may also be the path of a `.py` file, and the `scripted:` may be left out.
-    `package`, the name of a module, allows those of its own package alone. Raises `ConfigError`, `LoadError`.
+    `scripted:package.module:function` runs a function that maps a request to a reply.
+    `scripted:package.module:factory?key=value&...` calls the factory with these arguments (JSON values, or
+    text) and runs the function that it returns. The module may also be the path of a `.py` file, and the
+    prefix `scripted:` is optional. If `package` is given, only functions of that package are allowed. Raises
+    `ConfigError` and `LoadError`.
     """
     target, is_factory, query = spec.removeprefix("scripted:").partition("?")
     module_name, _, function_name = target.rpartition(":")
@@ -83,7 +84,7 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     own = package and package.partition(".")[0]
     if own and module_name.partition(".")[0] != own:
         raise ConfigError(
-            f"`{spec}` is no function of `{own}`: a player's script is part of the environment's package",
+            f"`{spec}` is not a function of `{own}`: a player's script must be in the environment's package",
             hint=f"write it as `scripted:{own}.module:function`",
         )
     if module_name.endswith(".py"):
@@ -101,34 +102,34 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
         raise LoadError(f"`{module_name}` has no function `{function_name}`")
     if function_name == "load_environment":
         raise ConfigError(
-            f"`{spec}` is no player: it makes the environment",
-            hint="name a function of the request that returns its reply",
+            f"`{spec}` is not a player: it creates the environment",
+            hint="name a function that takes a request and returns a reply",
         )
     if is_factory:
         arguments: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
         for key, value in arguments.items():
-            with contextlib.suppress(ValueError):  # then it stays a text
+            with contextlib.suppress(ValueError):  # an argument that is not JSON stays a text
                 arguments[key] = json.loads(value)
         try:
             script = script(**arguments)
         except Exception as error:
             raise ConfigError(f"`{spec}` raised `{type(error).__name__}: {error}`") from error
         if not callable(script):
-            raise ConfigError(f"`{spec}` made a `{type(script).__name__}`, not a function of the request")
+            raise ConfigError(f"`{spec}` returned a `{type(script).__name__}`, not a function of the request")
     _require_player(spec, script, made=bool(is_factory))
     return ScriptedClient(script, model=f"scripted:{spec.removeprefix('scripted:')}")
 
 
 def _require_player(spec: str, script: Callable[..., Any], *, made: bool) -> None:
-    """Raise `ConfigError` for a function that cannot be called with a request alone."""
-    with contextlib.suppress(ValueError):  # some that are not written in Python do not say
+    """Raise `ConfigError` if the function cannot be called with a request as its only argument."""
+    with contextlib.suppress(ValueError):  # some functions that are not written in Python lack a signature
         try:
             inspect.signature(script).bind(None)
         except TypeError as error:
             raise ConfigError(
-                f"`{spec}` {'made' if made else 'is'} no player, which takes a request alone: {error}",
-                hint="a player is a function of the request that returns its reply; one that makes a player "
-                f"is named with its arguments: `{spec.partition('?')[0]}?key=value`",
+                f"`{spec}` {'does not return' if made else 'is not'} a function of a request: {error}",
+                hint="a player is a function that takes a request and returns a reply; name a function that "
+                f"creates a player with its arguments: `{spec.partition('?')[0]}?key=value`",
             ) from error
 
 
@@ -146,17 +147,15 @@ def _written(message: Message) -> ModelResponse:
 
 
 def _response(reply: Any) -> ModelResponse:
-    """Return a whole response for a reply in any of its forms."""
+    """Return a reply in any of its forms as a whole response."""
     if isinstance(reply, ModelResponse):
         return reply.model_copy(deep=True)
     if isinstance(reply, str):
         return _written({"role": "assistant", "content": reply})
     if isinstance(reply, dict):
         return _written({"role": "assistant", **reply})
-    hint = (
-        "a function that makes players is named with its arguments, or `?` alone: `scripted:MODULE:FUNCTION?`"
-    )
+    hint = "name a function that creates players with its arguments, or with `?`: `scripted:MODULE:FUNCTION?`"
     raise ModelError(
-        f"no player: a scripted reply must be text, a message or a response, got `{type(reply).__name__}`",
+        f"not a player: a scripted reply must be text, a message or a response, got `{type(reply).__name__}`",
         hint=hint if callable(reply) else None,
     )

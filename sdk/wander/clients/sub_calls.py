@@ -1,8 +1,8 @@
-"""The record of model calls that the code in a rollout made, beside the rollout's own turns.
+"""The record of model calls that code inside a rollout made, in addition to the rollout's own turns.
 
-They stand in the rollout's `info["rlm"]["sub_calls"]`. A client sees each as a rollout of its own, with the
-id `<rollout id>/sub:<path>`; so a `ReplayClient` answers them from the record like any other. What a client
-keeps of one player's part of a rollout is called `<rollout id>/as:<player>` (`ModelRequest.conversation`).
+The calls are stored in the rollout's `info["rlm"]["sub_calls"]`. To a client, each of them looks like a
+separate rollout with the id `<rollout id>/sub:<path>`, so a `ReplayClient` answers it like any other rollout.
+A player's part of a rollout has the id `<rollout id>/as:<player>` (`ModelRequest.conversation`).
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ _PART = re.compile(r"/(?:sub:\d+(?:\.\d+)*|as:[\w-]+)\Z")
 
 
 class SubCall(Record):
-    """One call of the model by code: a question and its answer, or a whole conversation with a REPL."""
+    """A model call by code: a question with its answer, or a whole conversation with a REPL."""
 
     path: str
-    """Which call: `3` is the third of the rollout, `3.1` the first that the third made itself."""
+    """Position of the call: `3` is the rollout's third call, `3.1` the first call that the third call
+    made."""
     depth: int
-    """1 for calls of the rollout's own code, 2 for theirs."""
+    """Depth of the call: 1 for calls by the rollout's own code, 2 for calls that those calls make."""
     turn: int
-    """The rollout's turn whose code asked."""
+    """Turn of the rollout whose code made the call."""
     prompt: list[Message]
     completion: list[Message] = Field(default_factory=list)
     turns: list[Turn] = Field(default_factory=list)
     answer: str | None = None
-    """What the code was given back; None when the call failed."""
+    """Text that the code received; None if the call failed."""
     failure: Failure | None = None
 
     def usage(self) -> Usage:
-        """Return the tokens that the call took."""
+        """Return the tokens that the call used."""
         return sum((turn.usage for turn in self.turns), Usage())
 
 
 _SUB_CALLS = TypeAdapter(list[SubCall], config=ConfigDict(defer_build=True))
-"""Built only where some rollout has sub-calls: it takes milliseconds."""
+"""Validator of sub-calls, built when first used, because building takes milliseconds."""
 
 
 def sub_call_id(rollout_id: str, path: str) -> str:
-    """Return the rollout id under which a client sees a sub-call."""
+    """Return the rollout id that clients use for a sub-call."""
     return f"{rollout_id}/sub:{path}"
 
 
 def read_sub_calls(rollout: Rollout) -> list[SubCall]:
-    """Return the sub-calls of a stored rollout, in the order of their paths; raises `RunError`."""
+    """Return the sub-calls of a stored rollout, ordered by path; raises `RunError` if they are malformed."""
     record: Any = rollout.info.get("rlm")
     calls: Any = record.get("sub_calls", []) if isinstance(record, dict) else []
     if calls == []:
@@ -64,21 +65,21 @@ def read_sub_calls(rollout: Rollout) -> list[SubCall]:
 
 
 def conversation_id(rollout_id: str, player: str | None) -> str:
-    """Return under which id a client keeps the conversation of a rollout, or of one player in it."""
+    """Return the id that a client uses for the conversation of a rollout, or of a player in it."""
     return rollout_id if player is None else f"{rollout_id}/as:{player}"
 
 
 def main_rollout_id(rollout_id: str) -> str:
-    """Return the id of the rollout to which a sub-call or a player's part belongs; any other id as it is."""
+    """Return the id of the rollout that a sub-call or a player's part belongs to; other ids unchanged."""
     return _PART.sub("", rollout_id)
 
 
 def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:
-    """Return each sub-call as a rollout that a client can replay, by its path."""
-    found = {}
+    """Return the sub-calls of a rollout as rollouts that a client can replay, by path."""
+    rollouts = {}
     for call in read_sub_calls(rollout):
         overflowed = call.failure is not None and call.failure.type == "ContextOverflow"
-        found[call.path] = Rollout.model_construct(
+        rollouts[call.path] = Rollout.model_construct(
             example_id=rollout.example_id,
             index=rollout.index,
             seed=rollout.seed,
@@ -88,4 +89,4 @@ def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:
             failure=call.failure,
             stop_reason="context_overflow" if overflowed else None,
         )
-    return found
+    return rollouts

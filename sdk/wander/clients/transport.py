@@ -1,7 +1,7 @@
-"""How an OpenAI-compatible request travels: over aiohttp, or through an `openai.AsyncOpenAI` instance.
+"""Transports for OpenAI-compatible requests: aiohttp, or an `openai.AsyncOpenAI` instance.
 
-A transport sends one request once and answers with status, headers and body. Retries and meaning are the
-client's.
+A transport sends a request once and returns status, headers and body. The client decides about retries and
+interprets the answer.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+\.?\d*)s)?(?:(\
 _UNITS = (86400, 3600, 60, 1, 0.001)
 _YEAR_2001 = 1e9
 _LARGE_BODY = 1 << 20
-"""Above this aiohttp wants a stream, which it sends in parts."""
-_DIRECT = "name an HTTP proxy, `export HTTPS_PROXY=http://HOST:PORT`, or none: `export NO_PROXY={host}`"
+"""Size above which aiohttp expects a stream, which it sends in parts."""
+_DIRECT = "set an HTTP proxy, `export HTTPS_PROXY=http://HOST:PORT`, or use none: `export NO_PROXY={host}`"
 _OPEN_HEADERS = ("Content-Type", "Accept")
 _SHORTEST_SECRET = 8
-"""What is shorter (`x`, `EMPTY`) is a placeholder, and may be a word of an answer."""
+"""Minimum length of a secret. Shorter keys (`x`, `EMPTY`) are placeholders, and may occur as words in an
+answer."""
 MAX_ANSWER_BYTES = 1 << 27
-"""A completion with token ids and log-probabilities takes some kilobytes a token."""
+"""Maximum size of an answer. A completion with token ids and log-probabilities takes some kilobytes per
+token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back over HTTP."""
+    """An HTTP answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -55,23 +57,24 @@ class Answer:
 
 
 class TransportError(Exception):
-    """The request got no answer that can be read."""
+    """Raised if a request received no readable answer."""
 
     def __init__(
         self, message: str, kind: Literal["lost", "timed out", "garbled", "untrusted"] = "lost"
     ) -> None:
         super().__init__(message)
         self.kind = kind
-        """No connection, or a broken one; too slow; bytes that are no answer; a certificate nobody trusts."""
+        """Kind of failure: a lost connection, a timeout, an answer that is not HTTP, or an untrusted
+        certificate."""
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would fail in the same way again."""
+        """Whether the same request would fail again in the same way."""
         return self.kind in ("garbled", "untrusted")
 
 
 class Secrets:
-    """What must not come back: endpoints are known to quote the key that they refuse."""
+    """Secrets to remove from answers, because some endpoints quote the key that they reject."""
 
     def __init__(self, values: Iterable[str]) -> None:
         words = {word for value in values for word in (unquote(value), *value.split())}
@@ -80,7 +83,7 @@ class Secrets:
         )
 
     def remove_from(self, text: bytes) -> bytes:
-        """Return the text without any of them."""
+        """Return the text with all secrets replaced."""
         for word in self._words:
             if word in text:
                 text = text.replace(word, b"[secret]")
@@ -88,33 +91,35 @@ class Secrets:
 
 
 class Transport(ABC):
-    """Sends one request, once."""
+    """Sends single requests, without retries."""
 
     base_url: str
     """The endpoint's address, without credentials."""
 
     async def post(self, path: str, payload: dict[str, Any]) -> Answer:
-        """Send a JSON body; raises `TransportError` when no answer comes."""
+        """Send a JSON body; raises `TransportError` if no answer arrives."""
         return await self._request("POST", path, payload)
 
     async def get(self, path: str) -> Answer:
-        """Fetch a path; raises `TransportError` when no answer comes."""
+        """Fetch a path; raises `TransportError` if no answer arrives."""
         return await self._request("GET", path, None)
 
-    async def close(self) -> None:  # noqa: B027 - an SDK's connections are left to whoever made its client
+    async def close(self) -> None:  # noqa: B027 - the creator of an SDK's client closes its connections
         """Release the connections; a later request opens new ones."""
 
     @abstractmethod
     async def _request(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
-        """Send a request; raises `TransportError` when no answer comes."""
+        """Send a request; raises `TransportError` if no answer arrives."""
 
 
 class AiohttpTransport(Transport):
-    """Keeps connections open in one session, made in the running event loop when first used.
+    """Sends requests over a session with persistent connections, opened in the running event loop when first
+    used.
 
-    `max_connections` None leaves their number to the caller's concurrency. Proxies are taken from the
-    environment, except for loopback addresses. Redirects are not followed: a POST would arrive as a GET.
-    The key is taken out of whatever the endpoint sends back, since answers are shown and stored.
+    If `max_connections` is None, the caller's concurrency decides their number. Proxies are taken from the
+    environment, except for loopback addresses. Redirects are not followed, because a redirected POST would
+    become a GET. The key is removed from everything that the endpoint sends back, because answers are shown
+    and stored.
     """
 
     def __init__(
@@ -148,7 +153,7 @@ class AiohttpTransport(Transport):
             raise ConfigError(str(error), hint=_DIRECT.format(host=parts.hostname)) from error
         if self._proxy is not None and self._proxy.scheme in SOCKS:
             raise ConfigError(
-                f"endpoints are not reached through a SOCKS proxy, which is {self._proxy}",
+                f"cannot reach endpoints through the SOCKS proxy {self._proxy}",
                 hint=_DIRECT.format(host=parts.hostname),
             )
         self._session: aiohttp.ClientSession | None = None
@@ -182,14 +187,14 @@ class AiohttpTransport(Transport):
         except aiohttp.ClientSSLError as error:
             raise TransportError(self._describe(error), "untrusted") from error
         except (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError) as error:
-            raise TransportError(f"the proxy {self._proxy} fails: {self._describe(error)}") from error
+            raise TransportError(f"the proxy {self._proxy} failed: {self._describe(error)}") from error
         except aiohttp.ClientResponseError as error:
-            raise TransportError(f"that is no HTTP: {self._describe(error)}", "garbled") from error
+            raise TransportError(f"the answer is not HTTP: {self._describe(error)}", "garbled") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise TransportError(self._describe(error)) from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read the answer, secrets taken out, and no more of it than one can be long."""
+        """Read the answer up to the maximum size, and remove secrets from it."""
         length, most = response.content_length, self._max_answer_bytes
         if length is not None and length <= most and "Content-Encoding" not in response.headers:
             return self._secrets.remove_from(await response.read())
@@ -209,7 +214,8 @@ class AiohttpTransport(Transport):
     def _open_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.closed or self._loop is not loop:
-            # A session belongs to its loop; one of an ended loop cannot be closed any more.
+            # A session belongs to its event loop. After that loop has ended, the session cannot be closed any
+            # more.
             self._loop = loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._limit, ttl_dns_cache=300),
@@ -223,7 +229,8 @@ class AiohttpTransport(Transport):
 
 
 class SdkTransport(Transport):
-    """Sends through an `openai.AsyncOpenAI` (or Azure, or any subclass): its URLs, headers and sign-in."""
+    """Sends requests through an `openai.AsyncOpenAI` (or Azure, or any subclass), with its URLs, headers and
+    authentication."""
 
     def __init__(self, sdk: AsyncOpenAI) -> None:
         self._sdk = sdk.with_options(max_retries=0)
@@ -247,29 +254,31 @@ class SdkTransport(Transport):
 
 
 def _plain(error: BaseException) -> str:
-    """Return an error's text without what it says of its own workings: `connection refused`."""
+    """Return the text of an error without implementation details, such as `connection refused`."""
     cause = getattr(error, "os_error", None)
     if not isinstance(cause, OSError):
         return str(error).replace(" ssl:default", "") or type(error).__name__
-    # aiohttp puts calls and addresses in place of the system's words; a name that is not found has its own.
+    # aiohttp adds calls and addresses to the system's message. Name resolution errors have a message of their
+    # own.
     number = cause.errno or 0
     said = os.strerror(number) if number > 0 else cause.strerror or str(cause)
     return said[:1].lower() + said[1:]
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without user, password and query, fit for a manifest and for messages."""
+    """Return a URL without user, password and query, suitable for a manifest and for messages."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return in how many seconds the endpoint wants to be asked again, at least 0, if it says so.
+    """Return the seconds after which the endpoint wants the next request, at least 0; None if it names no
+    time.
 
-    Reads `retry-after-ms` and `Retry-After`, a number or a date. Without them, reads the reset of each limit
-    that is used up: `x-ratelimit-reset-requests: 1m30s` with `x-ratelimit-remaining-requests: 0`, and the
-    like. What cannot be read counts as missing.
+    Reads `retry-after-ms` and `Retry-After`, as a number or a date. Without these headers, it reads the reset
+    times of all exhausted limits, such as `x-ratelimit-reset-requests: 1m30s` with
+    `x-ratelimit-remaining-requests: 0`. Unreadable values are ignored.
     """
     given = {name.lower(): value for name, value in headers.items()}
     now = _read_time(given.get("date", ""), 0.0) or time.time()
@@ -304,5 +313,5 @@ def _read_time(text: str, now: float) -> float | None:
             moment = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp() - now
         except (ValueError, OverflowError):
             return None
-        moment = max(0.0, moment)  # a date may have passed
+        moment = max(0.0, moment)  # a date may be in the past
     return moment if 0 <= moment < math.inf else None

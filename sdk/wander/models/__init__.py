@@ -1,6 +1,6 @@
 """Local language models: the tiny policy, SmolLM2, loading, chat formatting and sampling.
 
-Importing this package is light; torch and transformers are imported by the modules that need them.
+Importing this package is fast. The modules that need torch and transformers import them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["LoadedModel", "TinySize", "TransformersClient", "create_tiny", "load
 
 __getattr__, __dir__ = lazy_names(__name__)
 
-# OpenMP's threads spin while they wait, which starves whatever shares the cores: environments, a hub, another
-# run. On two busy cores one backward pass of the tiny policy took 14.9 s spinning and 0.6 s sleeping. The
-# variable is read when torch is first imported.
+# OpenMP threads spin while they wait, which starves other processes on the same cores: environments, a hub,
+# another run. On two busy cores, a backward pass of the tiny policy took 14.9 s with spinning and 0.6 s with
+# sleeping threads. The variable is read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""Collects the requests of concurrent rollouts into batches for a model that runs in this process."""
+"""Batching of requests from concurrent rollouts for a model that runs in this process."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 Tell = Callable[[Sequence[tuple[int, Answer]]], None]
-"""Takes answers of a batch that are known before the others, by their places in it, in any thread."""
+"""Function that receives early answers as (index in the batch, answer), in any thread."""
 
 _PART = 32
-"""Answers that are handed out together. Their rollouts continue, perhaps in another process, before the next
-answers are handed out."""
+"""Number of answers that are delivered together. Their rollouts continue, perhaps in another process, before
+the next answers are delivered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry(Generic[Request, Answer]):
-    """A request that waits."""
+    """A waiting request."""
 
     main_id: str
-    """The rollout that waits for the answer, directly or through its code."""
+    """Rollout that waits for the answer, directly or through its code."""
     request: Request
     answer: asyncio.Future[Answer]
 
@@ -64,7 +64,7 @@ class Batcher(Generic[Request, Answer]):
         self.is_computing = False
         """Whether a batch is being computed."""
         self._last_seconds = 0.0
-        """How long the last batch was computed."""
+        """Seconds that the last batch took."""
         self._timer: asyncio.TimerHandle | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
 
@@ -83,7 +83,7 @@ class Batcher(Generic[Request, Answer]):
         self._consider()
 
     async def submit(self, rollout_id: str, request: Request) -> Answer:
-        """Return the answer to one request, computed with others."""
+        """Return the answer to a request, computed in a batch with other requests."""
         main_id = main_rollout_id(rollout_id)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Entry(main_id, request, answer))
@@ -94,11 +94,11 @@ class Batcher(Generic[Request, Answer]):
         return await answer
 
     def wait(self) -> None:
-        """Wait for the batch that is being computed; not on the event loop."""
+        """Wait for the current batch; must not be called on the event loop."""
         self._executor.submit(bool).result()
 
     def close(self) -> None:
-        """Wait for the batch that is being computed and stop the thread."""
+        """Wait for the current batch and stop the thread."""
         self._executor.shutdown(wait=True)
 
     def _consider(self) -> None:
@@ -121,13 +121,13 @@ class Batcher(Generic[Request, Answer]):
         return bool(self._waiting) and (not self._late or full)
 
     def _drop_cancelled(self) -> bool:
-        """Forget the cancelled requests; return whether there were any."""
+        """Remove the canceled requests; return whether there were any."""
         cancelled = [entry for entry in self._waiting if entry.answer.done()]
         self._take(cancelled)
         return bool(cancelled)
 
     def _take(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
-        """Take requests out of the waiting ones: their rollouts are late until they ask again."""
+        """Remove requests from the queue. Their rollouts are late until they submit the next request."""
         if not entries:
             return
         gone = {id(entry) for entry in entries}
@@ -176,14 +176,14 @@ class Batcher(Generic[Request, Answer]):
         asyncio.get_running_loop().call_soon(self._consider)
 
     def _hand_out(self, answered: Iterator[tuple[_Entry[Request, Answer], Answer]]) -> None:
-        """Give the next answers, and continue after a turn of the event loop."""
+        """Deliver the next answers, and continue after an iteration of the event loop."""
         given = _give(islice(answered, _PART))
         loop = asyncio.get_running_loop()
         loop.call_soon(*((self._hand_out, answered) if given == _PART else (self._consider,)))
 
 
 def _give(answered: Iterable[tuple[_Entry[Request, Answer], Answer]]) -> int:
-    """Answer the requests that still wait; return the number of all answers."""
+    """Set the answers of the requests that still wait; return the number of all answers."""
     given = 0
     for entry, answer in answered:
         given += 1

@@ -1,9 +1,10 @@
-"""Conversations as tokens: the model's chat template, applied without ever re-tokenising a completion.
+"""Conversations as tokens: the model's chat template, applied without ever re-tokenizing a completion.
 
-Training must score the very ids that were sampled. So a conversation grows by appending: the sampled ids,
-then the ids of only that text which the template puts after them (end of turn, environment messages, the
-start of the next assistant turn). A template that rewrites what came before (some drop earlier reasoning) is
-detected: the conversation then starts anew from what the template shows, and is learnt in several samples.
+Training must score exactly the ids that were sampled. A conversation therefore grows by appending: first the
+sampled ids, then the ids of the text that the template adds after them (end of turn, environment messages,
+the start of the next assistant turn). Some templates rewrite earlier messages, for example by dropping
+earlier reasoning. In that case, the conversation starts again from the template's text, and training learns
+it as several samples.
 """
 
 from __future__ import annotations
@@ -33,73 +34,74 @@ PLAIN_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-"""For models that bring no chat template."""
+"""Chat template for models without one."""
 
 _REMEMBERED = 1024
-"""So many texts are kept with their ids, none longer than this: the replies of games come again and again."""
+"""Maximum number of cached texts with their ids, and their maximum length. The cache helps because games
+repeat their replies."""
 _GENERATION = re.compile(r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}")
-"""The tag around what the assistant generates, which transformers adds to Jinja; it shows nothing."""
+"""Tag around the assistant's text that transformers adds to Jinja. It produces no output."""
 _MARK = "\0content\0"
-"""Stands for a message's content; no template has it."""
+"""Placeholder for a message's content that no template contains."""
 _UNCLOSED = "the model's chat template does not close an assistant turn"
 
 
 _CLOCK = "strftime_now"
-"""The function by which templates write today's date (Llama 3.2, SmolLM3, Granite, gpt-oss)."""
+"""Function that templates call for the current date (Llama 3.2, SmolLM3, Granite, gpt-oss)."""
 _CLOCK_CALL = re.compile(rf"{_CLOCK}\(\s*(?P<quote>['\"])(?P<form>.*?)(?P=quote)\s*\)")
 _DEFINED = re.compile(rf"{_CLOCK}\s+is\s+(?:not\s+)?defined")
 UNPINNED = "warning: the template shows the date of the clock in a form that cannot be pinned"
-"""What a manifest says in place of a date."""
+"""Text in a manifest in place of a date."""
 _SYSTEM_PROBE = "probe-of-the-system-role"
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How conversations are written beside what the chat template says."""
+    """Options for formatting conversations, in addition to the chat template."""
 
     date: date | None = None
-    """The date that the template shows; None means the day on which the model is loaded."""
+    """Date that the template shows; None means the day when the model is loaded."""
     merge_system: bool = True
-    """Put the system prompt into the first user message if the template shows no system message."""
+    """Whether to merge the system prompt into the first user message if the template has no system role."""
 
 
 class RewrittenHistory(InvalidResponse):
-    """The chat template or the environment shows earlier messages differently than when they were sampled."""
+    """Raised if the chat template or the environment changed earlier messages after they were sampled."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The exact ids of one conversation and who produced each."""
+    """The exact token ids of a conversation, and the author of each."""
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
-    """1 for a token of the assistant, 0 for one of the prompt or the environment."""
+    """Mask of the ids: 1 for a token of the assistant, 0 for a token of the prompt or the environment."""
     text: str = ""
-    """What the template rendered up to where the next completion starts."""
+    """Rendered text up to the start of the next completion."""
     messages: int = 0
-    """How many messages the text covers."""
+    """Number of messages that the text covers."""
     open_at: int = 0
-    """How many ids the text covers: where the next completion starts."""
+    """Number of ids that the text covers, which is the start of the next completion."""
     said: Message | None = None
-    """The message that the environment was given for what was sampled last."""
+    """Message that the environment received for the last sampled turn."""
     left_out: tuple[int, int] | None = None
-    """Which messages of the rollout the model is not shown (`wander.models.compaction`)."""
+    """Range of messages that the model is not shown, as start and end (`wander.models.compaction`)."""
     opening: int = 0
-    """How many messages come before the first turn, where turns may be left out."""
+    """Number of messages before the first turn, if turns may be left out."""
 
 
 class ChatFormat:
     """Renders messages with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int], options: ChatOptions | None = None) -> None:
-        """Raises `ConfigError` for a template that cannot be parsed."""
+        """Create the format; raises `ConfigError` for a template that cannot be parsed."""
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default")
         self.original: str = template or PLAIN_TEMPLATE
-        """The chat template with its calls of the clock."""
+        """Chat template before its date was pinned."""
         options = options or ChatOptions()
         self.date = options.date or datetime.now().date()
         self.template = pin_date(self.original, self.date)
@@ -108,13 +110,14 @@ class ChatFormat:
         self._piece_of = lru_cache(maxsize=_REMEMBERED)(self._render_piece)
         self._around = lru_cache(maxsize=_REMEMBERED)(self._find_around)
         self._opened: tuple[list[Message], Conversation] | None = None
-        """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
-        with contextlib.suppress(InvalidResponse):  # it may not take this message, and parse
+        """Last opened conversation if it is plain text, because the rollouts of a group have the same
+        opening."""
+        with contextlib.suppress(InvalidResponse):  # the template may be valid but reject this message
             self._render_piece("user", "?")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the chat template, whatever the date."""
+        """SHA-256 of the chat template before its date was pinned."""
         return hashlib.sha256(self.original.encode()).hexdigest()
 
     @property
@@ -124,12 +127,13 @@ class ChatFormat:
 
     @property
     def pins_date(self) -> bool:
-        """Whether the template asks no clock once its date is pinned; a computed format cannot be."""
+        """Whether the pinned template never reads the clock; a date format that is computed cannot be
+        pinned."""
         return _CLOCK not in _DEFINED.sub("", self.template)
 
     @cached_property
     def shows_system(self) -> bool:
-        """Whether the template shows what a system message says."""
+        """Whether the template shows the content of a system message."""
         asked = [{"role": "system", "content": _SYSTEM_PROBE}, {"role": "user", "content": "?"}]
         try:
             return _SYSTEM_PROBE in self._apply(asked, None, True)
@@ -138,11 +142,11 @@ class ChatFormat:
 
     @property
     def merges_system(self) -> bool:
-        """Whether a system prompt becomes part of the first user message."""
+        """Whether a system prompt is merged into the first user message."""
         return self._merges_system and not self.shows_system
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records about how conversations are written."""
+        """Return the facts about the format that a manifest records."""
         described: dict[str, Any] = {"chat_template_sha256": self.digest}
         if self.shows_date:
             described["template_date"] = self.date.isoformat() if self.pins_date else UNPINNED
@@ -153,7 +157,7 @@ class ChatFormat:
     def render(
         self, messages: list[Message], *, prompt: bool = True, tools: list[dict[str, Any]] | None = None
     ) -> str:
-        """Return the text of the messages, by default up to where the assistant's next turn starts."""
+        """Return the text of the messages, by default up to the start of the assistant's next turn."""
         if any(message["role"] in ("system", "developer") for message in messages) and self.merges_system:
             messages = without_system_role(messages)
         if not tools and self._joins and all(map(_is_plain, messages)):
@@ -162,13 +166,13 @@ class ChatFormat:
         try:
             return self._apply(self._plain(messages, as_text=False), tools, prompt)
         except InvalidResponse:
-            # Some templates take a single call a turn, or none: then their text is what they take.
+            # Some templates accept only a single tool call per turn, or none. They get the calls as text.
             if not any(message.get("tool_calls") for message in messages):
                 raise
             return self._apply(self._plain(messages, as_text=True), tools, prompt)
 
     def _plain(self, messages: list[Message], *, as_text: bool) -> list[Message]:
-        """Return messages as templates take them, calls with their arguments as objects."""
+        """Return messages in the form that templates expect, with the arguments of calls as objects."""
         plain = []
         for message in messages:
             kept = {key: message[key] for key in TEMPLATE_KEYS if message.get(key) is not None}
@@ -189,19 +193,20 @@ class ChatFormat:
 
     @cached_property
     def _joins(self) -> bool:
-        """True when a conversation's text is that of its messages, one after the other, and the opening.
+        """Whether the text of a conversation is the concatenation of its messages' texts and the opening.
 
-        Rendering it anew at every turn was half of what the host does in rollouts of games.
+        This avoids rendering the conversation at every turn, which took half of the host's time in rollouts
+        of games.
         """
         probe: Message = {"role": "user", "content": "?"}
-        # A template that only loops over messages writes two as it writes one, twice.
+        # A template that only loops over messages renders two equal messages as twice the text of one.
         return renders_each_alone(self.template) and self._apply([probe, probe], None, False) == 2 * (
             self._render_piece("user", "?")
         )
 
     @cached_property
     def _opening(self) -> str:
-        """What follows the messages where `_joins` holds: the start of the assistant's turn."""
+        """Text after the messages if `_joins` is true: the start of the assistant's turn."""
         probe: Message = {"role": "user", "content": "?"}
         return self._apply([probe], None, True).removeprefix(self._render_piece("user", "?"))
 
@@ -214,7 +219,8 @@ class ChatFormat:
         return copies_content(self.template)
 
     def _find_around(self, role: str) -> tuple[str, ...]:
-        """Return what stands before and after such a message's content; nothing where it is not shown."""
+        """Return the text before and after a message's content; empty if the content is not shown exactly
+        once."""
         parts = self._apply([{"role": role, "content": _MARK}], None, False).split(_MARK)
         return tuple(parts) if len(parts) == 2 else ()
 
@@ -233,16 +239,16 @@ class ChatFormat:
             raise ConfigError(
                 f"the chat template of `{self.tokenizer.name_or_path}` cannot be parsed: "
                 f"{error.message}, line {error.lineno}",
-                hint="mend `chat_template.jinja` in the model's folder, or `chat_template` in its "
+                hint="fix `chat_template.jinja` in the model's folder, or `chat_template` in its "
                 "tokenizer_config.json",
             ) from error
         except (TemplateError, TypeError) as error:
-            raise InvalidResponse(f"the model's chat template refuses these messages: {error}") from error
+            raise InvalidResponse(f"the model's chat template rejects these messages: {error}") from error
         return text
 
     @cached_property
     def turns(self) -> TurnReader:
-        """How the model writes its turns: calls of tools, reasoning."""
+        """Reader of the model's turns: tool calls and reasoning."""
         added = self.tokenizer.added_tokens_decoder.values()
         special = {*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         return recognise(self._apply, self.template, special)
@@ -250,7 +256,7 @@ class ChatFormat:
     def read(
         self, prompt_ids: list[int], ids: list[int], stop: tuple[str, ...], tools: Any, turn: int
     ) -> Message:
-        """Return the assistant's message that sampled ids are, as turn number `turn` of its rollout."""
+        """Return the assistant's message for sampled ids; `turn` is the number of the turn in its rollout."""
         if not tools and self.turns.is_plain:
             return {"role": "assistant", "content": _cut(self.decode(ids), stop)}
         spoken = ids[:-1] if ids and ids[-1] in self.end_ids else ids
@@ -259,7 +265,7 @@ class ChatFormat:
         return parts.message(turn, token_span(self._decode_all, spoken))
 
     def read_text(self, text: str, messages: list[Message], tools: Any, turn: int) -> Message:
-        """Return the assistant's message that a text is, which a server sampled after these messages."""
+        """Return the assistant's message for a text that a server sampled after these messages."""
         if not tools and self.turns.is_plain:
             for token in self.turns.special:
                 text = text.replace(token, "")
@@ -270,7 +276,7 @@ class ChatFormat:
         return self.turns.read(text, opened=opened, tools=tools).message(turn)
 
     def check_tools(self) -> None:
-        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        """Raise `InvalidResponse` if the chat template does not show tools, or calls cannot be parsed."""
         self.turns.require_tools()
 
     def _decode_all(self, ids: Any) -> str:
@@ -278,7 +284,7 @@ class ChatFormat:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text that already holds its special tokens."""
+        """Return the ids of a text that already contains its special tokens."""
         return list(self._ids_of(text) if len(text) <= _REMEMBERED else self._tokenise(text))
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
@@ -290,10 +296,10 @@ class ChatFormat:
         return text
 
     def start(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
-        """Open a conversation that ends where the first completion starts."""
+        """Open a conversation that ends at the start of the first completion."""
         if tools is None and self._opened is not None and self._opened[0] == messages:
-            alike = self._opened[1]
-            return replace(alike, ids=list(alike.ids), mask=list(alike.mask))
+            cached = self._opened[1]
+            return replace(cached, ids=list(cached.ids), mask=list(cached.mask))
         text = self.render(messages, tools=tools)
         ids = self.encode(text)
         conversation = Conversation(
@@ -305,12 +311,12 @@ class ChatFormat:
         return conversation
 
     def append_completion(self, conversation: Conversation, ids: list[int]) -> None:
-        """Add the sampled ids of one turn."""
+        """Add the sampled ids of a turn."""
         conversation.ids += ids
         conversation.mask += [1] * len(ids)
 
     def _append_learnt(self, conversation: Conversation, ids: list[int], message: Message) -> None:
-        """Add ids of a finished turn; a call that nobody could read is context, and not learnt."""
+        """Add ids of a finished turn; a call that could not be parsed becomes context and is not learned."""
         self.append_completion(conversation, ids)
         if unreadable(message) and ids:
             conversation.mask[-len(ids) :] = [0] * len(ids)
@@ -318,16 +324,17 @@ class ChatFormat:
     def append_messages(
         self, conversation: Conversation, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> None:
-        """Add what follows a completion: `messages` is the whole conversation, the completion included.
+        """Add the messages after a completion; `messages` is the whole conversation, including the
+        completion.
 
-        Raises `RewrittenHistory`, and then leaves the conversation as it was.
+        Raises `RewrittenHistory` without changing the conversation.
         """
         whole = self.render(messages, tools=tools)
         after = self._after_completion(conversation, messages[conversation.messages], whole, tools)
         ids = self.encode(after)
         ended = bool(conversation.mask and conversation.mask[-1] and conversation.ids[-1] in self.end_ids)
         if ended and ids and ids[0] in self.end_ids:
-            ids = ids[1:]  # the end of the turn was sampled already
+            ids = ids[1:]  # the end of the turn was already sampled
         conversation.ids += ids
         conversation.mask += [0] * len(ids)
         conversation.text, conversation.messages = whole, len(messages)
@@ -339,10 +346,10 @@ class ChatFormat:
         messages: list[Message],
         tools: list[dict[str, Any]] | None,
     ) -> tuple[Conversation, bool]:
-        """Return a rollout's conversation brought up to its messages, and whether it is another than before.
+        """Return a rollout's conversation, extended by its new messages, and whether it was started again.
 
-        One whose history was rewritten, or whose messages the environment took back, starts anew from what
-        the template shows; so does one that is asked again from the same place.
+        A conversation starts again from the template's text if its history was rewritten, if the environment
+        removed messages, or if the request repeats the last one.
         """
         if conversation is not None and len(messages) > conversation.messages:
             with contextlib.suppress(RewrittenHistory):
@@ -353,10 +360,10 @@ class ChatFormat:
     def transcripts(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[Conversation]:
-        """Return a finished conversation as the samples that it is learnt in.
+        """Return a finished conversation as the samples to learn from.
 
-        That is one, as `transcript` returns it; where the template rewrites history, one for every
-        assistant turn, each after the history as the model sees it then.
+        Normally this is a single sample, as returned by `transcript`. If the template rewrites history, it is
+        a sample for each assistant turn, with the history that the model sees at that turn.
         """
         if tools:
             self.turns.require_tools(read=False)
@@ -370,9 +377,9 @@ class ChatFormat:
             ]
 
     def spoken(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
-        """Return the text of the last message, an assistant's, with its calls of tools and its reasoning.
+        """Return the text of the last message, an assistant's, including its tool calls and reasoning.
 
-        That is the text which the template gives it, and so what the model samples.
+        It is the text that the template renders for the message, and so the text that the model would sample.
         """
         message = messages[-1]
         if not message.get("tool_calls") and not message.get("reasoning_content"):
@@ -387,7 +394,7 @@ class ChatFormat:
         return turn
 
     def _last_turn(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Conversation:
-        """Return the sample in which only the last message, the assistant's, is learnt."""
+        """Return a sample that learns only the last message, which is the assistant's."""
         conversation = self.start(messages[:-1], tools)
         probe = "The answer."
         shown = self.render(
@@ -401,15 +408,15 @@ class ChatFormat:
         return conversation
 
     def transcript(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
-        """Return a finished conversation, the way sampling it turn by turn would have built it.
+        """Return a finished conversation exactly as turn-by-turn sampling would have built it.
 
-        Assistant messages are tokenised on their own, as they follow the start of their turn; the last
-        message must be an assistant's.
+        Each assistant message is tokenized separately, as it follows the start of its turn. The last message
+        must be an assistant's.
         """
         places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         places = [place for place in places if place > 0]
         if not places:
-            raise InvalidResponse("a transcript without an assistant message has nothing to learn from")
+            raise InvalidResponse("a transcript needs at least one assistant message to learn from")
         conversation = self.start(messages[: places[0]], tools)
         for place, following in zip(places, [*places[1:], None], strict=True):
             spoken = self.encode(self.spoken(messages[: place + 1], tools))
@@ -430,7 +437,7 @@ class ChatFormat:
     def _after_completion(
         self, conversation: Conversation, assistant: Message, whole: str, tools: list[dict[str, Any]] | None
     ) -> str:
-        """Return what `whole` has after the assistant's turn, which it must show as the message has it."""
+        """Return the text in `whole` after the assistant's turn, which must match the message."""
         known = conversation.said
         kept = known is None or all(
             (known.get(key) or "") == (assistant.get(key) or "") for key in ("content", "reasoning_content")
@@ -449,19 +456,20 @@ class ChatFormat:
         raise RewrittenHistory(
             "the environment or the model's chat template rewrites earlier messages: "
             "a conversation cannot grow token by token",
-            hint="use a model whose template keeps the history as it was",
+            hint="use a model whose template does not change the history",
         )
 
     def _turn_of(self, rest: str) -> str | None:
-        """Return the assistant's turn that a rendered text begins with; None where nothing ends it."""
+        """Return the assistant's turn at the start of a rendered text; None if it does not end."""
         ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
         places = [place for end in ends if (place := rest.find(end)) >= 0]
         return rest[: min(places)] if places else None
 
     def _shows(self, turn: str, before: str, assistant: Message, tools: list[dict[str, Any]] | None) -> bool:
-        """Tell whether a rendered turn has the words, the reasoning and the calls of a message.
+        """Return whether a rendered turn contains the words, the reasoning and the calls of a message.
 
-        Spaces may differ, and how JSON is laid out: what was sampled stands in the conversation already.
+        Whitespace and the layout of JSON may differ, because the sampled tokens are already in the
+        conversation.
         """
         known = (tools or [{"function": {}}]) if assistant.get("tool_calls") else None
         opened = self.turns.opens_reasoning(before)
@@ -477,15 +485,15 @@ class ChatFormat:
 
 
 def pin_date(template: str, day: date) -> str:
-    """Return a chat template that shows this date in place of the clock's."""
+    """Return the chat template with this date in place of calls of the clock."""
     at = datetime.combine(day, time())
     return _CLOCK_CALL.sub(lambda call: json.dumps(at.strftime(call["form"])), template)
 
 
 def renders_each_alone(template: str) -> bool:
-    """Tell whether a chat template is one loop over the messages, whose body knows only the message it is at.
+    """Return whether a chat template is a single loop over the messages that reads only the current message.
 
-    Then what a message renders to depends on nothing else in the conversation.
+    If so, the text of a message does not depend on the other messages.
     """
     if (tree := _parse(template)) is None:
         return False
@@ -506,7 +514,7 @@ def renders_each_alone(template: str) -> bool:
 
 
 def copies_content(template: str) -> bool:
-    """Tell whether all that a chat template does with a message's content is to put it out as it is."""
+    """Return whether a chat template uses a message's content only by printing it unchanged."""
     tree = _parse(template)
     loops = list(tree.find_all(nodes.For)) if tree is not None else []
     return bool(loops) and all(
@@ -519,7 +527,7 @@ def copies_content(template: str) -> bool:
 
 
 def _copies_in(node: nodes.Node, message: str, *, shown: bool) -> bool:
-    """Tell whether a part of a template has the content of `message` only where it is put out."""
+    """Return whether a part of a template uses the content of `message` only for output."""
     if isinstance(node, nodes.Getitem | nodes.Getattr) and isinstance(node.node, nodes.Name):
         key = getattr(node, "attr", None) or getattr(getattr(node, "arg", None), "value", None)
         if node.node.name == message and key is not None:
@@ -536,7 +544,7 @@ def _copies_in(node: nodes.Node, message: str, *, shown: bool) -> bool:
 
 
 def _parse(template: str) -> nodes.Template | None:
-    """Return a chat template as its parts, to be read only; None for one that cannot be parsed."""
+    """Return the syntax tree of a chat template, or None if it cannot be parsed."""
     try:
         return Environment(autoescape=False).parse(_GENERATION.sub("", template))  # noqa: S701 - only read
     except TemplateError:
@@ -544,12 +552,12 @@ def _parse(template: str) -> nodes.Template | None:
 
 
 def _is_plain(message: Message) -> bool:
-    """Tell whether a message is a role and a text, and nothing else that templates read."""
+    """Return whether a message has only a role and a text, as far as templates are concerned."""
     return isinstance(message.get("content"), str) and not any(map(message.get, TEMPLATE_KEYS[2:]))
 
 
 def unreadable(message: Message) -> bool:
-    """Tell whether a message has a call that could not be read."""
+    """Return whether a message contains a call that could not be parsed."""
     return any(attempt.get("problem") for attempt in message.get("attempts") or ())
 
 
@@ -567,6 +575,6 @@ def content_text(content: Any) -> str:
     parts = []
     for part in content:
         if part.get("type") != "text":
-            raise InvalidResponse(f"this model reads text only, not content of type `{part.get('type')}`")
+            raise InvalidResponse(f"this model supports only text, not content of type `{part.get('type')}`")
         parts.append(part["text"])
     return "".join(parts)

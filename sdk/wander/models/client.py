@@ -1,8 +1,8 @@
-"""A language model in this process, shared by concurrent rollouts.
+"""A client for a language model in this process, which concurrent rollouts share.
 
-Rollouts in flight are counted (`begin`, `end`), so a batch starts as soon as every one of them waits, it is
-full, or nothing came for a moment. A request samples from its own seed, so what it draws does not depend on
-its batch beyond the last bits of the logits.
+Rollouts in flight are counted (`begin`, `end`). A batch starts when all of them wait, when it is full, or
+when no request arrived for a moment. Each request samples with its own seed, so its result depends on the
+batch only through the last bits of the logits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from wander.models.sampling import Sample, Sampler, SampleRequest, ending_proble
 from wander.types import SamplingArgs, TurnTokens, Usage
 
 DEFAULT_MAX_TOKENS = 512
-"""Tokens of one turn when the request does not say."""
+"""Maximum number of tokens in a turn if the request does not set it."""
 
 QUIET_SECONDS = 0.02
-"""How long a batch that is not full waits for another request."""
+"""Seconds that an incomplete batch waits for another request."""
 
 KNOWN_SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "compact_at"}
@@ -36,8 +36,8 @@ KNOWN_SAMPLING = frozenset(
 class TransformersClient(Client):
     """Answers with a Hugging Face causal language model, batching the requests of concurrent rollouts.
 
-    `model` is whatever `wander.models.loading.load_model` takes, or a model already loaded. Unset sampling
-    arguments mean temperature 1, no truncation and 512 tokens a turn.
+    `model` is a name that `wander.models.loading.load_model` accepts, or a loaded model. Unset sampling
+    arguments mean temperature 1, no truncation and 512 tokens per turn.
     """
 
     def __init__(
@@ -57,22 +57,21 @@ class TransformersClient(Client):
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids, chat)
         self._begun: dict[str, dict[str, Conversation]] = {}
-        """The conversations of each rollout in flight so far: one, or one for each player."""
+        """Conversations of each rollout in flight; a rollout has one, or one for each player."""
         self._cached: tuple[list[str], ConversationCache] | None = None
-        """The conversations of the last batch, with their keys and values."""
+        """Conversations of the last batch, with their keys and values."""
         self._batcher: Batcher[tuple[str, Job], Sample] = Batcher(
             lambda asked, tell: self._sample(asked),
-            # Similar lengths share a batch, because padding costs time.
+            # Requests of similar length share a batch, because padding takes time.
             order=lambda asked: (len(asked[1].request.ids), asked[1].rollout_id),
             max_batch_size=max_batch_size,
             quiet_seconds=quiet_seconds,
         )
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the sampled completion of one request.
+        """Return the sampled completion for a request.
 
-        The turns of a rollout that has begun continue the sampled ids, as in training
-        (`wander.models.policy`).
+        The turns of a started rollout continue the sampled ids, as in training (`wander.models.policy`).
         """
         if request.tools:
             self.format.check_tools()
@@ -93,7 +92,7 @@ class TransformersClient(Client):
         self.format.check_tools()
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
+        """Raise `ModelError` for a sampling argument that is unknown, or exceeds the model's context."""
         require_sampling(sampling, self.sampler.context_length)
 
     def warnings(self) -> list[str]:
@@ -104,24 +103,24 @@ class TransformersClient(Client):
     def _sample(self, jobs: Sequence[tuple[str, Job]]) -> list[Sample]:
         names, requests = [name for name, _ in jobs], [job.request for _, job in jobs]
         cache = self._cache_of(names, requests)
-        # Nobody may find it while it is written, or if that fails.
+        # Remove the cache while it is written, so that it is not reused if sampling fails.
         self._cached = None
         try:
             samples = self.sampler.sample(requests, cache)
-            if cache is not None and self._begun:  # otherwise it is not used again
+            if cache is not None and self._begun:  # otherwise it will not be used again
                 self._cached = (names, cache)
             return samples
-        except RuntimeError as error:  # torch raises it, mostly if memory is short
+        except RuntimeError as error:  # torch raises it, mostly if it runs out of memory
             raise ModelError(
                 f"the model failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
-                hint="a smaller batch size needs less memory",
+                hint="use a smaller batch size, which needs less memory",
             ) from error
 
     def _cache_of(self, names: list[str], requests: list[SampleRequest]) -> ConversationCache | None:
-        """Return the cache of the last batch if conversations continue from there, or a new one.
+        """Return the cache of the last batch if conversations continue from it, or a new cache.
 
-        A row that is not in the cache is read from its start. If no row is, or the columns are mostly holes,
-        all rows are.
+        Conversations that are not in the cache are computed from their start. All conversations are, if none
+        is in the cache or if most of its columns are holes.
         """
         known, cache = self._cached or ([], None)
         if cache is not None and cache.mask.shape[1] <= 2 * max(len(request.ids) for request in requests):
@@ -140,7 +139,7 @@ class TransformersClient(Client):
         return self.sampler.new_cache()
 
     def begin(self, rollout_id: str) -> None:
-        """Count a rollout whose requests batches wait for."""
+        """Count a rollout as in flight, so that batches wait for its requests."""
         self._begun.setdefault(rollout_id, {})
         self._batcher.begin(rollout_id)
 
@@ -148,11 +147,12 @@ class TransformersClient(Client):
         """Stop waiting for a rollout."""
         self._begun.pop(rollout_id, None)
         if not self._begun:
-            self._cached = None  # it is not used again
+            self._cached = None  # it will not be used again
         self._batcher.end(rollout_id)
 
     def describe(self) -> dict[str, Any]:
-        """Return what pins the model: digests of its weights and of its chat template, device, dtype."""
+        """Return the facts that identify the model: digests of its weights and chat template, device,
+        dtype."""
         return {
             **super().describe(),
             "revision": self.loaded.revision,
@@ -173,32 +173,32 @@ def room_of(request: ModelRequest) -> int:
 
 
 def require_sampling(sampling: SamplingArgs, context_length: int) -> dict[str, Any]:
-    """Return the sampling arguments that are given; raises `ModelError` for one that cannot be heeded."""
+    """Return the given sampling arguments; raises `ModelError` for an argument that is not supported."""
     given = sampling.given()
     unknown = sorted(set(given) - KNOWN_SAMPLING)
     if unknown:
         raise ModelError(
-            f"models in this process do not know the sampling argument `{unknown[0]}`",
-            hint=f"known are {', '.join(sorted(KNOWN_SAMPLING))}",
+            f"models in this process do not support the sampling argument `{unknown[0]}`",
+            hint=f"supported arguments are {', '.join(sorted(KNOWN_SAMPLING))}",
         )
     if (limit := sampling.compact_at) is not None and limit > context_length:
         raise ModelError(
-            f"`compact_at` is {limit}, and the model takes {context_length} tokens",
-            hint=f"give {context_length} or less",
+            f"`compact_at` is {limit}, but the model accepts at most {context_length} tokens",
+            hint=f"use {context_length} or less",
         )
     return given
 
 
 def sample_request_of(request: ModelRequest, ids: list[int], context_length: int) -> SampleRequest:
-    """Turn a request's sampling arguments into those of the sampler.
+    """Convert a request's sampling arguments to those of the sampler.
 
-    Raises `ContextOverflow` when the context leaves no room for a single token, `ModelError` for a sampling
-    argument that this client does not know.
+    Raises `ContextOverflow` if the context has no room for another token, and `ModelError` for an unsupported
+    sampling argument.
     """
     given = require_sampling(request.sampling, context_length)
     room = (request.sampling.compact_at or context_length) - len(ids)
     if room < 1:
-        raise ContextOverflow(f"the conversation has {len(ids)} tokens, the model takes {context_length}")
+        raise ContextOverflow(f"the conversation has {len(ids)} tokens, the model accepts {context_length}")
     return SampleRequest(
         ids=ids,
         max_tokens=min(room_of(request), room),
@@ -218,7 +218,7 @@ def response_of(
     sample: Sample,
     left_out: tuple[int, int] | None = None,
 ) -> ModelResponse:
-    """Build the answer from a sample. It is our own, so it is not validated."""
+    """Build the response from a sample. It is not validated, because all values come from this package."""
     return ModelResponse.assemble(
         message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,

@@ -1,9 +1,9 @@
-"""Long conversations: once one outgrows `compact_at` tokens, its oldest turns are shown to the model no more.
+"""Compaction of long conversations: above `compact_at` tokens, the model no longer sees the oldest turns.
 
-The opening stays (everything before the first turn), and so does the last turn. In the place of the others
-stands one line that says how many they were. What is left then has about half the tokens, so that the
-conversation grows from the same beginning for a while. A turn is an answer with all that followed it: a call
-of a tool is never parted from its result. The environment's own conversation stays whole.
+The opening (everything before the first turn) and the last turn stay. A line with the number of omitted turns
+replaces the other turns. The remaining conversation has about half as many tokens, so it can grow from the
+same beginning for a while. A turn is an answer with all messages that follow it, so a tool call is never
+separated from its result. The environment's own conversation stays complete.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from wander.types import Message
 def go_on(
     form: ChatFormat, conversation: Conversation | None, request: ModelRequest, room: int
 ) -> tuple[Conversation, bool]:
-    """Bring a conversation up to a request; return it, and whether it is another than before.
+    """Update a conversation for a request; return it, and whether it was started again.
 
-    `room` is how many tokens the next turn may want. Raises `ContextOverflow` where what has to stay leaves
-    no room at all, and `ModelError` where that is the opening alone.
+    `room` is the maximum number of tokens of the next turn. Raises `ContextOverflow` if the messages that
+    must stay leave no room, and `ModelError` if these are only the opening.
     """
     messages, tools, limit = request.messages, request.tools, request.sampling.compact_at
     if limit is None:
@@ -31,11 +31,11 @@ def go_on(
     answers = [place for place in range(opening, len(messages)) if messages[place]["role"] == "assistant"]
     gap = conversation.left_out if conversation is not None else None
     if gap is not None and (gap[0] != opening or gap[1] not in answers):
-        gap = None  # the environment took messages back
-    current, anew = form.go_on(conversation, leave_out(messages, gap), tools)
+        gap = None  # the environment removed messages
+    current, restarted = form.go_on(conversation, leave_out(messages, gap), tools)
     current.left_out, current.opening = gap, opening
     if len(current.ids) + min(room, limit // 4) <= limit:
-        return current, anew
+        return current, restarted
     ends = [place for place in answers[1:] if gap is None or place > gap[1]]
     if ends:
 
@@ -44,23 +44,23 @@ def go_on(
             return len(form.encode(text)) <= limit // 2
 
         gap = opening, ends[min(bisect_left(ends, True, key=is_short), len(ends) - 1)]
-        current, anew = form.start(leave_out(messages, gap), tools), True
+        current, restarted = form.start(leave_out(messages, gap), tools), True
         current.left_out, current.opening = gap, opening
     if len(current.ids) < limit:
-        return current, anew
-    what = f"{len(current.ids)} tokens, and `compact_at` is {limit}"
+        return current, restarted
+    size = f"{len(current.ids)} tokens, and `compact_at` is {limit}"
     if not answers:
         raise ModelError(
-            f"the conversation begins with {what}", hint="raise `compact_at`: nothing can be left out yet"
+            f"the conversation begins with {size}", hint="raise `compact_at`: there is no turn to leave out"
         )
-    raise ContextOverflow(f"the beginning of the conversation and its last turn have {what}")
+    raise ContextOverflow(f"the beginning of the conversation and its last turn have {size}")
 
 
 def _opening_of(conversation: Conversation | None, request: ModelRequest) -> int:
-    """Return how many messages come before the first turn.
+    """Return the number of messages before the first turn.
 
-    A player's own turns are not counted by the request, which counts everybody's: what it was first asked
-    with is its opening.
+    A request counts the turns of all players. For a player, the opening is therefore the messages of the
+    player's first request.
     """
     if request.player is None:
         return count_opening(request.messages, request.turn)
@@ -69,16 +69,17 @@ def _opening_of(conversation: Conversation | None, request: ModelRequest) -> int
 
 
 def count_opening(messages: list[Message], turn: int) -> int:
-    """Return how many messages come before the first of so many turns; examples in a prompt are none."""
+    """Return the number of messages before the first of `turn` turns; worked examples in a prompt are not
+    turns."""
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     examples = max(0, len(answers) - turn)
     return answers[examples] if examples < len(answers) else len(messages)
 
 
 def leave_out(messages: list[Message], gap: tuple[int, int] | None) -> list[Message]:
-    """Return the messages without those from the first place on to the second, and say so in their stead.
+    """Return the messages without those from `gap[0]` to `gap[1] - 1`, with a line about the omission.
 
-    The line is added to the message before, since many chat templates want the roles to alternate.
+    The line is added to the previous message, because many chat templates require alternating roles.
     """
     if gap is None:
         return messages

@@ -1,7 +1,7 @@
-"""Repositories of models on Hugging Face: files sent as a commit, and fetched into its cache.
+"""Model repositories on Hugging Face: uploads as commits, and downloads into its cache.
 
-All of it is `huggingface_hub`: its token (`HF_TOKEN`, `hf auth login`), its address (`HF_ENDPOINT`), and its
-cache, from which `hf:owner/name` loads everywhere else.
+Everything uses `huggingface_hub`: its token (`HF_TOKEN`, `hf auth login`), its address (`HF_ENDPOINT`), and
+its cache, which `hf:owner/name` is loaded from.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from wander.wire.postings import file_digest
 
 _SECONDS = 5.0
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-_LOG_IN = "make one that may write at https://huggingface.co/settings/tokens, then set `HF_TOKEN`"
+_LOG_IN = "create a write token at https://huggingface.co/settings/tokens, then set `HF_TOKEN`"
 
 
 @dataclass(frozen=True)
 class RepositoryCommit:
-    """One state of a repository."""
+    """A commit of a repository."""
 
     revision: str
-    """The commit."""
+    """Id of the commit."""
     url: str
-    """Of the repository's page."""
+    """Address of the repository's page."""
     digests: Mapping[str, str]
-    """SHA-256 of its large files, by their names."""
+    """SHA-256 of the repository's large files, by name."""
 
 
 def require_writer(name: str) -> None:
-    """Raise `AuthenticationFailed` without a token that Hugging Face takes; `name` is `owner/name`."""
+    """Raise `AuthenticationFailed` without a token that Hugging Face accepts; `name` is `owner/name`."""
     hub = _library()
     with _translate_errors(name):
         hub.HfApi().whoami()
@@ -51,9 +51,10 @@ def require_writer(name: str) -> None:
 def send_files(
     name: str, files: Mapping[str, Path | bytes], message: str, *, private: bool | None
 ) -> RepositoryCommit:
-    """Make these the files of a model's repository, which is made if it is absent.
+    """Replace the files of a model's repository, which is created if it does not exist.
 
-    Other files of a model that it has are removed. Raises `WanderError` in words of Hugging Face.
+    Other files of a model in the repository are removed. Raises `WanderError` with the reason from Hugging
+    Face.
     """
     hub = _library()
     api = hub.HfApi()
@@ -72,30 +73,30 @@ def send_files(
 
 
 def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path, list[str]]:
-    """Bring the files of a model into the cache, each held against the digest that Hugging Face has of it.
+    """Download the files of a model into the cache and check each against the digest from Hugging Face.
 
-    Returns what was fetched, the folder, and which files had been changed there and were fetched again.
-    Raises `ModelNotFound`, `EndpointUnreachable`, or `RunError` for a file that is not what it should be.
+    Returns the commit, the folder, and the files that had been changed in the cache and were downloaded
+    again. Raises `ModelNotFound`, `EndpointUnreachable`, or `RunError` if a file has a wrong digest.
     """
     hub = _library()
     api = hub.HfApi()
-    if only_cached(name, revision):  # which tells what else is wrong
+    if only_cached(name, revision):  # also raises errors about the name
         hint = f"the copy in the cache plays as `hf:{name}`"
         raise EndpointUnreachable(f"`{api.endpoint}` does not answer", hint=hint, retryable=True)
     with _translate_errors(name):
         info = api.model_info(name, revision=revision, files_metadata=True)
         wanted = [file.rfilename for file in info.siblings if may_be_sent(file.rfilename)]
-        # By its name, not by the commit: the cache then knows which commit that is without a network too.
+        # Download by name instead of commit, so that the cache can resolve the name without a network.
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
         if folder.name != info.sha:
             raise RunError(f"`{name}` was changed while it was fetched", hint="pull again")
         changed = _find_damaged(info, folder)
-        for one in changed:
-            hub.hf_hub_download(name, one, revision=info.sha, force_download=True)
+        for filename in changed:
+            hub.hf_hub_download(name, filename, revision=info.sha, force_download=True)
     if damaged := _find_damaged(info, folder):
         raise RunError(
-            f"`{damaged[0]}` of `{name}` is not what Hugging Face says that it is",
-            hint="pull again; if it stays so, something on the way changes it",
+            f"`{damaged[0]}` of `{name}` differs from the digest that Hugging Face lists",
+            hint="pull again; if it fails again, check proxies, because something alters the download",
         )
     return _commit_of(api, info), folder, changed
 
@@ -112,7 +113,8 @@ def _commit_of(api: Any, info: Any) -> RepositoryCommit:
 
 
 def _find_damaged(info: Any, folder: Path) -> list[str]:
-    """Return the files that are not what Hugging Face has: by SHA-256, small ones by the digest of git."""
+    """Return the files that differ from those on Hugging Face, by SHA-256, or by git's digest for small
+    files."""
     return [
         file.rfilename
         for file in info.siblings
@@ -131,11 +133,11 @@ def _is_sound(listed: Any, file: Path) -> bool:
 
 
 def only_cached(name: str, revision: str | None = None) -> bool:
-    """Return False where Hugging Face has the repository, True where it is silent but the cache has a copy.
+    """Return False if Hugging Face has the repository, True if it does not respond but the cache has a copy.
 
-    The libraries ask for every file of a model on its own and try each again for up to half a minute. So this
-    is one question before anything is fetched. Raises `ModelNotFound` when there is no such repository,
-    `EndpointUnreachable` when Hugging Face does not answer and nothing is cached.
+    The libraries request every file of a model separately and retry each for up to half a minute. This single
+    request before the download avoids that. Raises `ModelNotFound` if the repository does not exist, and
+    `EndpointUnreachable` if Hugging Face does not respond and the cache has no copy.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
@@ -149,7 +151,7 @@ def only_cached(name: str, revision: str | None = None) -> bool:
             return True
         raise EndpointUnreachable(
             f"`{constants.ENDPOINT}` does not answer, and `{name}` is not in the cache of Hugging Face",
-            hint="check the connection, or pass a folder that holds the model (`./DIR`), or `smollm2`",
+            hint="check the connection, or pass the folder of a model (`./DIR`), or `smollm2`",
             retryable=True,
         ) from error
     return False
@@ -157,7 +159,7 @@ def only_cached(name: str, revision: str | None = None) -> bool:
 
 @contextlib.contextmanager
 def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
-    """Turn what `huggingface_hub` raises into errors with a hint."""
+    """Convert exceptions of `huggingface_hub` to errors with a hint."""
     from huggingface_hub import constants, errors
 
     try:
@@ -166,11 +168,11 @@ def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
         raise AuthenticationFailed("pushing to Hugging Face needs a token", hint=_LOG_IN) from error
     except errors.HFValidationError as error:
         hint = "write `hf:ORGANISATION/NAME`"
-        raise ModelNotFound(f"`{name}` is no name of a Hugging Face model", hint=hint) from error
+        raise ModelNotFound(f"`{name}` is not the name of a Hugging Face model", hint=hint) from error
     except errors.GatedRepoError as error:
         raise ModelNotFound(
-            f"access to the Hugging Face model `{name}` is granted on request alone",
-            hint=f"ask for it at {constants.ENDPOINT}/{name}, then set `HF_TOKEN`",
+            f"access to the Hugging Face model `{name}` must be requested",
+            hint=f"request it at {constants.ENDPOINT}/{name}, then set `HF_TOKEN`",
         ) from error
     except errors.RevisionNotFoundError as error:
         problem = f"the Hugging Face model `{name}` has no revision `{revision}`"
@@ -178,7 +180,7 @@ def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"Hugging Face has no model `{name}`, or it is private",
-            hint="check the spelling; a private one needs `HF_TOKEN`",
+            hint="check the spelling; a private model needs `HF_TOKEN`",
         ) from error
     except Exception as error:
         answer = error.response if isinstance(error, errors.HfHubHTTPError) else None
@@ -190,13 +192,14 @@ def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
             raise AuthenticationFailed(f"the token may not write to `{name}`", hint=hint) from error
         if status is not None and status < 500:
             raise ModelNotFound(f"Hugging Face refused `{name}`: {str(error).splitlines()[0]}") from error
-        # Whatever the HTTP library of the day raises without a network.
+        # The HTTP library behind huggingface_hub has changed before, so its errors are recognized by their
+        # module.
         is_of_network = type(error).__module__.startswith("http") or (
             isinstance(error, OSError) and error.errno not in _OF_THE_DISK
         )
         if status is None and not is_of_network:
             raise
-        hint = "check the connection, and `HF_ENDPOINT` and `HF_HUB_OFFLINE` where they are set"
+        hint = "check the connection, and `HF_ENDPOINT` and `HF_HUB_OFFLINE` if they are set"
         raise EndpointUnreachable(
             f"`{constants.ENDPOINT}` does not answer: {error}", hint=hint, retryable=True
         ) from error

@@ -1,9 +1,9 @@
 """A key-value cache that keeps a batch of conversations between turns.
 
 Rows have different lengths, so a row may have holes: cached columns that its attention mask hides. Buffers
-are preallocated and grow by doubling (a `torch.cat` per token copies the whole cache: on two CPU cores that
-was a third of the sampling time of the tiny policy). If only a few rows still sample, `focus` narrows the
-cache to them, so that one long completion does not cost a whole batch.
+are preallocated and grow by doubling. (A `torch.cat` per token copies the whole cache, which took a third of
+the tiny policy's sampling time on two CPU cores.) If only a few rows still sample, `focus` narrows the cache
+to them, so that a single long completion does not need the computation of a whole batch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 FIRST_CAPACITY = 256
 FREE_COLUMNS = 64
-"""Number of free columns after rows were chosen."""
+"""Number of free columns after rows were selected."""
 
 
 class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one attention layer, (rows, heads, capacity, head size)."""
+    """Keys and values of an attention layer, with shape (rows, heads, capacity, head size)."""
 
     is_sliding = False
 
     def __init__(self) -> None:
         super().__init__()
         self.length = 0
-        """Columns in use."""
+        """Number of columns in use."""
         self.rows: torch.Tensor | None = None
         self.focus_keys: torch.Tensor | None = None
         self.focus_values: torch.Tensor | None = None
@@ -61,14 +61,14 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.focus_keys[:, :, :end], self.focus_values[:, :, :end]
 
     def _reserve(self, length: int) -> None:
-        # Each for itself: the buffers of the rows in focus have fewer free columns.
+        # The buffers of the rows in focus have fewer free columns, so each buffer is widened separately.
         self.keys, self.values = _widen(self.keys, length), _widen(self.values, length)
         if self.focus_keys is not None and self.focus_values is not None:
             self.focus_keys = _widen(self.focus_keys, length)
             self.focus_values = _widen(self.focus_values, length)
 
     def focus(self, rows: torch.Tensor | None) -> None:
-        """Compute only these rows from now on; None means all rows again."""
+        """Compute only these rows from now on; None means all rows."""
         self.rows = rows
         self.focus_keys = None if rows is None else self._select(self.keys, rows)
         self.focus_values = None if rows is None else self._select(self.values, rows)
@@ -79,13 +79,13 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = self._select(self.keys, rows), self._select(self.values, rows)
 
     def _select(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Copy the columns in use of the rows into a new buffer.
+        """Copy the used columns of the rows into a new buffer.
 
-        The other columns are zero: nobody writes the columns of rows out of focus, and a NaN spoils sums even
-        if the mask hides it.
+        The other columns are set to zero. The columns of rows out of focus are never written, and a NaN in
+        them would spoil sums even if the mask hides it.
         """
         _, heads, capacity, size = states.shape
-        # Fresh memory costs more than the copy into it: take little of it.
+        # Allocating memory takes longer than copying into it, so allocate little.
         capacity = min(capacity, self.length + FREE_COLUMNS)
         kept = states.new_empty(len(rows), heads, capacity, size)
         torch.index_select(states[:, :, : self.length], 0, rows, out=kept[:, :, : self.length])
@@ -95,7 +95,8 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
     def copy_rows(
         self, places: torch.Tensor, source: KeyValueLayer, rows: torch.Tensor, columns: torch.Tensor
     ) -> None:
-        """Write the columns (row, column) of some rows of another layer into the places of this one."""
+        """Copy columns of some rows of another layer into rows of this layer, where `places` are this layer's
+        rows."""
         for own, other in ((self.keys, source.keys), (self.values, source.values)):
             own[places, :, : columns.shape[1]] = other[rows[:, None], :, columns].transpose(1, 2)
 
@@ -108,7 +109,7 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.length
 
     def get_max_length(self) -> int:
-        """Return -1: the cache grows."""
+        """Return -1, because the cache grows."""
         return -1
 
 
@@ -130,17 +131,17 @@ class ConversationCache:
         self.tokens: list[list[int]] = []
         """Cached ids of each row, without holes."""
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=device)
-        """(rows, columns), 1 where a column holds a token of the row."""
+        """Mask with shape (rows, columns), 1 if a column holds a token of the row."""
         self.rows: torch.Tensor | None = None
 
     def start(self, rows: int) -> None:
-        """Begin with empty rows."""
+        """Start with empty rows."""
         self.tokens = [[] for _ in range(rows)]
         self.mask = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
 
     @classmethod
     def of_rows(cls, picked: Sequence[tuple[ConversationCache, int]]) -> ConversationCache:
-        """Return a cache of these rows of others, in this order, without their holes."""
+        """Return a cache of the given rows of other caches, in this order, without their holes."""
         first = picked[0][0]
         made = cls(len(first.layers), first.device)
         made.tokens = [list(cache.tokens[row]) for cache, row in picked]
@@ -156,14 +157,14 @@ class ConversationCache:
             at = [place for place, (cache, _) in enumerate(picked) if cache is source]
             places = torch.tensor(at, device=made.device)
             rows = torch.tensor([picked[place][1] for place in at], device=made.device)
-            # The columns of tokens, in their order, before those that the mask hides.
+            # The columns with tokens come first, in order, before the columns that the mask hides.
             columns = source.mask[rows].argsort(dim=1, descending=True, stable=True)[:, :width]
             for layer, other in zip(made.layers, source.layers, strict=True):
                 layer.copy_rows(places, other, rows, columns)
         return made
 
     def select(self, rows: Sequence[int | None]) -> None:
-        """Keep only these rows, in this order; a row may be repeated, and None is a row of no tokens."""
+        """Keep only these rows, in this order; a row may be repeated, and None is an empty row."""
         if rows == list(range(len(self.tokens))):
             self.focus(None)
             return
@@ -176,7 +177,7 @@ class ConversationCache:
         self.tokens = [[] if row is None else list(self.tokens[row]) for row in rows]
 
     def focus(self, rows: list[int] | None) -> None:
-        """Compute only these rows from now on; None means all rows again."""
+        """Compute only these rows from now on; None means all rows."""
         index = None if rows is None else torch.tensor(rows, device=self.device)
         self.rows = index
         for layer in self.layers:

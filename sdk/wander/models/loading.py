@@ -1,4 +1,4 @@
-"""Finding and loading a local language model: `smollm2`, a folder, a hub's, or a Hugging Face repository."""
+"""Loading of local language models: `smollm2`, a folder, a model of a hub, or a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from wander.models.chat import ChatFormat, ChatOptions
 
 _CODE = (".py", ".pyc", ".pyx", ".so")
-"""How files end that hold code."""
+"""Suffixes of files that contain code."""
 _TEXTS = (".json", ".txt", ".jinja", ".md", ".model")
 _CODE_KEYS = ("auto_map", "custom_pipelines", "auto_mapping", "megatron_config")
-"""Settings that name code of a repository, or a module that peft imports."""
+"""Settings that name code in a repository, or a module that peft imports."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-"""Settings that name a kernel; with a slash in it, one of a repository, which transformers would load."""
+"""Settings that name an attention kernel. A name with a slash is a repository, which transformers would
+load."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     name: str
-    """As it stands on a leaderboard."""
+    """Name of the model, as shown on a leaderboard."""
     path: Path | None
-    """The folder it was loaded from, when it is a local one."""
+    """Folder that the model was loaded from, if it is a local one."""
     revision: str | None = None
-    """Of a model that was pulled from a hub."""
+    """Revision of a model that was pulled from a hub."""
 
 
 def load_model(
@@ -57,11 +58,11 @@ def load_model(
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
-    `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, `hub:owner/name` for what
-    `wander model pull` fetched, or a Hugging Face repository.
-    `device` None means a GPU where there is one. Raises `ModelNotFound` for a name that leads nowhere,
-    `ConfigError` for weights and a tokenizer that do not fit, `EndpointUnreachable` where Hugging Face does
-    not answer and the model is not in its cache.
+    `name` is `smollm2` (downloaded on first use), a folder in Hugging Face format, `hub:owner/name` for a
+    model that `wander model pull` fetched, or a Hugging Face repository. If `device` is None, a GPU is used
+    if available. Raises `ModelNotFound` for an unknown name, `ConfigError` if weights and tokenizer do not
+    fit together, and `EndpointUnreachable` if Hugging Face does not respond and the model is not in its
+    cache.
     """
     with require_extra("transformers", needed_for="running a model in this process"):
         import transformers
@@ -87,9 +88,9 @@ def load_model(
             )
             if local is not None and base is not None:
                 model = _with_adapters(model, local)
-    except Exception as error:  # the libraries raise anything for a damaged folder
+    except Exception as error:  # the libraries raise any exception for a damaged folder
         raise ModelNotFound(
-            f"no model could be loaded from `{name}`: {_first_line(error)}",
+            f"cannot load a model from `{name}`: {_first_line(error)}",
             hint="give a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
         ) from error
     if tokenizer.pad_token_id is None:
@@ -99,7 +100,7 @@ def load_model(
     if place.type == "cuda":
         import torch
 
-        # cuDNN plans attention anew for every length, and a conversation has another one at every token.
+        # cuDNN plans attention for every new length, and a conversation has a new length at every token.
         torch.backends.cuda.enable_cudnn_sdp(False)
     model = model.to(place).eval()
     pulled = pulled_at(local) if local is not None else None
@@ -108,10 +109,10 @@ def load_model(
 
 
 def require_no_code(place: str | Path) -> None:
-    """Raise `ConfigError` for a model's folder that brings code of its own, which is never run.
+    """Raise `ConfigError` if a model's folder contains code, which is never run.
 
-    The same holds for special files and for texts without end, which a library would read.
-    A name of a repository is left to the library, which refuses such a repository by itself.
+    Special files and very large text files, which a library would read, are rejected, too. Names of
+    repositories are not checked, because the library rejects repositories with code itself.
     """
     folder = Path(place)
     if not folder.is_dir():
@@ -127,13 +128,14 @@ def require_no_code(place: str | Path) -> None:
             code.append(f"{file.name} (`auto_map`)")
     if code:
         raise ConfigError(
-            f"`{folder}` brings code of its own, which is not run: {', '.join(sorted(code)[:5])}",
-            hint="use a model whose code is in the transformers library, without Python files in its folder",
+            f"`{folder}` contains custom code, which is never run: {', '.join(sorted(code)[:5])}",
+            hint="use a model whose code is part of transformers, without Python files in its folder",
         )
 
 
 def _require_file(file: Path) -> None:
-    """Raise `ConfigError` unless a path leads to a file, of bounded size if it holds no weights."""
+    """Raise `ConfigError` unless the path is a regular file, with a limited size if it does not hold
+    weights."""
     try:
         status = file.stat()
     except OSError as error:
@@ -146,7 +148,7 @@ def _require_file(file: Path) -> None:
 
 def _read_config(file: Path) -> Any:
     try:
-        with open_file(file) as stream:  # a link in the cache of Hugging Face
+        with open_file(file) as stream:  # the file may be a link in the cache of Hugging Face
             text = stream.read(MOST_PLAIN_BYTES + 1)
         if len(text) > MOST_PLAIN_BYTES:
             raise ValueError(f"it has more than {MOST_PLAIN_BYTES:,} bytes")
@@ -156,7 +158,7 @@ def _read_config(file: Path) -> Any:
 
 
 def _names_code(config: Any) -> bool:
-    """Tell whether settings of a model name code of its own, or a module to import."""
+    """Return whether settings of a model name custom code, or a module to import."""
     if isinstance(config, list):
         return any(map(_names_code, config))
     if not isinstance(config, dict):
@@ -171,24 +173,25 @@ def _names_code(config: Any) -> bool:
 
 
 def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:
-    """Raise `ConfigError` where a token may come up that the weights have no row for.
+    """Raise `ConfigError` if the tokenizer can produce a token id that the weights have no row for.
 
-    A special token that no text becomes may lie beyond them: Gemma 3 has one for images.
+    Special tokens that never result from text may have larger ids. Gemma 3 has such a token for images.
     """
     rows = model.get_input_embeddings().weight.shape[0]
     used = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    highest = max((one for one in tokenizer.get_vocab().values() if one not in special - used), default=-1)
+    vocabulary = tokenizer.get_vocab().values()
+    highest = max((number for number in vocabulary if number not in special - used), default=-1)
     if highest >= rows:
         raise ConfigError(
-            f"weights and tokenizer of `{name}` do not fit: a token has number {highest}, "
-            f"and the weights have {rows} rows",
-            hint="give the model the tokenizer that it was trained with",
+            f"weights and tokenizer of `{name}` do not fit: a token has id {highest}, "
+            f"but the weights have {rows} rows",
+            hint="use the tokenizer that the model was trained with",
         )
 
 
 def load_chat_format(name: str | Path, options: ChatOptions | None = None) -> ChatFormat:
-    """Return how a model writes conversations, without loading its weights; raises `ModelNotFound`."""
+    """Return the chat format of a model without loading its weights; raises `ModelNotFound`."""
     with require_extra("transformers", needed_for="reading the calls of a local model"):
         import transformers
     from wander.models.chat import ChatFormat
@@ -197,7 +200,7 @@ def load_chat_format(name: str | Path, options: ChatOptions | None = None) -> Ch
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library raises anything for a damaged folder
+    except Exception as error:  # the library raises any exception for a damaged folder
         raise ModelNotFound(f"`{name}` has no tokenizer: {_first_line(error)}") from error
     return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]), options)
 
@@ -207,32 +210,32 @@ def _first_line(error: Exception) -> str:
 
 
 def find_adapted_model(folder: Path | None) -> str | None:
-    """Return the model that a folder of adapters is for, None for a folder of a whole model.
+    """Return the model that the adapters in a folder belong to; None for a folder with a whole model.
 
-    Such is a checkpoint of a run with `lora_rank`.
+    Checkpoints of runs with `lora_rank` are folders with adapters.
     """
     if folder is None or (folder / "config.json").is_file():
         return None
     config = _read_config(folder / "adapter_config.json")
     if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
-        raise ConfigError(f"`{folder / 'adapter_config.json'}` names no model")
+        raise ConfigError(f"`{folder / 'adapter_config.json'}` does not name a model")
     return str(config["base_model_name_or_path"])
 
 
 def _with_adapters(model: Any, folder: Path) -> Any:
-    """Return a model with the adapters of a folder merged into its weights."""
+    """Return a model with the adapters in a folder merged into its weights."""
     with require_extra("train", needed_for="loading adapters"):
         from peft import PeftModel
     require_no_code(folder)
     merged = merge_adapters(PeftModel.from_pretrained(model, str(folder)))
-    return merged.requires_grad_(True)  # whole weights again, that may learn
+    return merged.requires_grad_(True)  # the merged weights can be trained again
 
 
 def merge_adapters(model: Any) -> Any:
-    """Return a model with its adapters merged into its weights, to the same bits on every device.
+    """Return a model with its adapters merged into its weights, with the same bits on every device.
 
-    The product of two matrices is summed in an order that differs from device to device, so here the ranks
-    are added one after the other: a run can bring its adapters to another machine and merge them there.
+    Devices sum the product of two matrices in different orders. Here, the ranks are therefore added one after
+    the other, so that a run's adapters can be merged on another machine with the same result.
     """
     import torch
     from peft.tuners import lora
@@ -253,7 +256,7 @@ def merge_adapters(model: Any) -> Any:
 
 
 def resolve_model(name: str | Path) -> tuple[str, str]:
-    """Return where to load a model from and what to call it."""
+    """Return the path or repository to load a model from, and the model's name."""
     text = str(name)
     pulled = find_pulled(text) if text.startswith(SCHEME) else pulled_at(Path(text).expanduser())
     if pulled is not None:
@@ -264,12 +267,12 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
         return str(folder), model_name(folder)
     if folder.is_dir():
         raise ModelNotFound(
-            f"`{folder}` holds no model: it has no config.json",
-            hint="make one with `wander model new tiny`, or give the folder of a checkpoint",
+            f"`{folder}` does not contain a model: it has no config.json",
+            hint="create a model with `wander model new tiny`, or give the folder of a checkpoint",
         )
     if text.lower() in {"smollm2", SMOLLM2.lower(), f"HuggingFaceTB/{SMOLLM2}".lower()}:
         return str(pull_smollm2()), SMOLLM2
-    # `runs/model` beside a folder `runs` is a missing folder, not a repository to ask the network for.
+    # If there is a folder `runs`, then `runs/model` is a missing folder, not a repository to look up.
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or Path(text.partition("/")[0]).is_dir():
         raise ModelNotFound(
             f"there is no folder `{text}`", hint="run `wander model list` to see the models here"
@@ -278,9 +281,9 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
 
 
 def model_name(folder: Path) -> str:
-    """Return what to call the model of a folder: its name, or its parent's when it is called `model`.
+    """Return the name of the model in a folder: the folder's name, or its parent's if it is called `model`.
 
-    One that was pulled from a hub is called as there.
+    A model that was pulled from a hub has its name on the hub.
     """
     whole = folder.resolve()
     if (pulled := pulled_at(whole)) is not None:
@@ -289,7 +292,7 @@ def model_name(folder: Path) -> str:
 
 
 def torch_device(device: str | None) -> torch.device:
-    """Return the device to run on; None means a GPU where there is one."""
+    """Return the device to run on; None means a GPU if available."""
     import torch
 
     if device is None:
@@ -298,5 +301,6 @@ def torch_device(device: str | None) -> torch.device:
 
 
 def weights_digest(folder: Path) -> str | None:
-    """SHA-256 over the names and bytes of the safetensors files of a folder; None when there are none."""
+    """Return the SHA-256 of the names and bytes of the safetensors files in a folder; None without such
+    files."""
     return weights_of({file.name: file_digest(file) for file in folder.glob(f"*{WEIGHTS}")})

@@ -1,10 +1,10 @@
-"""The policy under training: token in, token out.
+"""The client of a policy under training, which works with token ids.
 
-Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids, and then only the ids of
-the new environment messages. So the policy learns from the sampled tokens, never from a text that was
-tokenized again. If the chat template rewrites history, the environment takes messages back, or the oldest
-turns are left out (`wander.models.compaction`), the turn starts from the text of the template, and a new
-sequence begins (`wander.train.rollouts.rows.trajectories_of`).
+Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids and then only the ids of
+the new environment messages. The policy therefore learns from the sampled tokens, never from text that was
+tokenized again. The turn starts from the template's text and begins a new sequence
+(`wander.train.rollouts.rows.trajectories_of`) in three cases: the chat template rewrites history, the
+environment removes messages, or the oldest turns are left out (`wander.models.compaction`).
 
 An engine samples (`wander.models.engines`): transformers in this process, where the same seed gives the same
 bits on a CPU, or vLLM.
@@ -37,8 +37,9 @@ class _Episode:
 class PolicyClient(Client):
     """Answers with the policy that a trainer is updating.
 
-    `begin` every rollout of a step before the first of them asks: their order then fixes the batches.
-    `max_batch_size` rows are computed at once. `engine` None samples from `model` itself, in this process.
+    Call `begin` for all rollouts of a step before the first of them makes a request, because their order
+    determines the batches. At most `max_batch_size` rows are computed at a time. If `engine` is None, `model`
+    itself is sampled in this process.
     """
 
     def __init__(
@@ -56,21 +57,22 @@ class PolicyClient(Client):
         self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer), chat)
         self.context_length = context_length_of(model)
         self.refresh: Callable[[], None] = lambda: None
-        """Gives the policy's weights to the engine; called before rollouts are played, in every process."""
+        """Function that brings the policy's weights to the engine; called before rollouts are played, in
+        every process."""
         self._episodes: dict[str, _Episode] = {}
         self._parts: dict[str, list[str]] = {}
-        """Conversations of a rollout's code and of its players, by the rollout."""
+        """Conversations of a rollout's code and of its players, by rollout."""
         self._begun = 0
         self.answered_at = 0.0
         """Time of the last answer, on the monotonic clock."""
 
     def limit_context(self, tokens: int | None) -> None:
-        """End rollouts at this number of tokens, as if the model's context ended there."""
+        """End rollouts at this number of tokens, as if it were the model's context length."""
         if tokens is not None:
             self.context_length = min(self.context_length, tokens)
 
     def begin(self, rollout_id: str) -> None:
-        """Count a rollout as in flight, after those that began before it."""
+        """Count a rollout as in flight, after the rollouts that started earlier."""
         if rollout_id not in self._episodes:
             self._episodes[rollout_id] = _Episode(order=self._begun)
             self._begun += 1
@@ -79,7 +81,7 @@ class PolicyClient(Client):
         self.engine.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Forget a rollout, with the conversations of its code and of its players."""
+        """Remove a rollout with the conversations of its code and of its players."""
         self._episodes.pop(rollout_id, None)
         for part in self._parts.pop(rollout_id, ()):
             if self._episodes.pop(part, None) is not None:
@@ -94,12 +96,13 @@ class PolicyClient(Client):
         episode = self._episodes[name]
         if request.tools:
             self.format.check_tools()
-        conversation, anew = go_on(self.format, episode.conversation, request, room_of(request))
+        conversation, restarted = go_on(self.format, episode.conversation, request, room_of(request))
         episode.conversation = conversation
-        if anew:
-            self.engine.forget(name)  # its cache is of the old history
+        if restarted:
+            self.engine.forget(name)  # its cache contains the old history
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
-        # Only one player of a rollout asks at a time, so all have the rollout's place in a batch.
+        # Only one player of a rollout has an open request at a time, so all players use the rollout's
+        # position in a batch.
         order = self._episodes.get(request.rollout_id, episode).order
         sample = await self.engine.sample(Job(name, order, sample_request))
         self.format.append_completion(conversation, sample.ids)
@@ -113,15 +116,15 @@ class PolicyClient(Client):
         self.format.check_tools()
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
+        """Raise `ModelError` for a sampling argument that is unknown, or exceeds the model's context."""
         require_sampling(sampling, self.context_length)
 
     def take_totals(self) -> SamplingTotals:
-        """Return the totals and start new ones."""
+        """Return the totals and reset them."""
         return self.engine.take_totals()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records about the policy."""
+        """Return the facts about the policy that a manifest records."""
         return {
             **super().describe(),
             **self.format.describe(),

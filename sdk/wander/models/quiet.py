@@ -1,4 +1,4 @@
-"""Makes the model libraries silent where they talk about themselves; our own warnings still show."""
+"""Silences messages of the model libraries about themselves. Wander's own warnings are still shown."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 LIBRARIES = ("transformers", "trl", "accelerate", "datasets", "peft")
 
 EXPECTED = (
-    # TRL 1.16 still asks transformers by the older names.
+    # TRL 1.16 still uses the old names of transformers' options.
     r".*gradient_checkpointing.* is deprecated.*",
-    # accelerate 1.15 still asks PyTorch by the older name.
+    # accelerate 1.15 still uses PyTorch's old name.
     r".*`broadcast_buffers` is deprecated.*",
 )
-"""Warnings that say nothing a user can act on."""
+"""Warnings that do not help a user."""
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence log lines, progress bars and the expected warnings of the model libraries in a block.
 
-    A download keeps its bar where a person watches: on a terminal.
+    Downloads keep their progress bars on a terminal.
     """
     import transformers
 
@@ -48,9 +48,10 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """Make every tqdm bar of the block invisible, whoever makes it.
+    """Hide every tqdm progress bar in the block.
 
-    tqdm reads TQDM_DISABLE once, when it is imported, which is long before this block as a rule.
+    Setting TQDM_DISABLE does not help, because tqdm reads it when it is imported, usually long before this
+    block.
     """
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 

@@ -1,10 +1,11 @@
-"""Sampling completions from a causal language model, a batch at a time.
+"""Batched sampling of completions from a causal language model.
 
-Each row draws from its own generator, seeded by its request, by inverting the cumulative distribution: what
-a row samples does not depend on which rows share its batch, except through the last bits of the logits.
-Models whose layers are all full attention keep their keys and values between the turns of a conversation
-(wander.models.kv); any other Hugging Face causal model (LFM2's convolutions, sliding windows) uses its own
-cache and reads the conversation again each turn.
+Each row has its own random generator, seeded by its request, and samples by inverting the cumulative
+distribution. Its result depends on the other rows of the batch only through the last bits of the logits.
+
+Models whose layers all use full attention keep their keys and values between the turns of a conversation
+(wander.models.kv). Other Hugging Face causal models (such as LFM2 with convolutions, or models with sliding
+windows) use their own cache and read the conversation again at each turn.
 """
 
 from __future__ import annotations
@@ -23,45 +24,46 @@ if TYPE_CHECKING:
     from wander.models.chat import ChatFormat
 
 TELLINGS = 8
-"""Maximum number of parts in which a batch is answered: each part costs messages to other processes."""
+"""Maximum number of parts in which the answers of a batch are delivered. Each part costs messages to other
+processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One completion to sample."""
+    """A completion to sample."""
 
     ids: list[int]
-    """The whole context."""
+    """Token ids of the whole context."""
     max_tokens: int
     temperature: float = 1.0
-    """0 takes the most probable token."""
+    """Temperature; 0 always takes the most probable token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 means all."""
+    """Number of most probable tokens to sample from; 0 means all."""
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int = 0
 
     @property
     def plain(self) -> bool:
-        """True when the distribution is not truncated."""
+        """Whether the distribution is not truncated."""
         return self.top_p >= 1.0 and self.top_k <= 0 and self.min_p <= 0.0
 
 
 @dataclass(slots=True)
 class Sample:
-    """One sampled completion."""
+    """A sampled completion."""
 
     ids: list[int] = field(default_factory=list)
     """Sampled ids, with the end-of-turn token if it was sampled."""
     logprobs: list[float] = field(default_factory=list)
     """Natural-log probability of each id under the distribution that it was drawn from. For greedy choices,
-    under the model's distribution at temperature 1."""
+    it is the model's distribution at temperature 1."""
     entropy: float = 0.0
-    """Sum over the tokens of the entropy in nats of the (untruncated) distribution."""
+    """Sum over the tokens of the entropy in nats of the untruncated distribution."""
     finish_reason: Literal["stop", "length"] = "length"
     step: int | None = None
-    """Steps that the weights had learnt, if the engine knows them."""
+    """Training step of the weights, if the engine knows it."""
 
 
 def distribution(
@@ -69,7 +71,7 @@ def distribution(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities after temperature and truncation, and the entropies before truncation.
 
-    `logits` has shape (rows, vocabulary); so has the first result, the second has shape (rows,).
+    `logits` and the log-probabilities have shape (rows, vocabulary), the entropies have shape (rows,).
     """
     temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
@@ -92,7 +94,7 @@ def distribution(
 
 
 def draw(logprobs: torch.Tensor, requests: Sequence[SampleRequest], uniforms: torch.Tensor) -> torch.Tensor:
-    """Pick one id a row: the first whose cumulative probability exceeds the row's uniform number."""
+    """Pick an id for each row: the first id whose cumulative probability exceeds the row's uniform number."""
     cumulative = logprobs.double().exp().cumsum(-1)
     threshold = uniforms.to(logprobs.device)[:, None] * cumulative[:, -1:]
     picked = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
@@ -103,7 +105,7 @@ def draw(logprobs: torch.Tensor, requests: Sequence[SampleRequest], uniforms: to
 
 
 def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
-    """Return every row's uniform numbers, (rows, longest max_tokens), each from the row's own seed."""
+    """Return uniform random numbers with shape (rows, longest max_tokens), each row with its own seed."""
     numbers = torch.zeros(len(requests), max(r.max_tokens for r in requests), dtype=torch.float64)
     for row, request in enumerate(requests):
         generator = torch.Generator().manual_seed(request.seed % 2**63)
@@ -114,19 +116,19 @@ def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
 
 
 class Sampler:
-    """Samples from one model; not thread-safe, callers use one thread."""
+    """Samples from a model. It is not thread-safe, so callers use a single thread."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.end_ids = end_of_turn_ids(model, tokenizer)
         self.keeps_cache = keeps_cache(model.config)
-        """True when conversations can keep their keys and values between turns."""
+        """Whether conversations can keep their keys and values between turns."""
         self.layers = int(model.config.get_text_config().num_hidden_layers)
         self.context_length = context_length_of(model)
 
     def new_cache(self) -> ConversationCache | None:
-        """Return an empty cache for continued conversations, or None if the model cannot keep one."""
+        """Return an empty cache for continued conversations, or None if the model does not support it."""
         return ConversationCache(self.layers, self.model.device) if self.keeps_cache else None
 
     @torch.inference_mode()
@@ -136,10 +138,10 @@ class Sampler:
         cache: ConversationCache | None = None,
         ended: Callable[[dict[int, Sample]], None] = lambda samples: None,
     ) -> list[Sample]:
-        """Sample one completion for each request; `ended` gets those that are over early, by row.
+        """Sample a completion for each request; `ended` receives completions that finish early, by row.
 
-        The rows of `cache` must be those of the requests, and every request's ids must begin with the cached
-        ids of its row. Only the other ids are computed.
+        The rows of `cache` must be those of the requests, and every request's ids must start with the cached
+        ids of its row. Only the remaining ids are computed.
         """
         training = self.model.training
         self.model.eval()
@@ -151,7 +153,7 @@ class Sampler:
 
 
 class _Stepper:
-    """The state of one batch while it is sampled."""
+    """The state of a batch while it is sampled."""
 
     def __init__(
         self,
@@ -166,11 +168,11 @@ class _Stepper:
         self.cache = cache
         self.ended = ended
         self.untold: list[int] = []
-        """Rows that are over and were not passed to `ended` yet."""
+        """Rows that finished and were not yet passed to `ended`."""
         self.live = list(range(len(requests)))
         """Rows that are still sampling."""
         self.batch = list(self.live)
-        """Rows that the model computes: the live rows, and rows that ended since the last narrowing."""
+        """Rows that the model computes: the live rows, and rows that finished since the last narrowing."""
         self.past: Any = None
         self.mask = torch.zeros(0)
         self.uniforms = uniform_numbers(requests)
@@ -196,7 +198,7 @@ class _Stepper:
         logprobs, entropies = distribution(logits, requests)
         if not torch.isfinite(entropies).all():
             raise RuntimeError(
-                "the logits are not numbers; the weights have diverged or overflow their precision"
+                "the logits are not finite: the weights diverged or exceed the range of their precision"
             )
         picked = draw(logprobs, requests, self.uniforms[self.live, step])
         chosen = logprobs.gather(1, picked[:, None])[:, 0].tolist()
@@ -210,7 +212,8 @@ class _Stepper:
             sample.entropy += entropy
             (self.untold if self._is_over(row, sample, token) else still).append(row)
         self.live = still
-        if still and len(self.untold) >= len(self.requests) / TELLINGS:  # the last are returned in a moment
+        # the remaining answers are returned with the batch
+        if still and len(self.untold) >= len(self.requests) / TELLINGS:
             self.ended({row: self.samples[row] for row in self.untold})
             self.untold = []
 
@@ -239,14 +242,14 @@ class _Stepper:
         if cache.tokens:
             block = [ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)]
             return self._forward(cache.append(block))
-        # The rollouts of a group share their first prompt: compute each distinct context once.
+        # The rollouts of a group share their first prompt, so each distinct context is computed only once.
         distinct = list(dict.fromkeys(tuple(ids) for ids in contexts))
         place = {ids: number for number, ids in enumerate(distinct)}
         shared = len(os.path.commonprefix([ids[:-1] for ids in distinct]))  # noqa: RUF071 - of ids
         if shared * (len(distinct) - 1) < MOST_TWICE:
             cache.start(len(distinct))
             shared = 0
-        else:  # a long system prompt or worked examples
+        else:  # the contexts share a long beginning, such as a system prompt or worked examples
             cache.start(1)
             self._forward(cache.append([list(distinct[0][:shared])]))
             cache.select([0] * len(distinct))
@@ -256,7 +259,7 @@ class _Stepper:
         return logits[rows]
 
     def _step(self) -> torch.Tensor:
-        """Compute the tokens just chosen."""
+        """Compute the logits after the tokens that were just chosen."""
         if self.cache is None:
             last = torch.tensor([[sample.ids[-1]] for sample in self.samples])
             alive = torch.zeros(len(self.samples), 1, dtype=torch.long)
@@ -286,22 +289,22 @@ class _Stepper:
 
 
 MOST_TWICE = 1024
-"""Maximum number of tokens of new conversations that are computed more than once. If more would be, the
-shared beginning is computed first."""
+"""Maximum number of tokens in a shared beginning of new conversations that are computed repeatedly. A longer
+shared beginning is computed once, in advance."""
 
 CACHED_TYPES = frozenset({"llama", "qwen2", "qwen3", "smollm3"})
-"""Model types whose layers use a plain key-value cache; tests check each on a tiny configuration."""
+"""Model types whose layers use a plain key-value cache; tests check each with a tiny configuration."""
 
 
 def keeps_cache(config: Any) -> bool:
-    """Return whether later tokens read only the keys and values of a model's tokens."""
+    """Return whether a plain key-value cache is sufficient to continue a conversation with this model."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return config.model_type in CACHED_TYPES and all(kind == "full_attention" for kind in kinds)
 
 
 def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that ends a completion: the tokenizer's and those that the model declares."""
+    """Return all ids that end a completion, declared by the tokenizer or by the model."""
     declared = getattr(model.generation_config, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
     return frozenset(token for token in ids if token is not None)
@@ -310,7 +313,7 @@ def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def find_unknown_end(form: ChatFormat) -> str | None:
     """Return the special token that closes a turn if it is not among the ids that end a completion.
 
-    A turn then goes on after the model has sampled this token. None if turns can end.
+    A turn then continues after the model has sampled this token. None if turns can end.
     """
     mark = "content"
     try:
@@ -339,5 +342,5 @@ def ending_problem(form: ChatFormat) -> str | None:
 
 
 def context_length_of(model: Any) -> int:
-    """Return the model's context length; a very large number if it does not state one."""
+    """Return the model's context length, or a very large number if the model does not state it."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31) or 2**31)

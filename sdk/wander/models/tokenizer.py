@@ -1,9 +1,9 @@
-"""A small tokenizer made for one environment: few tokens a turn, and the pieces that matter stay whole.
+"""A small tokenizer for a single environment, with few tokens per turn and tokens for the important pieces.
 
-Small policies are slow on long prompts, and an environment repeats itself: most of its text are fixed phrases
-around a few cells, digits and tags. So the vocabulary holds, as whole tokens, every tag, every phrase between
-the variable parts that is frequent in the transcripts, and each single digit or capital with the punctuation
-after it (`4 | `). All other text is byte-level BPE, so any text can be written.
+Small policies are slow on long prompts, and most text of an environment consists of fixed phrases around a
+few cells, digits and tags. The vocabulary therefore has tokens for every tag, for every phrase that is
+frequent in the transcripts, and for each single digit or capital letter with the punctuation after it (`4 |
+`). All other text is byte-level BPE, so any text can be encoded.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ TEMPLATE = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
 )
-"""Nothing is ever rewritten: each message only appends. Generation markers let TRL mask by itself. A tool is
-a line, of a token or two where the transcripts have it (`tools_message`)."""
+"""Chat template that never rewrites earlier text, because each message only appends. Generation markers allow
+TRL to create its own mask. A tool is a line, which becomes one or two tokens if the transcripts contain it
+(`tools_message`)."""
 
 
 def said(message: Message) -> str:
-    """Return what the template makes of a message beyond its role: the content, and its calls of tools."""
+    """Return the text that the template renders for a message after its role: its content and tool calls."""
     text = content_text(message.get("content"))
     for name, arguments in calls_in(message):
         written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
@@ -54,7 +55,7 @@ def said(message: Message) -> str:
 
 
 def tools_message(tools: Sequence[dict[str, Any]] | None) -> list[Message]:
-    """Return what the template says of tools, as the message that it begins with; none without tools."""
+    """Return the text that the template renders for tools, as a message; an empty list without tools."""
     lines = []
     for function in (tool["function"] for tool in tools or ()):
         names = ", ".join((function.get("parameters") or {}).get("properties") or {})
@@ -70,7 +71,7 @@ _PARTS = re.compile(
 )
 BYTES = 256
 SHORTEST_PHRASE = 3
-"""Characters; shorter pieces would cut words apart wherever they occur."""
+"""Minimum number of characters in a phrase. Shorter pieces would split words wherever they occur."""
 
 
 def parts(text: str) -> list[tuple[str, str]]:
@@ -81,9 +82,10 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 
 def frequent_pieces(texts: Sequence[str], limit: int) -> list[str]:
-    """Return the tags, cells and phrases worth a token of their own, at most `limit`, most useful first.
+    """Return at most `limit` tags, cells and phrases that deserve their own token, most useful first.
 
-    A piece must stand in at least one text in fifty; it is worth the bytes it saves over all texts.
+    A piece must occur in at least two percent of the texts. Its usefulness is the number of bytes that it
+    saves over all texts.
     """
     counts: Counter[str] = Counter()
     spread: Counter[str] = Counter()
@@ -107,11 +109,11 @@ def frequent_pieces(texts: Sequence[str], limit: int) -> list[str]:
 def train_tokenizer(
     transcripts: Iterable[Sequence[Message]], vocabulary: int = 512, *, characters: bool = False
 ) -> Any:
-    """Return a `PreTrainedTokenizerFast` of at most `vocabulary` tokens for an environment's transcripts.
+    """Return a `PreTrainedTokenizerFast` with at most `vocabulary` tokens for an environment's transcripts.
 
-    With `characters`, what is no such piece is spelled: a token for each byte, which is a letter of English.
-    The same transcripts give the same tokenizer. Raises `ConfigError` without transcripts, or when the
-    vocabulary has no room beside the 256 bytes.
+    With `characters`, all other text is spelled with a token for each byte, which is a letter in English. The
+    same transcripts give the same tokenizer. Raises `ConfigError` without transcripts, or if the vocabulary
+    is too small for the 256 bytes and the special tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -127,7 +129,7 @@ def train_tokenizer(
     if pieces:
         longest_first = sorted(pieces, key=len, reverse=True)
         cut = re.compile("|".join(re.escape(piece) for piece in longest_first))
-        rest = [left for text in texts for left in cut.split(text) if left]
+        rest = [fragment for text in texts for fragment in cut.split(text) if fragment]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Transcripts of an environment, for the tokenizer of a policy that does not exist yet."""
+"""Transcripts of an environment, for training the tokenizer of a new policy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from wander.types import Message, Rollout
 
 CONCURRENCY = 64
 ENOUGH_TRANSCRIPTS = 1000
-"""A tokenizer learns nothing new from more."""
+"""Number of transcripts after which a tokenizer does not improve any more."""
 _PAIR = re.compile(r"<([A-Za-z_]\w*)>[^<]*</\1>")
 
 
 def make_babbling_client(seed: int = 0) -> Client:
-    """Return a client that fills the tags which the conversation shows with random digits and words of it.
+    """Return a client that fills the tags in the conversation with random digits and words from it.
 
-    Tools it calls half of the time, with such arguments. It knows no environment, yet
-    most games go on for a few turns with it, so their texts are seen.
+    If tools are offered, it calls one half of the time, with similar arguments. It knows nothing about the
+    environment, but most games last a few turns with it, which shows enough of their texts.
     """
 
     def babble(request: ModelRequest) -> str | Message:
@@ -55,7 +55,7 @@ def make_babbling_client(seed: int = 0) -> Client:
 
 
 def transcript_of(rollout: Rollout) -> list[Message]:
-    """Return the conversation of a rollout, with a message about the tools that it was offered."""
+    """Return the conversation of a rollout, with a message about the offered tools."""
     return [*tools_message(rollout.tools), *rollout.prompt, *rollout.completion]
 
 
@@ -67,10 +67,10 @@ async def play_transcripts(
     seed: int = 0,
     played: Callable[[int, int], None] | None = None,
 ) -> list[list[Message]]:
-    """Play `count` training examples (fewer when there are fewer) and return their conversations in order.
+    """Play up to `count` training examples and return their conversations in order.
 
-    Failed rollouts count with what they said; raises `RunError` when nothing at all was said. `played` hears
-    how many have ended, of how many.
+    Failed rollouts are included with the messages that they have. Raises `RunError` if no rollout has an
+    assistant message. `played` is called with the number of finished rollouts and their total number.
     """
     available = environment.info.train_examples
     read = await environment.examples("train", 0, count if available is None else min(count, available))
@@ -92,7 +92,5 @@ async def play_transcripts(
 
     transcripts = await asyncio.gather(*(play(position) for position in range(len(examples))))
     if not any(message.get("role") == "assistant" for messages in transcripts for message in messages):
-        raise RunError(
-            "no rollout got as far as a first answer", hint="run `wander check` on the environment"
-        )
+        raise RunError("no rollout reached its first answer", hint="run `wander check` on the environment")
     return transcripts

@@ -1,4 +1,5 @@
-"""bubblewrap's arguments: every namespace its own, a read-only system, `/tmp` as the one place to write."""
+"""Arguments of bubblewrap: a new namespace of every kind, a read-only system, and `/tmp` as the only writable
+folder."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from wander.sandbox.visible import Visible
 from wander.types import canonical_json
 from wander.wire import SandboxPin
 
-SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
+SCRATCH = "/tmp"  # noqa: S108 - a file system in memory that belongs to the sandbox
 _ISOLATION = (
     *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
     *("--disable-userns", "--assert-userns-disabled", "--cap-drop", "ALL"),
     *("--new-session", "--die-with-parent"),
     *("--proc", "/proc", "--dev", "/dev"),
-    *("--ro-bind", "/dev/null", "/proc/cmdline"),  # how the host was started
+    *("--ro-bind", "/dev/null", "/proc/cmdline"),  # hides how the host was started
 )
 
 VARIABLES = {
@@ -34,13 +35,13 @@ VARIABLES = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "WANDER_CONFINED": "bubblewrap",
 }
-"""The environment variables that every sandboxed worker gets, whatever the host's are."""
+"""Environment variables of every sandboxed worker, independent of the host's variables."""
 
 
 def bubblewrap_arguments(
     policy: SandboxPolicy, sees: Visible, filter_fd: int, host_name: str
 ) -> list[str | int]:
-    """Return bubblewrap's arguments up to the command.
+    """Return the arguments of bubblewrap up to the command.
 
     A number stands for the descriptor of the bind with that index, which the launcher opens.
     """
@@ -56,7 +57,8 @@ def bubblewrap_arguments(
 
 
 def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
-    """Return what names a profile: isolation, filter and limits, without the paths of this machine."""
+    """Return the digest that identifies a profile: isolation, filter and limits, without the paths of this
+    machine."""
     profile = {
         "isolation": _ISOLATION,
         "variables": VARIABLES,
@@ -67,7 +69,8 @@ def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
 
 
 def sandbox_pin(policy: SandboxPolicy) -> SandboxPin:
-    """Return what a run's manifest says of a sandbox on this machine; raises `SandboxError` without one."""
+    """Return a manifest's description of a sandbox on this machine; raises `SandboxError` if there can be
+    none."""
     support = require_support()
     group = new_control_group(policy)
     group.close()

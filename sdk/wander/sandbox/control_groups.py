@@ -1,8 +1,9 @@
-"""Control groups: the one way to bound what all processes of a sandbox take together.
+"""Control groups, the only way to limit the resources of all processes of a sandbox together.
 
-Version 2 where this process may make groups (root, `Delegate=yes`, a desktop session), else version 1 where
-root may, else `systemd-run --user --scope`. Without any of them memory is bounded for each process alone,
-which a process that forks evades; the run's record says which of the two it was.
+Version 2 is used if this process may create groups (root, `Delegate=yes`, a desktop session). Otherwise
+version 1 is used if root may create groups, and `systemd-run --user --scope` as a last resort. Without any of
+them, memory is limited only per process, and a process can evade that limit by forking. The run's record
+states which kind of limit applied.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ from typing import Literal
 from wander.sandbox.policy import SandboxPolicy
 
 MemoryBound = Literal["cgroup", "process"]
-"""By what the memory is bounded: all processes together, or each by itself."""
+"""Kind of the memory limit: for all processes together, or for each process."""
 _PREFIX = "wander-"
 CLOSE_ROUNDS, CLOSE_PAUSE = 100, 0.02
-"""How often, and after how many seconds, it is looked again whether a group's processes have gone."""
+"""Number of checks whether a group's processes have exited, and seconds between the checks."""
 _numbers = itertools.count()
 
 
 @dataclass
 class ControlGroup:
-    """What bounds one sandbox; as it stands, nothing but the limits of each process by itself."""
+    """Limits of a sandbox. The defaults stand for no group, so that only the limits of each process apply."""
 
     memory_bound: MemoryBound = "process"
     prefix: list[str] = field(default_factory=list)
-    """What the launcher's command is preceded by, where the user's systemd makes the group."""
+    """Words before the launcher's command, if the user's systemd creates the group."""
     folders: list[Path] = field(default_factory=list)
-    """In the control group file systems: one for version 2, one a controller for version 1."""
+    """Folders in the control group file systems: one for version 2, or one per controller for version 1."""
     events: Path | None = None
-    """Where the kernel counts. A scope of systemd is gone with its last process, and its counts with it."""
+    """File with the kernel's event counts. A systemd scope disappears with its last process, and so do its
+    counts."""
 
     @property
     def joined(self) -> list[str]:
-        """Files into which the launcher writes its process id."""
+        """Files that the launcher writes its process id to."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def out_of_memory(self) -> bool:
-        """Tell whether the kernel ended a process because the group's memory was used up."""
-        with contextlib.suppress(OSError):  # the group is gone, and its counts with it
+        """Return whether the kernel killed a process because the group's memory was used up."""
+        with contextlib.suppress(OSError):  # the group and its counts are gone
             for line in self.events.read_text().splitlines() if self.events else ():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
@@ -55,18 +57,18 @@ class ControlGroup:
         return False
 
     def close(self) -> bool:
-        """Kill what is left, and remove the folders; False while processes are left in one."""
+        """Kill the remaining processes and remove the folders; returns False while processes remain."""
         for folder in list(self.folders):
-            with contextlib.suppress(OSError):  # version 1 and old kernels have no such file
+            with contextlib.suppress(OSError):  # version 1 and old kernels do not have this file
                 (folder / "cgroup.kill").write_text("1")
-            with contextlib.suppress(OSError):  # processes are left in it
+            with contextlib.suppress(OSError):  # processes remain in it
                 folder.rmdir()
             if not folder.exists():
                 self.folders.remove(folder)
         return not self.folders
 
     def remove(self) -> None:
-        """Close it, giving the processes that were killed two seconds to go."""
+        """Close the group, giving killed processes two seconds to exit."""
         for _ in range(CLOSE_ROUNDS):
             if self.close():
                 return
@@ -74,7 +76,7 @@ class ControlGroup:
 
 
 def new_control_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
-    """Make the best group that this process may make."""
+    """Create the most capable group that this process may create."""
     own = _own_groups()
     for made in (_version_2(policy, root, own.get("")), _version_1(policy, root, own)):
         if made is not None:
@@ -88,7 +90,7 @@ def new_control_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")
 
 
 def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGroup | None:
-    """Make a group in the nearest one above this process that hands memory and pids on."""
+    """Create a group in the nearest ancestor group that delegates memory and pids."""
     if own is None or not (root / "cgroup.controllers").exists():
         return None
     settings = {
@@ -101,7 +103,7 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGro
     for parent in (here, *here.parents):
         if not parent.is_relative_to(root):
             return None
-        with contextlib.suppress(OSError):  # not this process's to write: the one above may be
+        with contextlib.suppress(OSError):  # this process may not write here, but perhaps to the group above
             handed_on = set((parent / "cgroup.subtree_control").read_text().split())
             if {"memory", "pids"} <= handed_on:
                 return _make([parent], [settings], "memory.events")
@@ -109,34 +111,34 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGro
 
 
 def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> ControlGroup | None:
-    """Make a group below this process's own in each of two hierarchies."""
+    """Create a group below this process's own group in each of two hierarchies."""
     parents = [root / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids")]
     if not all((parent / "cgroup.procs").exists() for parent in parents):
         return None
     memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
-    with contextlib.suppress(OSError):  # only root may make groups there
+    with contextlib.suppress(OSError):  # only root may create groups there
         return _make(parents, [memory, {"pids.max": policy.processes + 8}], "memory.oom_control")
     return None
 
 
 def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> ControlGroup:
-    """Make one folder a parent with its settings; raises `OSError`, leaving none.
+    """Create a folder in each parent, with its settings; on `OSError`, no folder remains.
 
-    `events` is the file of the first folder in which the kernel counts.
+    `events` is the file in the first folder that contains the kernel's counts.
     """
     name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
     folders: list[Path] = []
     try:
         for parent, values in zip(parents, settings, strict=True):
-            for left in parent.glob(f"{_PREFIX}*"):  # of hosts that were killed
+            for left in parent.glob(f"{_PREFIX}*"):  # left behind by hosts that were killed
                 pid = left.name.removeprefix(_PREFIX).partition("-")[0]
                 if not Path("/proc", pid).exists():
-                    with contextlib.suppress(OSError):  # still in use
+                    with contextlib.suppress(OSError):  # it is still in use
                         left.rmdir()
             (parent / name).mkdir()
             folders.append(parent / name)
             for file, value in values.items():
-                # The settings about swap do not exist where the kernel does not count it.
+                # The settings about swap do not exist if the kernel does not count swap.
                 if (parent / name / file).exists() or "sw" not in file:
                     (parent / name / file).write_text(str(value))
         _try_to_join(folders)
@@ -148,16 +150,17 @@ def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> C
 
 
 def _try_to_join(folders: list[Path]) -> None:
-    """Have a child join, as the launcher will: who may make groups may not always move into them."""
+    """Let a child join the groups as the launcher will, because permission to create groups does not always
+    include moving into them."""
     tried = ["/bin/sh", "-c", 'for file; do echo $$ > "$file" || exit 1; done', "sh"]
     joined = [str(folder / "cgroup.procs") for folder in folders]
-    done = subprocess.run([*tried, *joined], capture_output=True, check=False)  # noqa: S603 - our own words
+    done = subprocess.run([*tried, *joined], capture_output=True, check=False)  # noqa: S603 - constant
     if done.returncode != 0:
         raise PermissionError(f"cannot join {joined}")
 
 
 def _own_groups() -> dict[str, str]:
-    """Return this process's group in each hierarchy, by controller; version 2's is under the empty name."""
+    """Return this process's group in each hierarchy, by controller; version 2 has an empty name."""
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -167,13 +170,13 @@ def _own_groups() -> dict[str, str]:
 
 @functools.cache
 def _scopes() -> str | None:
-    """Return `systemd-run` where the user's systemd makes scopes."""
+    """Return the path of `systemd-run` if the user's systemd can create scopes."""
     program = shutil.which("systemd-run")
     if program is None or not os.environ.get("XDG_RUNTIME_DIR"):
         return None
     tried = [program, "--user", "--scope", "--quiet", "--collect", "true"]
     try:
-        done = subprocess.run(tried, capture_output=True, timeout=10, check=False)  # noqa: S603 - our own words
+        done = subprocess.run(tried, capture_output=True, timeout=10, check=False)  # noqa: S603 - constant
     except (OSError, subprocess.TimeoutExpired):
         return None
     return program if done.returncode == 0 else None

@@ -1,9 +1,10 @@
-"""Turns itself into bubblewrap: `python -I -S launcher.py PLAN`, PLAN being a JSON object.
+"""The launcher, which replaces itself with bubblewrap: `python -I -S launcher.py PLAN`, where PLAN is a JSON
+object.
 
-The host starts it because what it does has to happen in the child, before bubblewrap, and in this order: join
-the control groups, lower the limits, open what is to be shown and, if the host is root, show it to another
-user and become that user. It runs before anything untrusted does, with the standard library alone, and keeps
-its process id.
+The host starts this program because the following steps must happen in the child process, before bubblewrap,
+and in this order: join the control groups, lower the limits, and open the files to show. If the host is root,
+the launcher also makes the files accessible to another user and becomes that user. It runs before any
+untrusted code, uses only the standard library, and keeps its process id.
 """
 
 from __future__ import annotations
@@ -16,49 +17,49 @@ import stat
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing `typing` would cost a fifth of the launcher's time
+if TYPE_CHECKING:  # importing `typing` would take a fifth of the launcher's time
     from typing import Any
 
 FIRST_DESCRIPTOR = 3
 FAILED = 125
-"""The exit status when no sandbox was made; the reason is on standard error."""
+"""Exit status if no sandbox was created; the reason is on standard error."""
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18
-_STAGE = "/tmp"  # noqa: S108 - covered by a file system of this process's own
+_STAGE = "/tmp"  # noqa: S108 - hidden below a file system of this process
 PROGRAM = f"{_STAGE}/program"
-"""The folder in which a root host's launcher puts a bubblewrap that came as a Python package."""
+"""Folder for a bubblewrap that was installed as a Python package, if the host is root."""
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Carry out the plan; returns only by raising.
+    """Carry out the plan and become its command. Returns only by raising.
 
     - `groups`: files that this process writes its id to.
-    - `descriptors`: what is handed on, from `FIRST_DESCRIPTOR` on, in this order.
-    - `binds`: source, device and inode of what is shown.
-    - `uid`: the first of the users that root becomes one of, or null.
-    - `program`: files to copy below `PROGRAM`, as paths there and sources; for root alone.
-    - `limits`: soft and hard ones, by their names in `resource`.
-    - `command`: what to become; a number in it stands for the descriptor of the bind with that index.
+    - `descriptors`: descriptors to pass on, numbered from `FIRST_DESCRIPTOR` in this order.
+    - `binds`: source, device and inode of each file or folder to show.
+    - `uid`: first of the user ids that a root host uses, or null.
+    - `program`: files to copy below `PROGRAM`, as target and source paths; only for root.
+    - `limits`: soft and hard limits, by their names in `resource`.
+    - `command`: command to become; a number in it stands for the descriptor of the bind with that index.
     """
     for procs in plan["groups"]:
         with open(procs, "w") as file:
             file.write(str(os.getpid()))
-    # Where memory runs short, the sandbox goes first and the host last.
+    # If memory runs short, the kernel should kill the sandbox first and the host last.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     _number(plan["descriptors"])
-    os.umask(0o022)  # the same for everybody, so that nothing inside depends on the host's
+    os.umask(0o022)  # independent of the host's setting, so that nothing inside the sandbox depends on it
     if plan["uid"] is None:
         opened = [_open(*bind) for bind in plan["binds"]]
     else:
         opened = _stage(plan["binds"], plan["program"])
         _become(plan["uid"] + os.getpid())
     for descriptor in opened:
-        os.set_inheritable(descriptor, True)  # bubblewrap closes each once it has mounted it
+        os.set_inheritable(descriptor, True)  # bubblewrap closes each descriptor after mounting it
     for name, (soft, hard) in plan["limits"].items():
         kind = getattr(resource, name)
         most = resource.getrlimit(kind)[1]
         if most != resource.RLIM_INFINITY:
-            hard = min(hard, most)  # a limit can only be lowered
+            hard = min(hard, most)  # a limit cannot be raised
         resource.setrlimit(kind, (min(soft, hard), hard))
     command = [str(opened[word]) if isinstance(word, int) else word for word in plan["command"]]
     os.chdir("/")
@@ -66,7 +67,7 @@ def main(plan: dict[str, Any]) -> None:
 
 
 def _number(descriptors: list[int]) -> None:
-    """Give what is handed on the same numbers in every process, whatever else its host has open."""
+    """Give the passed descriptors the same numbers in every process, independent of the host's open files."""
     above = max([FIRST_DESCRIPTOR + len(descriptors), *descriptors]) + 1
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
     os.closerange(FIRST_DESCRIPTOR, above)
@@ -76,20 +77,22 @@ def _number(descriptors: list[int]) -> None:
 
 
 def _open(source: str, device: int, inode: int) -> int:
-    """Return a descriptor of what the host decided to show; raises `OSError` if something else is there now.
+    """Open a file that the host decided to show; raises `OSError` if the path now leads to another file.
 
-    The source has no symbolic links, so a different path behind the descriptor means that one was put there.
+    The source contains no symbolic links. A different path behind the descriptor means that a link was
+    inserted.
     """
     descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW)
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     path = os.readlink(f"/proc/self/fd/{descriptor}")
-    if (path, found.st_dev, found.st_ino) != (source, device, inode):
+    if (path, status.st_dev, status.st_ino) != (source, device, inode):
         raise OSError(f"`{source}` changed while the sandbox was started")
     return descriptor
 
 
 def _stage(binds: list[tuple[str, int, int]], program: dict[str, str]) -> list[int]:
-    """Mount the binds where another user can reach them, even out of /root; seen by this process alone."""
+    """Mount the binds where another user can reach them, even from /root. Only this process sees these
+    mounts."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -101,7 +104,7 @@ def _stage(binds: list[tuple[str, int, int]], program: dict[str, str]) -> list[i
 
     check(libc.unshare(_CLONE_NEWNS), "a mount namespace")
     check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
-    sources = [_open(*bind) for bind in binds]  # before one of them is covered
+    sources = [_open(*bind) for bind in binds]  # opened before a mount covers one of them
     copies = {place: _read(path) for place, path in program.items()}
     check(libc.mount(b"tmpfs", _STAGE.encode(), b"tmpfs", 0, b"mode=755,size=4m"), "a place for mounts")
     staged: list[int] = []
@@ -140,12 +143,12 @@ def _become(user: int) -> None:
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (another user)") from error
     if 0 in (*os.getresuid(), *os.getresgid()):
-        raise PermissionError("this process is root still")
+        raise PermissionError("this process is still root")
 
 
 if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
-    except Exception as error:  # noqa: BLE001 - told in one line, whatever it is
+    except Exception as error:  # noqa: BLE001 - every error is reported on a single line
         sys.stderr.write(f"sandbox: {error}\n")
         sys.exit(FAILED)

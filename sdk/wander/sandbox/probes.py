@@ -1,8 +1,8 @@
-"""Attempts to get out, made from inside; run by the self-test, by the tests, and by whoever wants to see.
+"""Attempts to escape from the sandbox, made from inside, for the self-test, for tests, and for curious users.
 
-Each probe returns what it got hold of, or raises what stopped it. They run in children of their own, since
-some of them are killed. `SyscallStopped` is raised for a call that the filter answered: another error would
-only say that the arguments were bad.
+Each probe returns the resource that it reached, or raises the error that stopped it. Probes run in child
+processes, because some of them are killed. `SyscallStopped` is raised if the filter answered a call; any
+other error could mean that the arguments were wrong.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from wander.sandbox.seccomp import CLONE_NEW_ANY, MACHINES
 from wander.sandbox.syscalls import DENIED, JUDGED
 
 Probe = Callable[[dict[str, Any]], object]
-"""Takes what the host has prepared (`Bait` of `wander.worker.process.sandbox_check`)."""
+"""Function that takes the host's preparations (`Bait` of `wander.worker.process.sandbox_check`)."""
 _SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SyscallStopped(OSError):
-    """The filter answered."""
+    """Raised if the filter answered a call."""
 
 
 def run(bait: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run the probes, or those that the bait names in `only`; return for each `held`, whether it was stopped,
-    and `how`.
+    """Run all probes, or only the probes named in the `only` of the bait.
+
+    Returns for each probe `held`, whether it was stopped, and `how`.
     """
     chosen = {name: probe for name, probe in probes().items() if name in bait.get("only", probes())}
     return {name: _outcome(probe, bait) for name, probe in chosen.items()}
 
 
 def probes() -> dict[str, Probe]:
-    """Return every probe by its name."""
+    """Return all probes by name."""
     found: dict[str, Probe] = {}
     for path in ("/etc/shadow", "/etc/passwd", "/proc/kcore", "/proc/kmsg", "/dev/mem"):
         found[f"read {path}"] = partial(_read, path)
@@ -108,7 +109,7 @@ def _call(name: str, _: dict[str, Any]) -> object:
 
 
 def _write_elsewhere(_: dict[str, Any]) -> object:
-    """Make a file on every mount but the two whose size is bounded."""
+    """Create a file on every mount except the two with a limited size."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place = line.split()[4]
         if place not in ("/tmp", "/dev/shm"):  # noqa: S108
@@ -131,7 +132,7 @@ def _connect_to(address: tuple[Any, ...], _: dict[str, Any]) -> object:
 
 
 def _do(got: str, call: Callable[..., object], *arguments: object) -> Probe:
-    """Return a probe that makes a call; where that succeeds, it `got` something."""
+    """Return a probe that makes a call and returns `got` if the call succeeds."""
 
     def probe(_: dict[str, Any]) -> object:
         call(*arguments)
@@ -141,7 +142,7 @@ def _do(got: str, call: Callable[..., object], *arguments: object) -> Probe:
 
 
 def _syscall(numbers: tuple[int, int | None], *arguments: int, refused: int = errno.EPERM) -> object:
-    """Make a call with arguments that are harmless where it is allowed."""
+    """Make a system call with arguments that are harmless if it is allowed."""
     number = numbers[MACHINES[platform.machine()].column]
     if number is None:
         raise SyscallStopped(errno.ENOSYS, "this machine has no such call")
@@ -165,8 +166,8 @@ def _secret_variable(bait: dict[str, Any]) -> object:
 
 
 def _name_of_a_socket(bait: dict[str, Any]) -> object:
-    """Ask by every socket here whether one of the host's listens under a name: `connect` tells, also in
-    refusing."""
+    """Check with every socket here whether a host socket listens under a name; the error of `connect` can
+    reveal it."""
     pair = _socket.socketpair()
     for descriptor in (*map(int, os.listdir("/proc/self/fd")), pair[0].fileno()):
         with contextlib.suppress(OSError):
@@ -184,7 +185,8 @@ def _refused(asked: _socket.socket, name: str) -> int:
 def _secret_over_loopback(bait: dict[str, Any]) -> object:
     import socket
 
-    with socket.socket() as connection:  # what the worker's code gets, and not the system call alone
+    # uses the library that the worker's code uses, not only the system call
+    with socket.socket() as connection:
         connection.settimeout(_SECONDS)
         connection.connect(("127.0.0.1", bait["port"]))
         return connection.recv(64)
@@ -209,7 +211,7 @@ def _own_process_namespace(_: dict[str, Any]) -> object:
 
 
 def _inherited_files(_: dict[str, Any]) -> object:
-    """Folders and files of the host among the open descriptors."""
+    """Find files and folders of the host among the open descriptors."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             mode = os.fstat(int(name)).st_mode
@@ -219,7 +221,7 @@ def _inherited_files(_: dict[str, Any]) -> object:
                     sealed = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
                     if fcntl.fcntl(int(name), fcntl.F_GET_SEALS) & sealed == sealed:
                         continue
-                if not target.startswith("/tmp/"):  # noqa: S108 - its own
+                if not target.startswith("/tmp/"):  # noqa: S108 - the sandbox's own files
                     return target
     return _nothing()
 
@@ -246,13 +248,14 @@ def _raising_a_limit(_: dict[str, Any]) -> object:
 
 
 def _memory_of_the_worker(_: dict[str, Any]) -> object:
-    """What a model's code in a REPL would like to read: the answers. The worker is this child's parent."""
+    """Read the worker's memory, which contains the answers, as a model's code in a REPL would try. The worker
+    is this child's parent."""
     with open(f"/proc/{os.getppid()}/mem", "rb") as file:
         return file.name
 
 
 def _killing_the_first_process(_: dict[str, Any]) -> object:
-    os.kill(1, signal.SIGKILL)  # accepted, and without effect
+    os.kill(1, signal.SIGKILL)  # accepted, but without effect
     return _nothing()
 
 
@@ -266,7 +269,7 @@ def _a_file_too_long(bait: dict[str, Any]) -> object:
 
 
 def _fill(folder: str, size: int, most: int) -> object:
-    """Write more than a folder holds, in files that are not too long."""
+    """Write more than a folder can hold, in files below the size limit."""
     block, written = b"\0" * (1 << 20), 0
     names: list[str] = []
     try:
@@ -342,7 +345,7 @@ _OTHERS: dict[str, Probe] = {
 
 
 def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
-    """Run a probe in a child; what kills the child has stopped it too."""
+    """Run a probe in a child; a probe whose child is killed counts as stopped."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -350,7 +353,7 @@ def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
             told = {"held": False, "how": f"got {probe(bait)!r}"[:200]}
         except OSError as error:
             told = {"held": True, "how": errno.errorcode.get(error.errno or 0, str(error))}
-        except Exception as error:  # noqa: BLE001 - setrlimit raises ValueError; the outcome tells
+        except Exception as error:  # noqa: BLE001 - setrlimit raises ValueError, which is reported
             told = {"held": True, "how": f"{type(error).__name__}: {error}"[:200]}
         os.write(writing, json.dumps(told).encode())
         os._exit(0)

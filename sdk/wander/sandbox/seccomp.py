@@ -1,9 +1,9 @@
-"""The system call filter: a classic BPF program that the kernel runs before every call.
+"""The system call filter: a classic BPF program that the kernel runs before every system call.
 
-A list of what is denied and not of what is allowed, since what Python, NumPy and their like need changes with
-every release; calls that are newer than this list do not exist in the sandbox. Every argument that a rule
-looks at is a number: the kernel shows no filter what a pointer points to, which is why `clone3` does not
-exist either (the C library then takes `clone`, whose flags can be seen).
+The filter lists denied calls instead of allowed calls, because the calls that Python, NumPy and similar
+libraries need change with every release. Calls that are newer than the list fail as if they did not exist.
+Rules can only check numeric arguments, because the kernel does not show a filter the data that a pointer
+leads to. `clone3` therefore fails, too; the C library then uses `clone`, whose flags the filter can check.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _ERRNO = 0x00050000
 
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_BITS, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
-"""Offsets in `struct seccomp_data`; arguments are eight bytes each, low half first on both machines."""
+"""Offsets in `struct seccomp_data`. Arguments have eight bytes each, with the low half first on both
+machines."""
 
 CLONE_NEW_ANY = 0x7E020000
-"""Every CLONE_NEW* flag that `clone` knows: mount, cgroup, UTS, IPC, user, process, network."""
+"""All CLONE_NEW* flags of `clone`: mount, cgroup, UTS, IPC, user, process, network."""
 _SET_DEATH_SIGNAL, _SIGKILL = 1, 9
 TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
@@ -37,32 +38,32 @@ _X32 = 0x40000000 - 1
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of processor."""
+    """A kind of processor."""
 
     column: int
-    """Where its numbers stand in the tables."""
+    """Column of its system call numbers in the tables."""
     audit: int
-    """What the kernel calls it (AUDIT_ARCH_*)."""
+    """Name of the machine in the kernel (AUDIT_ARCH_*)."""
     loader: str
-    """The program that loads and runs others."""
+    """Path of the dynamic loader."""
 
 
 MACHINES = {
     "x86_64": Machine(0, 0xC000003E, "/lib64/ld-linux-x86-64.so.2"),
     "aarch64": Machine(1, 0xC00000B7, "/lib/ld-linux-aarch64.so.1"),
 }
-"""By `os.uname().machine`; no other has a filter, and so no sandbox."""
+"""Machines by `os.uname().machine`. Others have no filter, and so no sandbox."""
 
 Instruction = tuple[int, int, int, int]
-"""Code, jump where true, jump where false, operand."""
+"""Code, jump if true, jump if false, operand."""
 
 
 def program(machine: Machine, *, watchers: bool) -> list[Instruction]:
-    """Return the filter of a machine; `watchers` are allowed or denied."""
+    """Return the filter of a machine, which allows `watchers` or denies them."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _MACHINE),
         (_JUMP_EQUAL, 1, 0, machine.audit),
-        (_RETURN, 0, 0, KILL),  # 32-bit calls have numbers of their own
+        (_RETURN, 0, 0, KILL),  # 32-bit calls have different numbers
         (_LOAD, 0, 0, _NUMBER),
     ]
     if machine.column == 0:
@@ -76,30 +77,30 @@ def program(machine: Machine, *, watchers: bool) -> list[Instruction]:
 
 
 def compile_filter(machine: Machine) -> bytes:
-    """Return the filter as the kernel reads it: an array of `struct sock_filter`."""
-    # The sandboxes of root have users of their own.
+    """Return the filter in the kernel's format: an array of `struct sock_filter`."""
+    # The sandboxes of root run as separate users.
     watchers = os.geteuid() == 0 or os.environ.get(HUB_JOB) != "1"
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine, watchers=watchers))
 
 
 def _rules() -> dict[str, list[Instruction]]:
-    """Return, for each judged call, instructions that end with its verdict."""
+    """Return the instructions for each call that depends on its arguments; they end with its verdict."""
     allow, refuse = (_RETURN, 0, 0, ALLOW), _refuse(errno.EPERM)
 
     def unless(requests: tuple[int, ...]) -> list[Instruction]:
-        """Refuse these values of the second argument, of which the kernel reads the low half alone."""
-        each = [((_JUMP_EQUAL, 0, 1, request), refuse) for request in requests]
-        return [_argument(1), *(line for pair in each for line in pair), allow]
+        """Deny these values of the second argument. The kernel reads only its low half."""
+        checks = [((_JUMP_EQUAL, 0, 1, request), refuse) for request in requests]
+        return [_argument(1), *(line for check in checks for line in check), allow]
 
     return {
         "clone": [_argument(0), (_JUMP_BITS, 0, 1, CLONE_NEW_ANY), refuse, allow],
         "clone3": [_refuse(errno.ENOSYS)],
         "ioctl": unless(TERMINAL_REQUESTS),
-        # The sandbox of an ordinary user owns what that user does. With a lease on a file that is shown, it
-        # would make every program outside wait 45 s to open it.
+        # The sandbox of an ordinary user shares the user's rights on files. A lease on a visible file would
+        # make every program outside the sandbox wait 45 s to open that file.
         "fcntl": unless(FILE_REQUESTS),
-        # Process 1 has to go with bubblewrap's outermost process. It runs what others in here write into its
-        # memory (`/proc/1/mem`), and without this the sandbox could have it stay when its host is killed.
+        # Process 1 must exit together with bubblewrap's outermost process. Processes in the sandbox can write
+        # to its memory (`/proc/1/mem`). Without this rule, they could make it survive the death of its host.
         "prctl": [
             _argument(0),
             (_JUMP_EQUAL, 1, 0, _SET_DEATH_SIGNAL),
@@ -109,9 +110,9 @@ def _rules() -> dict[str, list[Instruction]]:
             refuse,
             allow,
         ],
-        # TCP, whose only network is the sandbox's own loopback. A socket of another family could reach the
-        # kernel's rarer protocols, and one of `AF_UNIX` the sockets of programs outside, by a path that is
-        # shown.
+        # Only TCP is allowed, and its only network is the sandbox's own loopback. Sockets of other families
+        # could reach rarely used protocols of the kernel. A socket of `AF_UNIX` could reach sockets of
+        # programs outside through a visible path.
         "socket": [
             _argument(0),
             (_JUMP_EQUAL, 1, 0, _AF_INET),
@@ -125,7 +126,7 @@ def _rules() -> dict[str, list[Instruction]]:
             _refuse(errno.EAFNOSUPPORT),
             allow,
         ],
-        # Pairs that stay connected to each other; a pair of datagram sockets could send to any path.
+        # Only connected pairs are allowed, because datagram sockets of a pair could send to any path.
         "socketpair": [
             _argument(0),
             (_JUMP_EQUAL, 1, 0, _AF_UNIX),
@@ -151,7 +152,7 @@ def _rules() -> dict[str, list[Instruction]]:
 
 
 def _for_call(number: int | None, verdict: list[Instruction]) -> list[Instruction]:
-    """Run `verdict`, which ends the program, for one call; other calls jump over it."""
+    """Run `verdict`, which ends the program, for a call; other calls skip it."""
     return [] if number is None else [(_JUMP_EQUAL, 0, len(verdict), number), *verdict]
 
 

@@ -1,15 +1,16 @@
 """Numbers of the system calls that the filter names, for each machine: (x86-64, arm64).
 
-None where a machine has no such call. From Linux 6.18; a test compares them with libseccomp's.
+None means that the machine does not have the call. The numbers are those of Linux 6.18, and a test compares
+them with libseccomp's.
 """
 
 from __future__ import annotations
 
 NEWEST = 469
-"""The last number that existed when this was written (`file_setattr`); higher ones get ENOSYS."""
+"""Highest number in Linux 6.18 (`file_setattr`); calls with higher numbers fail with ENOSYS."""
 
 DENIED: dict[str, tuple[int, int | None]] = {
-    # into other processes
+    # access to other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -36,7 +37,7 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "setns": (308, 268),
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
-    # large or often broken parts of the kernel
+    # large or frequently vulnerable parts of the kernel
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -47,17 +48,17 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "remap_file_pages": (216, 234),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
-    # keyrings belong to a user, whatever the namespace
+    # keyrings belong to a user in all namespaces
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    # what the kernel counts for a user or the machine, whatever the namespace
+    # resources that the kernel counts per user or machine, across namespaces
     "mq_open": (240, 180),
     "io_setup": (206, 0),
-    # files past the mounts
+    # file access that bypasses the mounts
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # the machine
+    # control of the machine
     "init_module": (175, 105),
     "finit_module": (313, 273),
     "delete_module": (176, 106),
@@ -82,21 +83,21 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "ioperm": (173, None),
     "modify_ldt": (154, None),
     "personality": (135, 92),
-    # relics
+    # obsolete calls
     "lookup_dcookie": (212, 18),
     "nfsservctl": (180, 42),
     "ustat": (136, None),
     "sysfs": (139, None),
     "uselib": (134, None),
     "_sysctl": (156, None),
-    # other processes' memory, by NUMA
+    # memory of other processes, by NUMA
     "mbind": (237, 235),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
     "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": (450, 450),
 }
-"""Answered with EPERM."""
+"""Calls that fail with EPERM."""
 
 WATCHERS: dict[str, tuple[int, int | None]] = {
     "epoll_create": (213, None),
@@ -104,8 +105,9 @@ WATCHERS: dict[str, tuple[int, int | None]] = {
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
 }
-"""Calls of many honest programs. The kernel counts what they watch for a user, whatever the namespace. They
-are denied if that user is a hub's, which would find nothing left. Python's event loop then takes `poll`."""
+"""Calls that many harmless programs make. The kernel counts their watches per user, across namespaces. They
+are denied if that user runs a hub, which could otherwise run out of watches. Python's event loop then uses
+`poll`."""
 
 JUDGED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220),
@@ -117,4 +119,4 @@ JUDGED: dict[str, tuple[int, int | None]] = {
     "socketpair": (53, 199),
     "sendto": (44, 206),
 }
-"""Answered by what is asked of them (`wander.sandbox.seccomp`)."""
+"""Calls that are allowed or denied depending on their arguments (`wander.sandbox.seccomp`)."""

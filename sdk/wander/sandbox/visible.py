@@ -1,7 +1,8 @@
-"""Which files of the host a sandboxed environment can read, and where it finds them.
+"""The host's files that a sandboxed environment can read, and their paths in the sandbox.
 
-Everything follows from what the host knows: the Python that made a virtual environment, as it was recorded
-before a package was unpacked, and what the user named. No file that a package can write is read to decide it.
+The decision depends only on facts that the host knows: the Python that created a virtual environment, as
+recorded before a package was unpacked, and the paths that the user named. Files that a package can write are
+never read for the decision.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Literal
 from wander.errors import SandboxError
 
 VIRTUALENV = "/virtualenv"
-"""The path inside of an installed environment's virtual environment. It is the same on every machine, so that
-an environment's file names do not say where it runs."""
+"""Path in the sandbox of an installed environment's virtual environment. It is the same on every machine, so
+that file names do not reveal where the environment runs."""
 INSIDE = "/inside.py"
-"""The path inside of the first program (`wander.sandbox.inside`)."""
+"""Path in the sandbox of its first program (`wander.sandbox.inside`)."""
 HOSTS = "/etc/hosts"
-"""The path inside of a file that gives `localhost` its addresses; no name of the host's own is in it."""
+"""Path in the sandbox of a file with the addresses of `localhost`. It does not contain the host's names."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _LOADER_CACHE = "/etc/ld.so.cache"
-"""Tells the loader where libraries outside of the usual folders are."""
+"""File that lists the libraries outside of the usual folders for the loader."""
 _LIVE = ("/proc", "/sys", "/dev", "/run")
-"""The kernel's and the running system's own folders: nothing in them is ever shown."""
+"""Folders of the kernel and the running system, whose contents are never shown."""
 _KEPT_BACK = ("/", "/etc", "/home", "/root", "/tmp", "/var/tmp", *_LIVE)  # noqa: S108 - compared, not written
 _FIRST_PERSON, _NOBODY = 1000, 65_534
-"""User ids: below the first are services, whose home may be `/usr/sbin`."""
+"""User ids. Smaller ids than the first belong to services, whose home may be `/usr/sbin`."""
 _ADDED_BY_SITE = """
 import json, site, sys
 before = set(sys.path)
@@ -48,62 +49,64 @@ Kind = Literal["system", "python", "packages", "virtualenv", "source", "read", "
 
 @dataclass(frozen=True)
 class Runtime:
-    """A Python, and the virtual environment made from it, as known before a package was unpacked there."""
+    """A Python and the virtual environment created from it, as known before a package was unpacked there."""
 
     executable: str
-    """The base interpreter, free of symbolic links."""
+    """Path of the base interpreter, without symbolic links."""
     prefix: str
-    """The folder in which it is installed, free of symbolic links."""
+    """Folder that it is installed in, without symbolic links."""
     version: str
-    """All of it, such as `3.12.1`."""
+    """Full version, such as `3.12.1`."""
     virtualenv: str
 
     @property
     def site_packages(self) -> str:
-        """The folder of packages, relative to the virtual environment."""
+        """Folder of packages, relative to the virtual environment."""
         major, minor = self.version.split(".")[:2]
         return f"lib/python{major}.{minor}/site-packages"
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A folder or file of the host that is shown, read-only."""
+    """A folder or file of the host that is shown read-only."""
 
     kind: Kind
     source: str
-    """Its path on the host, free of symbolic links."""
+    """Path on the host, without symbolic links."""
     path: str
-    """Its path inside."""
+    """Path in the sandbox."""
     device: int
     inode: int
-    """With the device, what the source was when it was looked at."""
+    """Inode of the source, which identifies it together with the device."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """What an interpreter and an environment need to see."""
+    """The files that an interpreter and an environment need."""
 
     python: str
-    """The base interpreter, which runs the worker."""
+    """Base interpreter, which runs the worker."""
     executable: str
-    """The path inside of the virtual environment's Python, which programs of the environment start."""
+    """Path in the sandbox of the virtual environment's Python, which the environment's programs start."""
     prefix: str
-    """The path inside of the virtual environment."""
+    """Path in the sandbox of the virtual environment."""
     binds: tuple[Bind, ...]
-    """None of them is below another: nothing is mounted under what an environment brings."""
+    """Binds, none of them inside another, so that nothing is mounted below a folder that an environment
+    provides."""
     links: tuple[tuple[str, str], ...]
-    """Target and path of each symbolic link of the system."""
+    """Target and path of the system's symbolic links."""
     import_path: tuple[str, ...]
-    """Where the worker's packages are; `.pth` files are not read."""
+    """Folders of the worker's packages; `.pth` files are not read."""
 
 
 def choose_binds(
     runtime: Runtime | None, source: Path | None, read: Iterable[str], hide: Iterable[str] = ()
 ) -> Visible:
-    """Return what a worker sees; None as `runtime` is this process's own Python, `source` what it loads.
+    """Return the files that a worker sees.
 
-    `hide` names folders of which nothing is shown. Raises `SandboxError` if something is missing or must not
-    be shown.
+    `runtime` is the environment's Python; None means this process's own Python. `source` is the local
+    environment, if any, and `hide` names folders to hide. Raises `SandboxError` if a file is missing or must
+    not be shown.
     """
     guard = _Guard(hide)
     links = []
@@ -139,24 +142,24 @@ def choose_binds(
 
 
 def require_known(python: Path | None, runtime: Runtime | None) -> None:
-    """Raise `SandboxError` for a Python of which nothing is known but files that packages can write."""
+    """Raise `SandboxError` if the only facts about a Python are in files that packages can write."""
     if python is None or runtime is not None:
         return
     if Path(python).absolute() != Path(sys.executable).absolute():
         raise SandboxError(
-            f"`{python}` cannot be confined: it is not recorded what its virtual environment was made from",
-            hint="install the environment again, or pass the `runtime` that was recorded when it was made",
+            f"`{python}` cannot be confined: the Python behind its virtual environment was not recorded",
+            hint="install the environment again, or pass the `runtime` that was recorded at its creation",
         )
 
 
 def own_python() -> tuple[str, str]:
-    """Return this process's base interpreter and its prefix, free of symbolic links."""
+    """Return this process's base interpreter and its prefix, without symbolic links."""
     base: str = sys._base_executable  # type: ignore[attr-defined]
     return os.path.realpath(base), os.path.realpath(sys.base_prefix)
 
 
 def outermost(binds: Iterable[Bind]) -> tuple[Bind, ...]:
-    """Return the binds without those whose path is below another's, in order."""
+    """Return the binds whose path is not inside another bind's path, in order."""
     ordered: list[Bind] = []
     for bind in sorted(binds, key=lambda bind: bind.path):
         if not any(_is_below(bind.path, kept.path) for kept in ordered):
@@ -165,7 +168,8 @@ def outermost(binds: Iterable[Bind]) -> tuple[Bind, ...]:
 
 
 class _Guard:
-    """Decides what may be shown, by the identity of folders, so that no spelling of a path matters."""
+    """Decides which files may be shown. It compares folders by identity, so that the spelling of a path is
+    irrelevant."""
 
     def __init__(self, hide: Iterable[str]) -> None:
         hidden = [os.path.realpath(path) for path in hide]
@@ -174,10 +178,10 @@ class _Guard:
         self._hidden = _identities(hidden)
         self._live = _identities(_LIVE)
         self._holders = _identities(folder for place in kept_back for folder in _upwards(place))
-        """Each place that is kept back, and every folder that holds one."""
+        """Identities of all protected folders and of every folder that contains one."""
 
     def bind(self, kind: Kind, source: str, path: str | None = None) -> Bind | None:
-        """Return a bind of what is at a path, after every check; None for a file of the system's folders."""
+        """Return a bind for a path after all checks; None for a file in the system's folders."""
         real = os.path.realpath(source)
         if kind == "python" and any(_is_below(real, folder) for folder in _SYSTEM):
             return None
@@ -188,20 +192,20 @@ class _Guard:
                 hint="install the environment again" if kind in ("python", "virtualenv") else None,
             )
         refused = found & self._holders or around & self._live
-        # The host itself chose where a Python and a virtual environment are. A person chose all else.
+        # The host itself chose the paths of Python and virtual environment. The user chose all other paths.
         if kind in ("source", "read"):
             refused |= around & self._hidden
         if refused or (kind == "virtualenv" and os.path.islink(source)):
             raise SandboxError(
                 f"`{source}` cannot be shown to an environment in the sandbox",
-                hint="move what it needs into a folder of its own, and name that",
+                hint="move the files that it needs into a separate folder, and name that folder",
             )
         (identity,) = found
         return Bind(kind, real, path or real, *identity)
 
 
 def _identities(paths: Iterable[str]) -> set[tuple[int, int]]:
-    """Return the device and inode of each of the files and folders that exist."""
+    """Return device and inode of those paths that exist."""
     found = set()
     for path in paths:
         with suppress(OSError):
@@ -224,7 +228,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 @cache
 def _homes() -> tuple[str, ...]:
-    """Return the homes of this machine's people, as far as it lists them."""
+    """Return the home folders of this machine's users, as far as the system lists them."""
     people = [
         entry
         for entry in pwd.getpwall()
@@ -235,15 +239,15 @@ def _homes() -> tuple[str, ...]:
 
 @cache
 def _own_packages() -> tuple[str, ...]:
-    """Return where this interpreter imports packages from when nobody tells it otherwise.
+    """Return the folders that this interpreter imports packages from by default.
 
-    A process that starts only for this says so, since programs add folders of their own to `sys.path`. The
-    user made this interpreter's environment: whatever is installed there runs as the user already.
+    A new process determines them, because running programs add folders to `sys.path`. The user created this
+    interpreter's environment, so everything that is installed there already runs with the user's rights.
     """
     asked = [sys.executable, "-E", "-P", "-S", "-c", _ADDED_BY_SITE]
     try:
         done = subprocess.run(asked, capture_output=True, check=True, timeout=60)  # noqa: S603 - this Python
         found: list[str] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SandboxError(f"`{sys.executable}` does not say where its packages are: {error}") from error
+        raise SandboxError(f"cannot determine the package folders of `{sys.executable}`: {error}") from error
     return tuple(path for path in found if os.path.isdir(path))

@@ -1,6 +1,7 @@
 """SFT and GRPO on any environment.
 
-Called, the package trains: `wander.train(env, ...)`, as wander-client brings it (docs/python.md).
+The package can be called, too: `wander.train(env, ...)` trains, if wander-client is installed
+(docs/python.md).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __getattr__, __dir__ = lazy_names(__name__)
 
 
 class _Callable(ModuleType):
-    """A package of the same name as a function, which is both."""
+    """A module that can also be called as a function."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return bring_name("train")(*arguments, **options)

@@ -1,6 +1,8 @@
-"""The settings of training: TOML files, every field documented here, all but the model's path optional.
+"""The settings of training, which are read from TOML files. Every field is documented here, and all but the
+model's path are optional.
 
-The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step, runs on games collapse.
+The most important setting of GRPO is `batch.rollouts`: with fewer than about 256 rollouts per step, runs on
+games collapse.
 """
 
 from __future__ import annotations
@@ -30,55 +32,55 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class ModelSection(Section):
-    """Which model learns."""
+    """The model that learns."""
 
     path: str
-    """`smollm2`, a folder in Hugging Face form, `hub:owner/name` (pulled), or a Hugging Face repository."""
+    """`smollm2`, a folder in Hugging Face format, `hub:owner/name` (pulled), or a Hugging Face repository."""
     device: str | None = None
-    """None means a GPU if there is one."""
+    """Device, such as `cuda:0`; None means a GPU if available."""
     dtype: Precision = "float32"
-    """bfloat16 needs adapters (`lora_rank`), whose own weights stay in float32. Without adapters, `autocast`
-    computes in bfloat16."""
+    """Precision of the weights. bfloat16 needs adapters (`lora_rank`), which stay in float32; see also
+    `autocast`."""
     lora_rank: int = Field(default=0, ge=0)
-    """0 trains all weights; otherwise adapters, merged at the end."""
+    """Rank of the adapters, which are merged at the end; 0 trains all weights."""
     lora_alpha: float | None = Field(default=None, gt=0)
-    """Adapters are multiplied by alpha / rank; None means 4 times the rank."""
+    """Scale of the adapters, which are multiplied by alpha / rank; None means 4 times the rank."""
     peft: dict[str, Any] = Field(default_factory=dict)
     """More arguments of PEFT's `LoraConfig` for the adapters, such as `use_dora` or `lora_dropout`."""
     lora_targets: Literal["auto"] | list[str] = "auto"
-    """Names of the layers that get adapters; `auto` finds every linear layer but the output's."""
+    """Names of the layers that get adapters; `auto` means every linear layer except the output layer."""
     autocast: bool = False
-    """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
+    """Whether to sample and to compute updates in bfloat16. The weights keep their `dtype`."""
     attention: str = "sdpa"
-    """The implementation of attention in transformers: `sdpa`, `eager`, `flash_attention_2`."""
+    """Implementation of attention in transformers: `sdpa`, `eager` or `flash_attention_2`."""
     gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass: less memory, about a third more time."""
+    """Whether to compute layers again in the backward pass, to save memory for about a third more time."""
     template_date: date | None = None
-    """The date that the chat template shows, if it shows one; None means the day on which the run starts."""
+    """Date for chat templates that show a date; None means the day when the run starts."""
     merge_system: bool = True
-    """Put the system prompt into the first user message if the chat template has no system role."""
+    """Whether to merge the system prompt into the first user message if the template lacks a system role."""
 
 
 class BatchSection(Section):
-    """How much is played a step, and how far ahead."""
+    """The number of rollouts in a step, and how far ahead steps are played."""
 
     rollouts: int = Field(default=256, gt=1)
-    """Rollouts of one step, all groups together. The principal dial."""
+    """Number of rollouts in a step, in all groups together. This is the most important setting."""
     group_size: int = Field(default=8, gt=1)
-    """Rollouts of one example."""
+    """Number of rollouts of an example."""
     rows_at_once: int = Field(default=64, gt=0)
-    """Rollouts in one backward pass. A sampling batch is four times as large. Fewer need less memory."""
+    """Rollouts in a backward pass; a sampling batch is four times as large. Fewer use less memory."""
 
     retries: int = Field(default=1, ge=0)
     """How often a failed rollout is played again before it is left out of its group."""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Number of steps that are played ahead while the policy learns, so their weights are up to this many
-    updates old. Each step needs a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
+    """Number of steps that are played ahead while the policy learns, so that their weights are up to this
+    many updates old. Each step needs a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
 
     learners: Literal["one", "each"] = "one"
-    """How a rollout teaches if the policy plays several players. `one`: as one of them, drawn by the seed of
-    its example. `each`: as a row for every player, with the player's reward, which is compared with rewards
-    of the same player. Every row counts in `rollouts`."""
+    """Rows that are learned from a rollout in which the policy plays several players. `one`: the row of a
+    single player, drawn with the seed of the example. `each`: a row for every player, with its own reward,
+    which is compared with rewards of the same player. Every row counts in `rollouts`."""
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
@@ -94,7 +96,7 @@ class BatchSection(Section):
 
     @property
     def groups(self) -> int:
-        """Examples of one step."""
+        """Number of examples in a step."""
         return self.rollouts // self.group_size
 
 
@@ -105,23 +107,23 @@ POOL_WEIGHTS: dict[Pool, float] = {"hard": 1.0, "normal": 2.0, "easy": 1.0, "sol
 
 
 class DataSection(Section):
-    """Which examples each step plays."""
+    """The choice of the examples in each step."""
 
     order: Literal["dataset", "shuffled"] = "dataset"
     """`shuffled` draws a new order for each epoch and stratum, by `schedule.seed`."""
     refill_rounds: int = Field(default=0, ge=0)
-    """Rounds in which a step plays other groups in place of those whose rewards do not differ; 0 keeps them.
-    A round plays the number of groups that the step so far suggests, at most a whole step."""
+    """Number of rounds that play other groups in place of groups with equal rewards; 0 keeps those groups. A
+    round plays the number of groups that the step so far suggests, at most a whole step."""
     curriculum: bool = False
-    """Draw examples by their last difficulty, instead of one epoch after another."""
+    """Whether to draw examples by their last difficulty, instead of playing one epoch after another."""
     hard_below: float = 0.25
     """Mean reward of a group below which its example is hard."""
     easy_from: float = 0.75
-    """Mean reward from which it is easy. If all rollouts earn the same and it is not hard, it is solved."""
+    """Minimum mean reward of an easy example. If all rewards are equal and it is not hard, it is solved."""
     pool_weights: dict[Pool, float] = Field(default_factory=lambda: dict(POOL_WEIGHTS))
-    """Weight with which an example is drawn from each pool; the others keep their default."""
+    """Weights for drawing an example, by pool; pools that are not listed keep their default."""
     unseen_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of draws that take an example that was never played; 1 plays all of them first."""
+    """Share of draws that take an unplayed example; 1 plays all examples once before any is repeated."""
 
     @model_validator(mode="after")
     def _check_order(self) -> DataSection:
@@ -133,58 +135,58 @@ class DataSection(Section):
 
 
 class SamplingSection(Section):
-    """How the policy plays while it learns."""
+    """The sampling of the policy's turns during training."""
 
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=128, gt=0)
-    """Tokens of one turn."""
+    """Maximum number of tokens in a turn."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample only from the most probable tokens whose probabilities add up to this."""
+    """Sum of the probabilities of the most probable tokens, to which sampling is limited; 1 allows all."""
     top_k: int = Field(default=0, ge=0)
-    """Sample only from so many most probable tokens; 0 means all."""
+    """Number of the most probable tokens, to which sampling is limited; 0 allows all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Sample only from tokens with at least this share of the probability of the most probable one."""
+    """Minimum probability of a sampled token, as a share of the highest probability."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a turn."""
     max_rollout_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a rollout, with the prompt and the environment's. A longer one ends there, truncated."""
+    """Maximum number of tokens in a rollout, including the prompt's and the environment's. A longer rollout
+    ends there, truncated."""
     compact_at: int | None = Field(default=None, gt=0)
-    """Tokens that a conversation may have before its oldest turns are left out. Then another sequence of the
-    rollout begins, which is learnt too. None leaves nothing out."""
+    """Number of tokens in a conversation above which its oldest turns are left out. A new sequence of the
+    rollout then begins, which is also learned. None leaves nothing out."""
 
     overlong_tokens: int = Field(default=0, ge=0)
-    """Tokens below the limit from which a rollout loses reward, 1 at the limit (DAPO's soft penalty). The
-    limit is `max_rollout_tokens`, otherwise `max_tokens` of the longest turn."""
+    """Number of tokens before the limit over which the reward's penalty grows to 1 (DAPO's soft penalty). The
+    limit is `max_rollout_tokens`, or `max_tokens` for the longest turn."""
 
     @property
     def is_truncated(self) -> bool:
-        """True if tokens are not drawn from the whole distribution."""
+        """Whether tokens are drawn from only a part of the distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `SamplingArgs` that are not their default, and the first two."""
-        given = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "stop": self.stop}
-        usual = {
-            name: SamplingSection.model_fields[name].get_default(call_default_factory=True) for name in given
-        }
+        """Return the arguments for `SamplingArgs`, without the optional settings that have their default."""
+        optional = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "stop": self.stop}
+        fields = SamplingSection.model_fields
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in optional}
         return {
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "compact_at": self.compact_at,
-            **{name: value for name, value in given.items() if value != usual[name]},
+            **{name: value for name, value in optional.items() if value != defaults[name]},
         }
 
     @model_validator(mode="after")
     def _one_end(self) -> SamplingSection:
         if self.compact_at is not None and self.max_rollout_tokens is not None:
             raise ValueError(
-                "`max_rollout_tokens` ends a conversation that `compact_at` makes go on: give one of them"
+                "`max_rollout_tokens` ends a conversation that `compact_at` would continue: use one of them"
             )
         return self
 
 
 class ScheduleSection(Section):
-    """How many steps the policy learns, and how fast."""
+    """The number of steps, and the learning rate."""
 
     steps: int = Field(default=100, gt=0)
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -194,11 +196,11 @@ class ScheduleSection(Section):
     seed: int = 0
     stop_grace: float = Field(default=30.0, gt=0)
     """Seconds that the current step may take after a first Ctrl-C or SIGTERM. If the policy samples nothing
-    for 10 seconds, the step is abandoned earlier. The result of the steps before it is saved."""
+    for 10 seconds, the step is abandoned earlier. The result of the previous steps is saved."""
 
 
 class OutputSection(Section):
-    """What is kept."""
+    """The files that a run keeps."""
 
     checkpoint_every: int | None = Field(default=None, ge=0)
     """Steps between checkpoints. None means 20, and the newest two are kept until the run ends. 0 keeps only
@@ -209,31 +211,31 @@ class OutputSection(Section):
     """Steps between samples of rollouts in the run's record: one group of the step, and the rollouts of
     `fixed_prompts`. 0 keeps no rollouts."""
     fixed_prompts: int = Field(default=2, ge=0)
-    """Number of first training examples that are played again at every sample, so that you can compare them.
-    The policy does not learn from them."""
+    """Number of training examples, from the first, that are played at every sample, so that you can compare
+    them. The policy does not learn from them."""
     keep_best: str | None = None
     """`CELL/METRIC` of the evaluations, such as `optimal/drawn` or `eval/reward`. The weights with the best
-    value are kept in `best`; `model` has the weights of the end."""
+    value are kept in `best`; `model` contains the final weights."""
     best_mode: Literal["max", "min"] = "max"
 
 
 class EvaluationCell(Section):
-    """One of the evaluations during training: a name, and the differences from the training environment."""
+    """An evaluation during training: its name, and its differences from the training environment."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     environment: str | None = None
-    """Another environment than the one of the training; only `arguments` are passed to it."""
+    """Environment to use instead of the training environment; it gets only `arguments`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Override `environment.arguments`."""
+    """Arguments that override `environment.arguments`."""
     players: dict[str, str] = Field(default_factory=dict)
     """Models of other players, as in `[players]`, except `earlier`. The policy plays the players that are not
     named."""
     examples: int | None = Field(default=None, gt=0)
-    """None means `evaluation.examples`."""
+    """Number of examples; None means `evaluation.examples`."""
     exhaustive: bool = False
-    """Play every line of the environment's replies instead of examples. The metrics count the lines that were
-    `won`, `drawn`, `lost`, `unfinished`, `failed`, `invalid`, and `bad`: all except those won or drawn
-    without an invalid move."""
+    """Whether to play every line of the environment's replies instead of examples. The metrics count the
+    lines that were `won`, `drawn`, `lost`, `unfinished`, `failed`, `invalid`, and `bad`: all except those won
+    or drawn without an invalid move."""
 
     @model_validator(mode="after")
     def _either(self) -> EvaluationCell:
@@ -250,13 +252,14 @@ class EvaluationSection(Section):
     examples: int = Field(default=100, gt=0)
     """Number of examples, the first of the eval split, with one rollout each."""
     temperature: float = Field(default=0.0, ge=0)
-    """0 takes the most probable token."""
+    """Temperature; 0 always takes the most probable token."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of one turn; None means `sampling.max_tokens`."""
+    """Maximum number of tokens in a turn; None means `sampling.max_tokens`."""
     seed: int = 0
-    """Seeds the environment, in the same way at every evaluation, so that you can compare them."""
+    """Seed of the environment, the same at every evaluation, so that you can compare them."""
     cells: list[EvaluationCell] = Field(default_factory=list)
-    """Empty means one cell for each training environment, named by its label, or `eval` if there is one."""
+    """Evaluations. An empty list means a cell for each training environment, named by its label, or only
+    `eval` if there is a single environment."""
 
     @model_validator(mode="after")
     def _distinct(self) -> EvaluationSection:
@@ -272,16 +275,16 @@ Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 class LoggingSection(Section):
-    """Where metrics go in addition to `metrics.jsonl`."""
+    """The experiment trackers that receive metrics, in addition to `metrics.jsonl`."""
 
     profile_steps: int = Field(default=0, ge=0)
-    """Steps that PyTorch's profiler watches, from the second on. `profile.json` has them for chrome://tracing."""
+    """Number of steps to profile with PyTorch, from the second on, in `profile.json` (chrome://tracing)."""
 
     trackers: list[Tracker] = Field(default_factory=list)
-    """Each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder, trackio into its own
-    database."""
+    """Trackers; each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder,
+    trackio into its own database."""
     project: str = Field(default="wander", min_length=1)
-    """Project under which trackio and W&B list the run, by the name of its folder."""
+    """Project for trackio and W&B, which list the run by the name of its folder."""
 
 
 class InferenceSection(Section):
@@ -292,35 +295,36 @@ class InferenceSection(Section):
     url: str | list[str] | None = None
     """vllm-server: address of the server, or of several. None starts one on this machine for the run."""
     python: str | None = None
-    """vllm-server: the Python with vLLM that starts it. None means the one of the `wander` settings."""
+    """vllm-server: path of the Python with vLLM that starts the server. None means the one of the `wander`
+    settings."""
     arguments: list[str] = Field(default_factory=list)
-    """vllm-server: more arguments for the command of the server."""
+    """vllm-server: additional arguments for the command of the server."""
     sync: Literal["folder", "nccl"] = "folder"
-    """vllm-server: how new weights travel: as a checkpoint in a folder that both see, or from GPU to GPU."""
+    """vllm-server: transfer of new weights, as a checkpoint in a shared folder, or from GPU to GPU."""
     folder: str | None = None
     """vllm-server: the folder for `sync`. None means a folder of the run."""
     group_port: int = Field(default=51216, gt=0, lt=65536)
-    """vllm-server: first port of the broadcast. Each server uses a port of its own, in order."""
+    """vllm-server: first port of the broadcast. Each server uses its own port, in order."""
     sleep: bool = False
-    """vLLM releases its memory while the policy learns, so that one GPU can hold both."""
+    """Whether vLLM releases its memory while the policy learns, so that a single GPU can hold both."""
     memory: float = Field(default=0.3, gt=0, lt=1)
-    """vllm: share of the GPU's memory that vLLM takes."""
+    """vllm: share of the GPU's memory for vLLM."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
-    """How gradients are corrected if samples were drawn with other probabilities than the policy's (vLLM,
-    older weights, bfloat16). They are weighted by the ratio of the two, per token or per completion. A ratio
-    above the bound is cut to it, or its tokens are left out."""
+    """Correction of gradients if samples were drawn with other probabilities than the policy's (vLLM, older
+    weights, bfloat16). They are weighted by the ratio of the two, per token or per completion. A ratio above
+    the bound is cut to it, or its tokens are left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 
 
 class ParallelSection(Section):
-    """How the processes of a run share the policy, if `torchrun` or `accelerate launch` started several."""
+    """How several processes (started by `torchrun` or `accelerate launch`) share the policy."""
 
     policy: Literal["replicated", "fsdp2"] = "replicated"
-    """`fsdp2` shards weights, gradients and the optimizer's state over the processes. With `replicated`, each
-    process has all of them."""
+    """Placement of the policy. `fsdp2` shards weights, gradients and the optimizer's state over the
+    processes. With `replicated`, each process has all of them."""
 
 
 class PolicySettings(Section):
@@ -332,16 +336,16 @@ class PolicySettings(Section):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> PolicySettings:
-        """Refuse settings of adapters that there are not."""
+        """Reject settings that need adapters if there are no adapters, and the reverse."""
         if self.model.peft and self.model.lora_rank == 0:
             raise ValueError("`model.peft` is for adapters: set `model.lora_rank`")
         if self.trl.get("sync_ref_model") and self.model.lora_rank:
-            raise ValueError("`trl.sync_ref_model` needs all weights: leave `model.lora_rank` out")
+            raise ValueError("`trl.sync_ref_model` needs all weights: leave out `model.lora_rank`")
         return self
 
     @model_validator(mode="after")
     def _check_precision(self) -> PolicySettings:
-        """Refuse to train weights whose precision rounds most updates away."""
+        """Reject a precision of the weights that rounds most updates away."""
         if self.model.dtype == "bfloat16" and self.model.lora_rank == 0:
             raise ValueError(
                 '`model.dtype = "bfloat16"` rounds most updates of the weights away: set '
@@ -358,8 +362,7 @@ class GRPOSettings(PolicySettings):
     environments: list[MixedEnvironmentSection] = Field(default_factory=list)
     """Several environments instead of one. `environment` then holds their common settings."""
     players: dict[str, Player] = Field(default_factory=dict)
-    """Models of the environment's players. The policy plays, and learns as, the players that are not
-    named."""
+    """Models of the environment's players. The policy plays, and learns as, unnamed players."""
     algorithm: AlgorithmSection = AlgorithmSection()
     teacher: TeacherSection = TeacherSection()
     data: DataSection = DataSection()
@@ -376,13 +379,15 @@ class GRPOSettings(PolicySettings):
     @model_validator(mode="after")
     def _one_place_for_arguments(self) -> GRPOSettings:
         if self.environments and self.environment.arguments:
-            raise ValueError("with `[[environments]]` each of them has its own `arguments`")
+            raise ValueError("with `[[environments]]`, set `arguments` in each of them instead")
         if self.environments and self.environments[0].name is not None:
-            raise ValueError("the first of `[[environments]]` is the command's: it has no `name`")
+            raise ValueError(
+                "the first of `[[environments]]` is the command's environment: leave out its `name`"
+            )
         workers = [self.environment.workers, *(section.workers for section in self.environments)]
         if self.environment.worker_token_file is not None and not any(isinstance(n, list) for n in workers):
             raise ValueError(
-                "`environment.worker_token_file` needs a worker elsewhere: `--worker tcp://HOST:PORT`"
+                "`environment.worker_token_file` needs a remote worker: `--worker tcp://HOST:PORT`"
             )
         return self
 
@@ -390,21 +395,21 @@ class GRPOSettings(PolicySettings):
     def _check_players(self) -> GRPOSettings:
         if self.players and self.environments:
             raise ValueError(
-                "`players` are those of one environment: they cannot stand beside `environments`"
+                "`players` belong to a single environment, so they cannot be used with `environments`"
             )
         if self.batch.learners == "each" and self.environments:
-            raise ValueError('`batch.learners = "each"` is for one environment, not beside `environments`')
+            raise ValueError('`batch.learners = "each"` needs a single environment, without `environments`')
         cells = [model for cell in self.evaluation.cells for model in cell.players.values()]
         if EARLIER in cells:
             raise ValueError(
-                f"`{EARLIER}` changes between evaluations, so a cell cannot use it: name a player that stays"
+                f"`{EARLIER}` changes between evaluations, so a cell cannot use it: name a fixed model"
             )
         models = [model for model in [*self.other_players.values(), *cells] if model != SELF]
         engine = self.inference.engine
         if engine != "transformers" and (
             other := [model for model in models if not model.startswith(SCRIPTED)]
         ):
-            raise ValueError(f"`{other[0]}` plays beside the engine `transformers`, not beside `{engine}`")
+            raise ValueError(f"the player `{other[0]}` needs the engine `transformers`, not `{engine}`")
         return self
 
     @property
@@ -413,19 +418,19 @@ class GRPOSettings(PolicySettings):
         return {name: player.model for name, player in self.players.items() if player.model != SELF}
 
     def count_roles(self, players: Sequence[str]) -> int:
-        """Return as how many of an environment's players the policy learns from a rollout."""
+        """Return the number of players that the policy learns as from a rollout."""
         learners = [player for player in players if player not in self.other_players]
         return max(1, len(learners)) if self.batch.learners == "each" else 1
 
     @model_validator(mode="after")
     def _require_effect(self) -> GRPOSettings:
-        """Refuse settings that the loss does not read."""
+        """Reject settings that the loss does not read."""
         require_effect(self)
         return self
 
     @model_validator(mode="after")
     def _require_two_at_once(self) -> GRPOSettings:
-        """Refuse settings that do not work with steps that are played ahead, or learnt from several times."""
+        """Reject settings that do not work with steps played ahead, or with several updates per rollout."""
         if self.batch.max_staleness and (self.inference.engine == "vllm" or self.inference.sleep):
             raise ValueError(
                 "`batch.max_staleness` needs an engine that samples while the policy learns: "
@@ -433,8 +438,8 @@ class GRPOSettings(PolicySettings):
             )
         if self.batch.max_staleness and self.algorithm.num_iterations > 1:
             raise ValueError(
-                "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: either makes "
-                "rollouts old before they are learnt from"
+                "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: with both, "
+                "rollouts would be too old to learn from"
             )
         if self.inference.sleep and self.algorithm.num_iterations > 1:
             raise ValueError(
@@ -445,15 +450,15 @@ class GRPOSettings(PolicySettings):
 
     @model_validator(mode="after")
     def _require_evaluations(self) -> GRPOSettings:
-        """Refuse a best or a target that no evaluation measures."""
-        asked = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
+        """Reject a best metric or a target that no evaluation measures."""
+        metrics = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
         cells = {cell.name for cell in self.evaluation_cells}
-        for name in asked:
+        for name in metrics:
             if self.evaluation.every == 0:
-                raise ValueError(f"`{name}` comes from evaluations, and `evaluation.every` is 0")
+                raise ValueError(f"`{name}` comes from evaluations, but `evaluation.every` is 0")
             if name.partition("/")[0] not in cells or not name.partition("/")[2]:
                 known = ", ".join(f"`{cell}/METRIC`" for cell in sorted(cells))
-                raise ValueError(f"`{name}` is no metric of the evaluations: write {known}")
+                raise ValueError(f"`{name}` is not a metric of the evaluations: write {known}")
         return self
 
     def on_record(self) -> dict[str, Any]:
@@ -467,12 +472,12 @@ class GRPOSettings(PolicySettings):
 
     @property
     def batches(self) -> int:
-        """Number of times that the run plays: once for `algorithm.num_iterations` steps."""
+        """Number of batches of rollouts that the run plays, each for `algorithm.num_iterations` steps."""
         return -(-self.schedule.steps // self.algorithm.num_iterations)
 
     @property
     def evaluation_cells(self) -> list[EvaluationCell]:
-        """The cells that are evaluated: those of the settings, or the training environments."""
+        """Cells to evaluate: the cells in the settings, or the training environments."""
         if self.evaluation.cells or not self.environments:
             return self.evaluation.cells or [EvaluationCell(name="eval")]
         return [
@@ -486,33 +491,34 @@ class GRPOSettings(PolicySettings):
 
 
 class OfflineScheduleSection(ScheduleSection):
-    """How long and how fast the policy learns from rows: a number of epochs or of steps."""
+    """The duration and learning rate of training on rows, as a number of epochs or of steps."""
 
     steps: int = Field(default=0, ge=0)
-    """0 means the number that `epochs` need."""
+    """Number of steps; 0 means the number that `epochs` need."""
     epochs: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Schedule = "cosine"
     checkpoint_every: int | None = Field(default=None, ge=0)
-    """Steps between checkpoints, of which the newest two are kept. None means 200, and removes them when the
-    run ends. 0 keeps only the checkpoint of an interrupted run."""
+    """Steps between checkpoints; the newest two are kept. None means 200, and removes the checkpoints when
+    the run ends. 0 keeps only the checkpoint of an interrupted run."""
 
 
 class SFTScheduleSection(OfflineScheduleSection):
-    """How long and how fast the policy learns, and how often the loss on held-out rows is measured."""
+    """The duration and learning rate of fine-tuning, and the measurement of the loss on held-out rows."""
 
     eval_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the conversations that is held out to measure the loss, with those of one prompt together."""
+    """Share of the conversations that is held out to measure the loss. Conversations with the same prompt
+    stay together."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between measurements. 0 measures only before the first step and after the last."""
+    """Steps between measurements; 0 measures only before the first step and after the last."""
 
 
 class SFTBatchSection(Section):
-    """Number of conversations in a step."""
+    """The conversations in a step."""
 
     rows: int = Field(default=32, gt=0)
     max_length: int = Field(default=1024, gt=0)
-    """Tokens of one conversation. Longer ones are left out and counted."""
+    """Maximum number of tokens in a conversation. Longer conversations are left out and counted."""
 
 
 class OfflineSettings(PolicySettings):
@@ -530,25 +536,26 @@ class SFTSettings(OfflineSettings):
 
 
 class PreferenceBatchSection(SFTBatchSection):
-    """Number of pairs (dpo) or rollouts (kto) in a step."""
+    """The pairs (dpo) or rollouts (kto) in a step."""
 
     rows: int = Field(default=32, gt=1)
     max_length: int = Field(default=1024, gt=0)
-    """Tokens of one rollout. Longer ones are left out and counted."""
+    """Maximum number of tokens in a rollout. Longer rollouts are left out and counted."""
 
 
 class DPOSection(Section):
-    """Which rollouts are compared, and how the comparison becomes a gradient."""
+    """The choice of the rollouts that are compared, and the loss."""
 
     loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to its starting point: a larger value moves it less."""
+    """Strength of the pull towards the starting policy; larger values move the policy less."""
     pairs_per_example: int = Field(default=1, gt=0)
-    """The best rollout of an example against its worst, the second best against the second worst..."""
+    """Number of pairs from an example: its best rollout with its worst, its second best with its second
+    worst..."""
     min_gap: float = Field(default=0.0, ge=0)
-    """The rewards of a pair differ by more than this."""
+    """Difference that the rewards of a pair must exceed."""
     imitation: float = Field(default=0.0, ge=0)
-    """Weight of the mean log-likelihood of the better rollout, which is added to the loss. It keeps the
+    """Weight of the mean log-likelihood of the better rollout, which is added to the loss. It preserves the
     format that both rollouts of a pair share, and which DPO may unlearn."""
 
 
@@ -560,14 +567,14 @@ class DPOSettings(OfflineSettings):
 
 
 class KTOSection(Section):
-    """Which rollouts are good, and how that becomes a gradient."""
+    """The distinction between good and bad rollouts, and the loss."""
 
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to its starting point: a larger value moves it less."""
+    """Strength of the pull towards the starting policy; larger values move the policy less."""
     good_from: float | None = None
-    """Reward from which a rollout is good; rollouts with less are bad. None means the mean of the example,
-    and leaves out rollouts of exactly this reward."""
+    """Smallest reward of a good rollout; all others are bad. None means the mean of the example, and leaves
+    out rollouts with exactly this reward."""
 
 
 class KTOSettings(OfflineSettings):

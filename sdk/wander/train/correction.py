@@ -1,4 +1,4 @@
-"""Distance of the log-probabilities of tokens in training from the ones when they were sampled.
+"""Difference between the log-probabilities of tokens in training and in sampling.
 
 Both come from the same weights, unless steps are played ahead. A difference therefore comes from arithmetic
 (bfloat16, another engine), from a truncated distribution (`top_p`), or from a fault (dropout, old weights).
@@ -15,15 +15,15 @@ import torch
 from wander.train.config import GRPOSettings
 
 NATS = 0.05
-"""Distance of two log-probabilities from which a token counts as sampled differently."""
+"""Distance between two log-probabilities above which a token counts as sampled differently, in nats."""
 GAP = "sampling/sampling_logp_difference"
 SHARE = f"{GAP}/share_over_{NATS}"
 RATIO = "sampling/importance_sampling_ratio"
-"""Names of the metrics; TRL's, where TRL has them."""
+"""Names of the metrics, which are TRL's if TRL has them."""
 
 
 def is_corrected(settings: GRPOSettings) -> bool:
-    """Return whether gradients are corrected for samples of other probabilities than the policy's."""
+    """Return whether gradients are corrected for samples drawn with other probabilities than the policy's."""
     model, section = settings.model, settings.inference
     if section.correction == "none" or settings.algorithm.loss in ("rloo", "distill"):
         return False
@@ -33,22 +33,23 @@ def is_corrected(settings: GRPOSettings) -> bool:
 
 
 class SamplingGap:
-    """Measures a step's distance between sampled and trained log-probabilities, and corrects for it."""
+    """Measures the distance between a step's log-probabilities in sampling and training, and corrects it."""
 
     def __init__(self, settings: GRPOSettings) -> None:
         self.corrects = is_corrected(settings)
         self._mode = settings.inference.correction
         self._largest_ratio = settings.inference.correction_max
         self._sums = torch.zeros(4)
-        """Tokens, tokens over `NATS`, and sums of distances and of ratios."""
+        """Number of tokens, number of tokens over `NATS`, sum of distances, and sum of ratios."""
         self._peaks = torch.zeros(2)
-        """The largest distance and ratio."""
+        """Largest distance and largest ratio."""
 
     @torch.no_grad()
     def read(self, inputs: dict[str, Any], logprobs_GT: torch.Tensor) -> None:
-        """Measure a slice of a step, and add the ratios to the inputs of its loss if they are corrected.
+        """Measure a slice of a step, and add the ratios to the inputs of its loss if the loss is corrected.
 
-        If several updates learn from the same rollouts, the inputs have the log-probabilities of the first.
+        If several updates learn from the same rollouts, the inputs contain the log-probabilities of the
+        first.
         """
         trained_GT = inputs.get("old_per_token_logps", logprobs_GT.detach())
         mask_GT = inputs["completion_mask"] * inputs.get("tool_mask", 1)
@@ -70,7 +71,7 @@ class SamplingGap:
         return ratios.masked_fill(ratios > self._largest_ratio, 0.0)
 
     def take_metrics(self, exchange: Callable[[list[Any]], list[Any]]) -> dict[str, float]:
-        """Return the metrics of all processes since they were last taken; none if nothing was read."""
+        """Return the metrics of all processes since the last call; empty if `read` was not called."""
         shares = exchange([(self._sums.tolist(), self._peaks.tolist())])
         self._sums, self._peaks = torch.zeros(4), torch.zeros(2)
         tokens, over, gaps, ratios = map(sum, zip(*(sums for sums, _ in shares), strict=True))

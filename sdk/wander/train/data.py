@@ -1,4 +1,4 @@
-"""From rollouts to rows that a model can be fine-tuned on: filtered, without repeats, and counted."""
+"""Selection of rollouts as rows for fine-tuning: filtered, without repeats, and counted."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CONDITION = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Condition:
-    """A bound on the reward or on one metric of a rollout."""
+    """A bound on the reward or on a metric of a rollout."""
 
     metric: str
-    """A reward function's name, `reward`, or one of `measures`."""
+    """Name of a reward function, `reward`, or one of `measures`."""
     sign: str
     value: float
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read `metric>=value`; raises `ConfigError`."""
+        """Parse `metric>=value`; raises `ConfigError`."""
         match = _CONDITION.fullmatch(text)
         try:
             if match is None:
@@ -48,11 +48,12 @@ class Condition:
             return cls(match[1], match[2], float(match[3]))
         except ValueError:
             raise ConfigError(
-                f"`{text}` is no condition", hint="write it as `metric>=value`, for example `won==1`"
+                f"`{text}` is not a condition", hint="write it as `metric>=value`, for example `won==1`"
             ) from None
 
     def holds(self, rollout: Rollout) -> bool:
-        """Tell whether a rollout meets it; raises `ConfigError` for a metric that the rollout lacks."""
+        """Return whether a rollout meets the condition; raises `ConfigError` if it does not have the
+        metric."""
         known = {**measures(rollout), **rollout.metrics, "reward": rollout.reward}
         if self.metric not in known:
             hint = did_you_mean(self.metric, known) or f"they have {', '.join(sorted(known))}"
@@ -62,7 +63,7 @@ class Condition:
 
 
 def measures(rollout: Rollout) -> dict[str, float]:
-    """Return what can be said of the length of a rollout; a reward function of such a name goes before."""
+    """Return measures of a rollout's length; a reward function of the same name takes precedence."""
     return {
         "turns": float(len(rollout.turns)),
         "tokens": float(rollout.usage.completion_tokens),
@@ -74,7 +75,7 @@ def measures(rollout: Rollout) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Sourced:
-    """A rollout and what its run says about it."""
+    """A rollout with facts about its run."""
 
     rollout: Rollout
     run_id: str = ""
@@ -84,7 +85,7 @@ class Sourced:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A rollout that was dropped, to be looked at."""
+    """A dropped rollout, for inspection."""
 
     reason: str
     run_id: str
@@ -92,21 +93,21 @@ class Dropped:
     index: int
     reward: float | None
     said: str
-    """The model's last message."""
+    """Last message of the model."""
 
 
 @dataclass
 class DataReport:
-    """What was kept and what was dropped, by reason."""
+    """The numbers of kept and dropped rollouts, by reason."""
 
     rollouts: int = 0
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     samples: list[Dropped] = field(default_factory=list)
-    """The first rollouts that were dropped for each reason."""
+    """First dropped rollouts for each reason."""
 
     def drop(self, reason: str, source: Sourced, samples: int) -> None:
-        """Count one dropped rollout, and keep it among the samples of its reason while there are few."""
+        """Count a dropped rollout, and keep it if its reason has fewer than `samples` samples."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if self.dropped[reason] <= samples:
             rollout = source.rollout
@@ -117,7 +118,7 @@ class DataReport:
 
 
 _Kept = tuple[dict[str, Any], Sourced]
-"""A row that is kept so far, and what it is balanced by."""
+"""A row to keep, and the source that it is balanced by."""
 
 
 def select_rows(
@@ -135,18 +136,19 @@ def select_rows(
 ) -> tuple[list[dict[str, Any]], DataReport]:
     """Turn the rollouts that pass into rows `{"messages": [...], "example_id", "index", "reward"}`.
 
-    A row also has `run_id` where the source names its run, the `tools` that the model was offered, and, where
-    the run has them, the tokens that were seen and `sampled`: `[{"ids", "mask"}]`, one for each sequence, the
-    mask 1 for the model's own. Failed rollouts, those without an assistant message and (unless
-    `keep_repeats`) repeated conversations are dropped. Messages after the model's last one are cut off:
-    nothing is learnt from them.
+    A row also has `run_id` if its source names the run, and the `tools` that the model was offered. If the
+    run has tokens, the row has `sampled`: `[{"ids", "mask"}]` with an entry for each sequence, and mask 1 for
+    the model's own tokens. Failed rollouts, rollouts without an assistant message and (unless `keep_repeats`)
+    repeated conversations are dropped. Messages after the model's last message are cut off, because nothing
+    can be learned from them.
 
-    - `near`: drop conversations whose words, case, spacing and punctuation apart, occurred before.
-    - `stop_reasons`: keep only rollouts that ended for one of these; empty means any.
+    - `near`: drop conversations that occurred before with the same words, ignoring case, spacing and
+      punctuation.
+    - `stop_reasons`: keep only rollouts that ended with one of these reasons; empty means any reason.
     - `whole`: drop truncated rollouts.
-    - `per_example`, `per_stratum`: keep at most so many of each, those of the highest reward; of equal ones
-      the first. Rollouts without a stratum are one together.
-    - `samples`: how many of the dropped rollouts the report keeps for each reason.
+    - `per_example`, `per_stratum`: maximum number of rollouts to keep of each, preferring high rewards, then
+      early rollouts. Rollouts without a stratum count as one stratum.
+    - `samples`: number of dropped rollouts that the report keeps for each reason.
     """
     kept: list[_Kept] = []
     report = DataReport()
@@ -158,10 +160,10 @@ def select_rows(
         reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
         messages = [*rollout.prompt, *rollout.completion]
         player = next(iter(rollout.rewards), None)
-        if player is not None:  # whose reward it is
+        if player is not None:  # the reward belongs to this player
             messages = seen_by(player, messages)
         last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
-        messages = messages[: last + 1]  # nothing is learnt from what the model did not answer
+        messages = messages[: last + 1]  # the model did not answer the later messages
         if reason is None and not messages:
             reason = "no assistant message"
         if reason is None and not keep_repeats:
@@ -190,7 +192,7 @@ def select_rows(
 
 
 def _reason_as_repeat(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:
-    """Return why a conversation is a repeat, or remember it."""
+    """Return the reason why a conversation is a repeat, or remember it."""
     exact = canonical_json([messages, tools])
     if exact in seen:
         return "repeated conversation"
@@ -204,9 +206,9 @@ def _reason_as_repeat(messages: list[Message], tools: Any, seen: set[str], *, ne
 
 
 def normalise(messages: Sequence[Message]) -> str:
-    """Return the words of a conversation, whatever their case, spacing and punctuation.
+    """Return the words of a conversation, ignoring case, spacing and punctuation.
 
-    Letters and digits count, in compatibility form (NFKC); so do calls of tools.
+    The words consist of letters and digits in compatibility form (NFKC), and include tool calls.
     """
     contents = [
         [message.get("role"), message.get("content"), message.get("tool_calls")] for message in messages
@@ -223,7 +225,7 @@ def _balance(
     report: DataReport,
     samples: int,
 ) -> list[_Kept]:
-    """Return at most so many rows of each key, those of the highest reward, in their order."""
+    """Return at most `most` rows of each key, those with the highest rewards, in their order."""
     groups: dict[Any, list[int]] = {}
     for place, (_, source) in enumerate(kept):
         groups.setdefault(key(source), []).append(place)
@@ -263,9 +265,9 @@ def collect_replies(rollout: Rollout) -> list[str]:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
-    """Write rows as JSON lines, whole or not at all.
+    """Write rows as JSON lines; the file appears only when it is complete.
 
-    Keys stay in their order: a chat template shows a tool's parameters in the order in which it gets them.
+    Keys keep their order, because a chat template shows the parameters of a tool in the order that it gets.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with jsonl.replace_file(file) as out:
@@ -274,13 +276,13 @@ def write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file that `write_rows` wrote, or of any JSON lines with `messages`."""
+    """Yield the rows of a file by `write_rows`, or of any file of JSON lines with `messages`."""
     try:
         stream = open_file(file)
     except OSError as error:
         raise ConfigError(
             f"cannot read `{file}`: {error.strerror}",
-            hint="make it with `wander runs data RUN --out rows.jsonl`",
+            hint="create it with `wander runs data RUN --out rows.jsonl`",
         ) from error
     with stream:
         try:

@@ -1,19 +1,21 @@
-"""One run in several processes: what each of them is, and how they agree.
+"""A run in several processes: the role of each process, and communication between them.
 
-Started by `torchrun` or `accelerate launch`, every process runs the same program. Each plays its share of a
-step's groups, and the gradients are averaged. All processes compute from the same values which examples come
-next and whether to stop. Only the main process writes the run's folder. The others write to temporary folders
-of their own, so that no other code has to distinguish them.
+`torchrun` or `accelerate launch` starts all processes with the same program. Each of them plays its share of
+a step's groups, and the gradients are averaged. All processes compute from the same values which examples
+come next and whether to stop. Only the main process writes the run's folder. The others write to temporary
+folders, so that other code does not have to distinguish them.
 
-A process that fails tells the others at their next exchange, and they end. A process that dies closes its
-connections, which also ends the others. The main process prints what happened. The others stay until it has,
-since launchers kill all processes as soon as the first one ends.
+A process that fails reports it to the others at their next exchange, and they exit. A process that dies
+closes its connections, which also ends the others. The main process prints the error. The others wait until
+it has done so, because launchers kill all processes as soon as the first one exits.
 
-The policy can be sharded over the processes with FSDP2 (`parallel.policy`, or `accelerate launch`): each
-holds its part of every weight, of its gradient and of the optimizer's state, and a layer is gathered while it
-is computed. accelerate shards only on GPUs. FSDP2 itself also works on CPUs, so the tests shard there.
+The policy can be sharded over the processes with FSDP2 (`parallel.policy`, or `accelerate launch`). Each
+process then holds its part of every weight, of its gradient and of the optimizer's state, and a layer is
+gathered while it is computed. accelerate shards only on GPUs. FSDP2 itself also works on CPUs, so the tests
+shard there.
 
-Importing this module does not load PyTorch, because the command line asks which process it is.
+Importing this module does not load PyTorch, because the command line needs it to find the role of its
+process.
 """
 
 from __future__ import annotations
@@ -35,22 +37,22 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 EXCHANGE_LIMIT = timedelta(hours=24)
-"""How long processes wait for a process with slower rollouts."""
+"""Maximum time that processes wait for a process with slower rollouts."""
 
 LEAVING_LIMIT = timedelta(minutes=5)
-"""How long the others stay while the main process prints what happened."""
+"""Maximum time that the other processes wait while the main process prints the error."""
 
 
 class PeerFailed(RunError):
-    """Another process of the run failed."""
+    """Raised if another process of the run failed."""
 
 
 class PeerLost(PeerFailed):
-    """Another process of the run ended without an error."""
+    """Raised if another process of the run exited without an error."""
 
 
 class _Failure(NamedTuple):
-    """The error of a process, as the others get it."""
+    """The error of a process, as sent to the other processes."""
 
     words: str
     hint: str | None
@@ -67,7 +69,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True in the process that writes the run."""
+        """Whether this process writes the run."""
         return self.rank == 0
 
     def exchange(self, items: list[Any]) -> list[Any]:
@@ -82,7 +84,7 @@ class World:
         return any(self.exchange([flag]))
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Do a piece of work in every process; if it fails in one, it fails in all."""
+        """Call a function in every process; if it fails in one process, it fails in all of them."""
         try:
             result = work()
         except PeerFailed:
@@ -94,19 +96,19 @@ class World:
         return result
 
     def from_main(self, make: Callable[[], Result]) -> Result:
-        """Return the result of the main process in all of them."""
+        """Return the main process's result of a function in all processes."""
         return self.exchange([self.together(make if self.is_main else lambda: None)])[0]  # type: ignore[no-any-return]
 
     def outlast_main(self) -> bool:
-        """Return whether the main process prints the failure that ends this one, once it has ended.
+        """Wait for the main process; return whether it prints the failure that ends this process.
 
-        Returns False immediately in the main process, and if the others do not know of the failure.
+        Returns False immediately in the main process, and if the other processes do not know of the failure.
         """
         if self.is_main or not self._failure_is_known:
             return False
         from torch import distributed
 
-        with contextlib.suppress(RuntimeError):  # the main process never comes: it ends
+        with contextlib.suppress(RuntimeError):  # the main process has already exited
             distributed.monitored_barrier(group=self._group, timeout=LEAVING_LIMIT)
         return True
 
@@ -117,7 +119,7 @@ class World:
         except PeerLost:
             return
         except PeerFailed:
-            pass  # both failed, and both know
+            pass  # both processes failed, and both know of a failure
         self._failure_is_known = True
 
     def _gather(self, items: list[Any], failure: _Failure | None) -> list[list[Any]]:
@@ -129,7 +131,7 @@ class World:
         try:
             distributed.all_gather_object(answers, (items, failure), group=self._group)
         except RuntimeError as error:
-            raise PeerLost("another process of the run ended without telling why") from error
+            raise PeerLost("another process of the run exited without an error") from error
         for rank, (_, failed) in enumerate(answers):
             if failed is not None and rank != self.rank:
                 self._failure_is_known = True
@@ -138,7 +140,7 @@ class World:
 
 
 _world: World | None = None
-"""The processes that this one has joined."""
+"""Processes of the run that this process has joined."""
 
 
 def is_launched() -> bool:
@@ -152,9 +154,9 @@ def is_beside_main() -> bool:
 
 
 def current_world(device: str | None = None) -> World:
-    """Return the processes of this run; the first call of a launched process joins them.
+    """Return the processes of this run; the first call in a launched process joins them.
 
-    `device` is that of the settings: `cpu` makes gloo carry gradients too.
+    `device` is the device in the settings; with `cpu`, gloo also transfers the gradients.
     """
     global _world
     if not is_launched():
@@ -166,7 +168,7 @@ def current_world(device: str | None = None) -> World:
         from wander.models.loading import torch_device
 
         state = PartialState(cpu=torch_device(device).type == "cpu")
-        # Objects always use gloo, which works without a GPU and may wait for long.
+        # Objects always use gloo, which works without a GPU and allows long waits.
         group = distributed.new_group(backend="gloo", timeout=EXCHANGE_LIMIT)
         _world = World(state.process_index, state.num_processes, group)
     return _world
@@ -188,9 +190,9 @@ def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def own_folder(folder: Path, world: World) -> Iterator[Path]:
-    """Yield the folder that this process writes to: the run's, or a temporary one.
+    """Yield the folder that this process writes to: the run's folder, or a temporary one.
 
-    The temporary folder begins with the files of a resumed run, since later steps may depend on them.
+    The temporary folder starts with the files of a resumed run, because later steps may depend on them.
     """
     if world.is_main:
         yield folder
@@ -206,7 +208,7 @@ def own_folder(folder: Path, world: World) -> Iterator[Path]:
 
 
 _TOLD_BY_ENVIRONMENT = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
-"""Variables that transformers and accelerate use for a sharded policy."""
+"""Environment variables that transformers and accelerate use for a sharded policy."""
 
 
 def shards_policy(settings: GRPOSettings) -> bool:
@@ -223,9 +225,9 @@ def is_sharded(model: Any) -> bool:
 
 @contextlib.contextmanager
 def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
-    """Check that the processes can share the work; restore the environment variables after the block.
+    """Check that the processes can share the work, and restore the environment variables after the block.
 
-    Raises `ConfigError` for groups that cannot be shared evenly and a policy that cannot be sharded.
+    Raises `ConfigError` for groups that cannot be shared evenly, and for a policy that cannot be sharded.
     """
     world.together(lambda: _require_shareable(settings, world))
     before = {name: os.environ.get(name) for name in _TOLD_BY_ENVIRONMENT}
@@ -240,7 +242,7 @@ def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
 
 
 def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
-    """Return the trainer arguments of a sharded policy; none if the launcher has its own."""
+    """Return the trainer arguments of a sharded policy; empty if the launcher has its own."""
     if not shards_policy(settings) or _is_launched_sharded():
         return {}
     return {
@@ -255,9 +257,9 @@ def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
 
 
 def shard_on_any_device() -> None:
-    """Let the next accelerator also shard on CPUs.
+    """Allow the next accelerator to shard on CPUs.
 
-    accelerate only shards processes on GPUs. So processes on CPUs claim to be on GPUs while it decides.
+    accelerate shards only processes on GPUs, so processes on CPUs claim to be on GPUs while it decides.
     """
     from accelerate import PartialState
     from accelerate.utils import DistributedType  # type: ignore[import-untyped]
@@ -275,11 +277,11 @@ def _is_set(name: str) -> bool:
 
 
 def _require_shareable(settings: GRPOSettings, world: World) -> None:
-    """Raise `ConfigError` when the processes cannot share the groups of a step, or the policy."""
+    """Raise `ConfigError` if the processes cannot share the groups of a step, or the policy."""
     batch = settings.batch
     if batch.groups % world.size:
         raise ConfigError(
-            f"{batch.groups} groups a step cannot be shared by {world.size} processes",
+            f"{batch.groups} groups per step cannot be shared evenly by {world.size} processes",
             hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
             "processes x group_size",
         )
@@ -287,20 +289,18 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
         return
     if world.size == 1:
         raise ConfigError(
-            "a policy is sharded over several processes, and this is one",
+            "a sharded policy needs several processes, but there is only this one",
             hint="start them with `torchrun --standalone --nproc-per-node 2 -m wander_client train ...`",
         )
     if settings.model.lora_rank:
         raise ConfigError(
-            "adapters (`model.lora_rank`) cannot be sharded: they leave nothing large to shard",
+            "adapters (`model.lora_rank`) cannot be sharded: their gradients and optimizer state are small",
             hint='set `parallel.policy = "replicated"`, or `model.lora_rank = 0`',
         )
     if not _is_launched_sharded():
         return
     if settings.algorithm.loss == "distill":
-        raise ConfigError(
-            "the loss `distill` needs a policy that is whole in each process", hint="launch without FSDP"
-        )
+        raise ConfigError("the loss `distill` does not support a sharded policy", hint="launch without FSDP")
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError(
             "the launcher shards by FSDP1, which is not supported",
@@ -308,11 +308,11 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
         )
     if os.environ.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") != "FULL_STATE_DICT":
         raise ConfigError(
-            "the launcher's checkpoints would hold no weights that anything else can load",
+            "other programs could not load the weights in the launcher's checkpoints",
             hint="write `fsdp_state_dict_type: FULL_STATE_DICT` in its configuration",
         )
     if _is_set("FSDP_ACTIVATION_CHECKPOINTING"):
         raise ConfigError(
-            "`fsdp_activation_checkpointing` of the launcher would give weights other names",
+            "`fsdp_activation_checkpointing` of the launcher would change the names of weights",
             hint="leave it out, and set `model.gradient_checkpointing = true`",
         )

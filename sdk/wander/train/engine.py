@@ -1,4 +1,4 @@
-"""What samples the rollouts of a run (`[inference]`), and how it keeps up with the policy."""
+"""The engine that samples the rollouts of a run (`[inference]`), and the transfer of weights to it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from wander.train.distributed import World, shards_policy
 from wander.train.weights import load_learner
 
 ServerOpener = Callable[[Path, InferenceSection], AbstractContextManager[str]]
-"""Starts a vLLM server for the checkpoint of a folder and yields its address; it ends with the block."""
+"""Function that starts a vLLM server for a checkpoint folder and yields its address; the server stops at the
+end of the block."""
 
 SERVED = "served"
-"""Folder in the run's in which weights pass to a server."""
+"""Folder in the run's folder through which weights are passed to a server."""
 
 
 @contextlib.contextmanager
@@ -39,9 +40,11 @@ def open_engine(
     world: World,
     serve: ServerOpener | None = None,
 ) -> Iterator[Engine]:
-    """Yield what samples for the policy `model`; a server that it started ends with the block.
+    """Yield the engine that samples for the policy `model`; a server that it starts stops at the end of the
+    block.
 
-    `folder` is the run's. Raises `ConfigError` for a server that is not there or cannot be trained with.
+    `folder` is the run's folder. Raises `ConfigError` if a server does not respond or cannot be used for
+    training.
     """
     section = settings.inference
     if section.engine == "transformers":
@@ -68,7 +71,7 @@ def open_engine(
 
         def start() -> str:
             if serve is None:
-                raise ConfigError("no vLLM server is named", hint="give `inference.url`")
+                raise ConfigError("the address of the vLLM server is missing", hint="set `inference.url`")
             first = write_checkpoint(model, dict(whole_weights(model)), place / "weights-0")
             loaded.tokenizer.save_pretrained(first)
             return stack.enter_context(serve(first, section))
@@ -83,15 +86,16 @@ def open_engine(
         engine = VLLMServerEngine(servers, sync, end_ids=ends, process=world.rank, sleeps=section.sleep)
         if section.sync == "folder" and engine.facts.keeps_old_output_layer:
             raise ConfigError(
-                f"the server at `{servers[0].url}` would keep its old output layer: vLLM on a CPU packs one "
-                "that is tied to the embeddings once and for all",
-                hint="leave `inference.url` out: the server then started gets a checkpoint without ties",
+                f"the server at `{servers[0].url}` would keep its old output layer: vLLM on a CPU packs an "
+                "output layer that is tied to the embeddings only once",
+                hint="leave out `inference.url`, so that a server is started with an untied checkpoint",
             )
         yield engine
 
 
 def load_beside(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
-    """Load a model that computes as the policy does: what the policy begins with, or what is at `path`."""
+    """Load a model with the policy's computing settings: the policy's initial model, or the model at
+    `path`."""
     section = settings.model
     loaded = load_learner(section, path)
     if section.autocast:  # as accelerate does for the policy itself
@@ -106,7 +110,7 @@ def sampling_rows(settings: GRPOSettings) -> int:
 
 
 def copying_engine(settings: GRPOSettings) -> TransformersEngine:
-    """Return an engine with a model of its own, which nobody trains; `update_weights` keeps it current."""
+    """Return an engine with a separate model that is not trained; `update_weights` keeps it current."""
     loaded = load_beside(settings)
     return TransformersEngine(
         loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings)
@@ -121,20 +125,20 @@ def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:
 
 
 class CurrentWeights:
-    """Keeps an engine at the policy's weights: whatever is played between two updates is played with them."""
+    """Keeps an engine at the policy's weights, so that rollouts between two updates use the same weights."""
 
     def __init__(self, trainer: Any, engine: Engine, world: World, *, tells_step: bool = False) -> None:
-        """`tells_step` has samples tell what the weights had learnt."""
+        """Keep the engine current; with `tells_step`, samples record the training step of the weights."""
         self.trainer = trainer
         self.engine = engine
         self.world = world
         self._tells_step = tells_step
         self.seconds = 0.0
-        """How long it took since somebody set this to 0."""
+        """Seconds that updates took since this was last set to 0."""
         self._step = -1
 
     def refresh(self) -> None:
-        """Bring the engine up to date; every process calls it at the same place."""
+        """Update the engine; every process must call it at the same point."""
         step = self.trainer.state.global_step
         if step == self._step and not self.engine.wants_weights:
             return

@@ -1,6 +1,6 @@
 """GRPO on any environment, with TRL's `GRPOTrainer`.
 
-One step, in the order in which it happens; draw, play and logprobs stand in step_trainer.py:
+A step has these parts, in this order; draw, play and logprobs are in step_trainer.py:
 
     draw          which example each group of the step plays              ours   rollouts/sampler.py
     play          the policy plays each of them `group_size` times        ours   rollouts/step.py, source.py
@@ -8,30 +8,33 @@ One step, in the order in which it happens; draw, play and logprobs stand in ste
     logprobs_GT   log-probability of every sampled token, as it is now    ours   rollouts/buckets.py
     loss          dapo, cispo, ...: advantages times ratios, clipped      TRL    ours: which rows are computed
     update        gradients, clipping, AdamW, schedule, checkpoints       TRL    and transformers
-    sync          what samples takes the new weights over                 ours   engine.py
+    sync          send the new weights to the sampling engine             ours   engine.py
 
-The first update on some rollouts has a ratio of 1 to the policy that sampled them, so clipping acts where the
-engine computes other bits (vLLM), which TRL's importance sampling corrects. So it does with
-`batch.max_staleness`, where steps to come are played meanwhile: rollouts/ahead.py. With
-`algorithm.num_iterations` more updates follow, each a step that draws and plays nothing: their ratio is to
-the policy before the first of them, and a checkpoint between two of them keeps the rollouts.
+In the first update on some rollouts, the ratio to the policy that sampled them is 1. Clipping therefore only
+has an effect if the engine computes different bits (vLLM), which importance sampling corrects
+(correction.py). The same correction applies with `batch.max_staleness`, where later steps are played during
+the update (rollouts/ahead.py). With `algorithm.num_iterations`, further updates follow. Each of them is a
+step that neither draws nor plays, its ratio is relative to the policy before the first update, and a
+checkpoint between two of them stores the rollouts.
 
-Names end in their dimensions. `G`: rollouts of one backward pass, whole groups or a part of them. `T`: tokens
-of a completion (what the policy and its environment said after the first prompt), padded on the right. `S`:
-prompt and completion, padded on both sides. `P`: sequences of tokens of these rollouts. `B`: sequences of one
-forward pass. `L`: their tokens, unpadded.
+Names end in their dimensions. `G`: rollouts of a backward pass, which are whole groups or a part of them.
+`T`: tokens of a completion (the messages of policy and environment after the first prompt), padded on the
+right. `S`: prompt and completion, padded on both sides. `P`: sequences of tokens of these rollouts. `B`:
+sequences of a forward pass. `L`: their tokens, unpadded.
 
-Four things TRL leaves open are settled here:
-- a rollout is a row, however many sequences it was sampled in: they lie in it one after another, and each is
-  computed by itself (rollouts/rows.py, buckets.py). So a rollout counts once in any loss;
-- only prompts reach `_generate`, so each carries its slot in the step as an extra key;
-- padding: rows are computed without their padding, in buckets of alike length, and what several begin with
-  is computed once (rollouts/buckets.py);
-- rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
-  gradient is exactly zero, and late in a run most groups are such.
+TRL leaves four points open, which are decided as follows:
 
-What of this is the same for every loss stands in step_trainer.py; losses/rloo.py and distill.py are those of
-other trainers of TRL's. Several processes may share a step (`wander.train.distributed`).
+- A rollout is a single row, even if it was sampled in several sequences. The row contains the sequences one
+  after another, and each is computed separately (rollouts/rows.py, buckets.py). A rollout therefore counts
+  once in any loss.
+- TRL passes only prompts to `_generate`, so each prompt carries its slot in the step as an extra key.
+- Rows are computed without their padding, in buckets of similar length, and shared beginnings are computed
+  only once (rollouts/buckets.py).
+- Rows without advantage are not computed if that changes nothing (dapo and cispo without a KL term). Their
+  gradient is exactly zero, and late in a run most groups are like that.
+
+Parts that are the same for every loss are in step_trainer.py. losses/rloo.py and distill.py use other
+trainers of TRL. Several processes may share a step (`wander.train.distributed`).
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ CISPO_CLIP_HIGH = 5.0
 
 
 def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
-    """Translate the settings into TRL's, for each of so many processes."""
+    """Translate the settings to TRL's, for each of `processes` processes."""
     algorithm = settings.algorithm
     own = {
         **common_arguments(settings, folder, processes),
@@ -121,8 +124,8 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
 def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
     """Return whether rows without advantage can be left out, because they cannot change the gradient.
 
-    That is exact only where the loss is one sum over all tokens of the step divided by a constant, and
-    nothing else acts on them or counts them.
+    This is exact only if the loss is a single sum over all tokens of the step divided by a constant, and
+    nothing else acts on the rows or counts them.
     """
     algorithm = settings.algorithm
     adapts = settings.trl.get("use_adaptive_entropy")
@@ -131,14 +134,14 @@ def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
 
 
 class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPO, fed with the rollouts of an environment."""
+    """TRL's GRPO on the rollouts of an environment."""
 
     config = staticmethod(grpo_config)
 
     def __init__(self, *args: Any, **given: Any) -> None:
-        """Take what `StepTrainer` takes."""
+        """Create the trainer, with the arguments of `StepTrainer`."""
         super().__init__(*args, **given, reward_funcs=[reward])
-        # Where the policy is sharded, every process has to compute as often as the others.
+        # If the policy is sharded, all processes must take part in every forward pass.
         self.skips_idle_rows = idle_rows_add_nothing(self.settings) and not shards_policy(self.settings)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -152,7 +155,7 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
         )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
-        """Return the loss of one slice of the step, without the rows whose advantage is zero."""
+        """Return the loss of a slice of the step, without the rows whose advantage is zero."""
         if self.skips_idle_rows:
             advantages_G = inputs["advantages"]
             keep_G = self._rows_to_compute(advantages_G)
@@ -165,10 +168,10 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
         return super()._compute_loss(model, inputs, *others)
 
     def _rows_to_compute(self, advantages_G: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the rows with an advantage, and of as many others as every process needs.
+        """Return a mask of the rows with an advantage, plus the additional rows that every process needs.
 
-        TRL gathers values of every row, so all processes compute equally many; and the optimizer wants a
-        gradient, if only a zero one, so at least one.
+        TRL gathers values of every row, so all processes must compute the same number. The optimizer also
+        needs a gradient, even if it is zero, so at least one row is computed.
         """
         keep_G = advantages_G != 0
         most = self.accelerator.gather(keep_G.sum().reshape(1)).max().clamp(min=1)
@@ -179,7 +182,7 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class GRPOResult:
-    """What a GRPO run made."""
+    """The result of a GRPO run."""
 
     model: Path
     steps: int
@@ -191,15 +194,15 @@ class GRPOResult:
     rollouts: int
     seconds: float
     stopped: Stopped | None = None
-    """Why it ended before its last step."""
+    """Reason why the run ended before its last step; None if it did not."""
     best: BestCheckpoint | None = None
-    """Which weights lie in `best`, where it keeps them."""
+    """Description of the weights in `best`, if the run keeps them."""
 
 
 def result_of(
     folder: Path, entries: Sequence[dict[str, Any]], outcome: Outcome, seconds: float
 ) -> GRPOResult:
-    """Return what the run in a folder made, as its metrics tell."""
+    """Return the result of the run in a folder, from its metrics."""
     rewards = [entry["reward"] for entry in entries if entry.get("reward") is not None]
     tenth = max(1, len(rewards) // 10)
     return GRPOResult(
@@ -231,10 +234,10 @@ def train_grpo(
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
-    `folder` becomes a run folder. `pin` names an open environment for the manifest. `resume` continues from
-    the newest checkpoint, or from step `checkpoint`; a difference raises `RunError`, or is recorded with
-    `allow_changes`. The main process calls `observers` (last). `serve` starts a vLLM server if the settings
-    name none. Another thread passes ended rollouts to `played`.
+    `folder` becomes a run folder. `pin` returns the manifest's description of an open environment. `resume`
+    continues from the newest checkpoint, or from step `checkpoint`. A difference from the recorded run raises
+    `RunError`, unless `allow_changes` is true. Only the main process calls `observers`, after its callbacks.
+    `serve` starts a missing vLLM server. `played` is called from another thread with the finished rollouts.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -298,13 +301,13 @@ def train_grpo(
 
 
 TRAINERS: dict[str, type[StepTrainer]] = {"rloo": LeaveOneOutTrainer, "distill": DistillTrainer}
-"""Those of the losses that are not GRPO's."""
+"""Trainers of the losses that do not use `RolloutTrainer`."""
 
 
 def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
-    """Load the policy, and return it with the adapters that learn.
+    """Load the model, and return it together with the policy to train, which may have adapters.
 
-    Raises `ConfigError` for a mixture of experts, whose balancing loss is not computed.
+    Raises `ConfigError` for a mixture of experts, because its balancing loss is not computed.
     """
     section = settings.model
     loaded = load_learner(section)
@@ -314,14 +317,14 @@ def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
             hint="train a dense model, or fine-tune this one with `wander model sft`",
         )
     turn_off_dropout(loaded.model)
-    torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
+    torch.manual_seed(settings.schedule.seed)  # adapters start with random numbers
     return loaded, wrap_lora(loaded.model, section)
 
 
 def with_date(settings: GRPOSettings, loaded: LoadedModel, begun: Path | None) -> GRPOSettings:
     """Return the settings with the date that the chat template shows, if it shows one.
 
-    `begun` is the folder of a run that is resumed, which shows the date on which it started.
+    `begun` is the folder of a resumed run, which keeps the date when it started.
     """
     section = settings.model
     if section.template_date is not None or not ChatFormat(loaded.tokenizer, frozenset()).shows_date:
@@ -349,7 +352,7 @@ def policy_client(model: Any, loaded: LoadedModel, settings: GRPOSettings, engin
 def play_ahead(
     player: StepPlayer, model: Any, loaded: LoadedModel, settings: GRPOSettings
 ) -> Iterator[StepsAhead | None]:
-    """Yield what plays the run's steps before they are wanted; None where each waits for the one before."""
+    """Yield the object that plays steps ahead; None if each step is played only when it is needed."""
     if settings.batch.max_staleness == 0:
         yield None
         return
@@ -369,7 +372,7 @@ def open_source(
     settings: GRPOSettings,
     opponents: Opponents | None = None,
 ) -> RolloutSource:
-    """Return what plays the run's rollouts, its environments open."""
+    """Return the source of the run's rollouts, with open environments."""
     sampling, seed = settings.sampling, settings.environment.run_seed
     client.limit_context(sampling.max_rollout_tokens)
     return RolloutSource(

@@ -1,4 +1,4 @@
-"""Hand arguments of settings on to TRL (`[trl]`) and PEFT (`model.peft`), except the ones Wander owns."""
+"""Pass settings on to TRL (`[trl]`) and PEFT (`model.peft`), except arguments that Wander sets itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from wander.errors import ConfigError
 
 FREE = ("use_bias_correction_kl",)
-"""Arguments that Wander sets and settings may replace."""
+"""Arguments that Wander sets, but that the settings may replace."""
 
 INSTEAD = {
     "beta": "algorithm.kl",
@@ -45,7 +45,7 @@ INSTEAD = {
     "use_vllm": "inference.engine",
     "warmup_steps": "schedule.warmup_steps",
 }
-"""Settings of Wander for arguments of the libraries."""
+"""Wander's settings that replace arguments of the libraries, by argument."""
 
 OWNED = (
     *(
@@ -79,14 +79,14 @@ OWNED = (
         "task_type",
     ),
 )
-"""Beginnings of more arguments that Wander owns: of rollouts, rows, the record, checkpoints and devices."""
+"""Prefixes of more arguments that Wander sets: for rollouts, rows, records, checkpoints and devices."""
 
 
 def hand_on(config: Any, own: Mapping[str, Any], more: Mapping[str, Any], section: str) -> Any:
-    """Return a library's configuration of Wander's own arguments and those of a section of settings.
+    """Return a library's configuration, with Wander's arguments `own` and the arguments `more` of a section.
 
-    Raises `ConfigError` for an argument that Wander sets itself, that the library does not have, or whose
-    value it rejects.
+    Raises `ConfigError` for an argument that Wander sets itself, that the library does not know, or whose
+    value the library rejects.
     """
     known = {field.name for field in dataclasses.fields(config) if field.init}
     for name in more:

@@ -1,8 +1,8 @@
-"""What SFT, DPO and KTO share: a run over rows that are there, with checkpoints that it can go on from.
+"""Common parts of SFT, DPO and KTO: a run over existing rows, with checkpoints to resume from.
 
-A row whose run kept the tokens is learnt from these very tokens, where they are of the model's vocabulary:
-in it they say what the row says. Otherwise its messages are laid out by the model's chat template. Either way
-only the tokens of the assistant count.
+If a row contains the tokens that its run sampled, and the model's vocabulary decodes them to the row's
+messages, it is learned from exactly these tokens. Otherwise its messages are formatted by the model's chat
+template. In both cases only the assistant's tokens are learned.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from wander.train.watch.reporting import open_reporters
 from wander.train.weights import save_policy, wrap_lora
 
 CHECKPOINT_STEPS = 200
-"""Steps that a kill costs at most, where the settings do not mention checkpoints."""
+"""Steps between checkpoints if the settings do not mention them, and so the maximum loss if the run is
+killed."""
 TEMPLATE_DATE = "template_date.txt"
-"""Keeps the date that a model's chat template shows, for a run that is resumed."""
+"""File with the date that a model's chat template shows, for resumed runs."""
 Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
-"""Makes the trainer of a model from the arguments and the callbacks that all have in common."""
+"""Function that creates the trainer of a model from the common arguments and callbacks."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a run made of a model."""
+    """The result of a run over rows."""
 
     model: Path
     steps: int
@@ -61,11 +62,11 @@ class Learnt:
     """Lines of `metrics.jsonl`."""
 
     def first(self, metric: str) -> float:
-        """Return a metric of the first step; NaN where no step has it."""
+        """Return a metric of the first step that has it; NaN if no step does."""
         return next(iter(self._known(metric)), float("nan"))
 
     def final(self, metric: str) -> float:
-        """Return the mean of a metric over the last tenth of the steps; NaN where no step has it."""
+        """Return the mean of a metric over the last tenth of the steps; NaN if no step has it."""
         known = self._known(metric)
         tail = known[-max(1, len(known) // 10) :]
         return sum(tail) / len(tail) if tail else float("nan")
@@ -84,10 +85,10 @@ def learn(
     resume: bool = False,
     watch: Callable[[TrainingRecord], Sequence[TrainerCallback]] = lambda record: (),
 ) -> Learnt:
-    """Train with the trainer that `build` makes, and write the model to `folder/model`.
+    """Train with the trainer that `build` creates, and write the model to `folder/model`.
 
-    `resume` goes on from the folder's last checkpoint, if it has one. `watch` gives more callbacks. Raises
-    `RunError` for a run that has ended, or a checkpoint that is damaged.
+    `resume` continues from the folder's last checkpoint, if there is a checkpoint. `watch` returns additional
+    callbacks. Raises `RunError` for a finished run or a damaged checkpoint.
     """
     schedule = settings.schedule
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def learn(
         "per_device_train_batch_size": settings.batch.rows,
         **checkpoint_arguments(schedule.checkpoint_every, CHECKPOINT_STEPS),
     }
-    torch.manual_seed(schedule.seed)  # adapters begin with random numbers
+    torch.manual_seed(schedule.seed)  # adapters start with random numbers
     with (
         tell_full_disk(folder, "--resume"),
         quiet_libraries(),
@@ -132,7 +133,7 @@ def name_ends(loaded: LoadedModel) -> None:
 
 
 def chat_options(settings: OfflineSettings, loaded: LoadedModel, folder: Path, resume: bool) -> ChatOptions:
-    """Return how conversations are written; a resumed run shows the date on which it started."""
+    """Return the chat options; a resumed run keeps the date when it started."""
     kept, section = folder / TEMPLATE_DATE, settings.model
     day = section.template_date
     if day is None and resume and kept.is_file():
@@ -145,9 +146,9 @@ def chat_options(settings: OfflineSettings, loaded: LoadedModel, folder: Path, r
 
 
 def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversation], bool]:
-    """Return the sequences in which a row is learnt, and whether they are the tokens that were sampled.
+    """Return the sequences to learn from a row, and whether they are the sampled tokens.
 
-    Raises `ModelError` for messages that the model's chat template does not take.
+    Raises `ModelError` for messages that the model's chat template rejects.
     """
     kept = [Conversation(ids=list(part["ids"]), mask=list(part["mask"])) for part in row.get("sampled") or ()]
     if kept and _say(kept, form, row["messages"]):
@@ -156,16 +157,17 @@ def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversati
 
 
 def row_error(number: int, error: ModelError) -> ConfigError:
-    """Return the error for a row that cannot be laid out."""
-    return ConfigError(f"row {number} cannot be learnt: {error}", hint=error.hint)
+    """Return the error for a row that cannot be converted to tokens."""
+    return ConfigError(f"cannot learn from row {number}: {error}", hint=error.hint)
 
 
 def _say(sequences: Sequence[Conversation], form: ChatFormat, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether tokens say, in the model's vocabulary, what the messages say."""
+    """Return whether tokens, decoded with the model's vocabulary, contain the text of the messages."""
     size = len(form.tokenizer)
     if any(token >= size for sequence in sequences for token in sequence.ids):
         return False
-    # Each piece by itself, as the turns were read; a special token may have been sampled as any other.
+    # Each piece is decoded separately, as the turns were, because a special token may have been sampled like
+    # any other token.
     pieces = [
         [token for token, _ in piece]
         for sequence in sequences
@@ -180,15 +182,15 @@ def _say(sequences: Sequence[Conversation], form: ChatFormat, messages: Sequence
 
 
 def _to_resume(folder: Path) -> SavedCheckpoint | None:
-    """Return the checkpoint that a run goes on from; None means from its beginning."""
+    """Return the checkpoint to resume from; None means the beginning of the run."""
     file = folder / METRICS
     text = file.read_bytes().rstrip() if file.is_file() else b""
     last = json.loads(text.split(b"\n")[-1]) if text else {"step": 0, "steps": 1}
     if last["step"] >= last["steps"] and (folder / "model").is_dir():
-        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
+        raise RunError(f"the run in `{folder}` is already finished: its model is in `{folder / 'model'}`")
     begun = checkpoint_to_resume(folder)
     if begun is not None and begun.step >= last["steps"]:
-        # Killed before the model was written: the last steps are made again.
+        # The run was killed before the model was written, so the last steps are repeated.
         earlier = [
             checkpoint.step for checkpoint in list_checkpoints(folder) if checkpoint.step < last["steps"]
         ]

@@ -1,22 +1,22 @@
-"""Several phases in one file of settings: games of a teacher, a new model, fine-tuning, GRPO, preferences.
+"""Runs of several phases in a single settings file: games, a new model, fine-tuning, GRPO, preferences.
 
     [[phases]]
     name = "games"
-    kind = "rollouts"        # a model or a scripted player plays; what fits is kept as rows
+    kind = "rollouts"        # a model or a scripted player plays; selected rollouts become rows
     [[phases]]
     name = "warm-up"
-    kind = "sft"             # learns the rows of the phase before
+    kind = "sft"             # learns from the rows of the previous phase
     [[phases]]
     name = "harder"
-    kind = "grpo"            # goes on with the model of the phase before
+    kind = "grpo"            # continues with the model of the previous phase
 
-Sections outside of the phases are shared. A `grpo` phase merges its own into all of them, a `rollouts` phase
-into `environment`, and phases that learn from rows into `model` and the seed. A phase without a model or rows
-takes those of the phases before it, by name: `phase:warm-up`.
+Sections outside of the phases are shared. A `grpo` phase merges its own sections into all of them, a
+`rollouts` phase into `environment`, and phases that learn from rows into `model` and the seed. A phase
+without a model or rows uses those of earlier phases, which have names such as `phase:warm-up`.
 
 A phase of kind `rloo` or `distill` is a `grpo` phase with that loss. A phase of kind `rejection`, `dpo` or
-`kto` becomes two: the current model plays each example several times, then it learns from these rollouts.
-`rounds` repeats both, each time with the model of the round before.
+`kto` has two parts: the current model plays each example several times, then it learns from these rollouts.
+`rounds` repeats both parts, each time with the model of the previous round.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from wander.train.sections import EnvironmentSection, Section
 from wander.train.settings_file import check_settings, lay_over, settings_data
 
 PHASE = "phase:"
-"""Prefix of a model or rows that an earlier phase of the run made."""
+"""Prefix of a model or rows from an earlier phase of the run."""
 
 MODEL_KINDS = ("model", "sft", "grpo", "dpo", "kto")
-"""Kinds of phases that make a model."""
+"""Kinds of phases that produce a model."""
 
 LOSSES = ("rloo", "distill")
 """Kinds of phases that are `grpo` with another loss."""
@@ -52,40 +52,42 @@ OWN_ROLLOUTS = ("rejection", "dpo", "kto")
 """Kinds of phases that play before they learn."""
 
 SEVERAL = 8
-"""Rollouts of each example that they play by default."""
+"""Default number of rollouts of each example in these phases."""
 
 
 class PlayersSection(Section):
     """The player and the number of a phase's rollouts."""
 
     model: str | None = None
-    """`scripted:MODULE:FUNCTION`, a folder, `smollm2`, or a name at `base_url`. None is the current model."""
+    """Player: `scripted:MODULE:FUNCTION`, a folder, `smollm2`, or a model name at `base_url`. None means the
+    current model."""
     base_url: str | None = None
-    """An OpenAI-compatible endpoint; the key is in `OPENAI_API_KEY`."""
+    """Address of an OpenAI-compatible endpoint; the key is in `OPENAI_API_KEY`."""
     examples: int = Field(default=200, gt=0)
     per_example: int = Field(default=1, gt=0)
     split: Literal["train", "eval"] = "train"
     temperature: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, gt=0)
     compact_at: int | None = Field(default=None, gt=0)
-    """As in `sampling`; only for a model in this process."""
+    """Number of tokens above which the oldest turns are left out, as in `sampling`; only for a model in this
+    process."""
     concurrency: int = Field(default=32, gt=0)
     seed: int = 0
 
 
 class FilterSection(Section):
-    """Which rollouts become rows, as in `wander runs data`."""
+    """The selection of rollouts as rows, as in `wander runs data`."""
 
     where: list[str] = Field(default_factory=list)
     """Conditions on metrics, such as `lost==0`."""
     min_reward: float | None = None
     keep_repeats: bool = False
     near: bool = False
-    """Also drop conversations that differ only in case, spacing and punctuation."""
+    """Whether to drop conversations that differ only in case, spacing and punctuation."""
     whole: bool = False
-    """Drop rollouts that a limit cut short."""
+    """Whether to drop truncated rollouts."""
     per_example: int | None = Field(default=None, gt=0)
-    """Number of best rollouts of each example to keep."""
+    """Number of best rollouts of each example to keep; None keeps all."""
 
 
 class RolloutsSettings(Section):
@@ -97,24 +99,24 @@ class RolloutsSettings(Section):
 
 
 class NewModelSection(Section):
-    """The shape of an untrained model whose tokenizer is made from the transcripts of the phase before."""
+    """The shape of an untrained model, whose tokenizer is trained on the transcripts of an earlier phase."""
 
     seed: int = 0
     hidden: int = Field(default=128, ge=8)
     layers: int = Field(default=4, ge=1)
     vocabulary: int = Field(default=512, ge=300)
     characters: bool = False
-    """Make each letter a token, for tasks about letters. This needs more tokens."""
+    """Whether each letter is a token, for tasks about letters. This needs more tokens."""
 
 
 class NewModelSettings(Section):
-    """All settings of a phase that makes a model."""
+    """All settings of a phase that creates a model."""
 
     tiny: NewModelSection = NewModelSection()
 
 
 class RolloutsPhase(Section):
-    """Plays rollouts and keeps those that fit, as `rows.jsonl`."""
+    """A phase that plays rollouts and saves the selected ones as `rows.jsonl`."""
 
     kind: Literal["rollouts"] = "rollouts"
     name: str
@@ -122,7 +124,8 @@ class RolloutsPhase(Section):
 
 
 class ModelPhase(Section):
-    """Makes an untrained tiny model, with a tokenizer made from the transcripts of a `rollouts` phase."""
+    """A phase that creates an untrained tiny model, with a tokenizer for the transcripts of a `rollouts`
+    phase."""
 
     kind: Literal["model"] = "model"
     name: str
@@ -131,7 +134,7 @@ class ModelPhase(Section):
 
 
 class SFTPhase(Section):
-    """Fine-tunes on rows."""
+    """A phase that fine-tunes a model on rows."""
 
     kind: Literal["sft"] = "sft"
     name: str
@@ -141,27 +144,27 @@ class SFTPhase(Section):
 
 
 class DPOPhase(Section):
-    """Learns from pairs of rollouts: the better and the worse of an example."""
+    """A phase that learns from pairs of a better and a worse rollout of an example."""
 
     kind: Literal["dpo"] = "dpo"
     name: str
     rows: list[str]
-    """As for `sft`."""
+    """Files of `wander runs data`, or names of phases."""
     settings: DPOSettings
 
 
 class KTOPhase(Section):
-    """Learns from good and bad rollouts."""
+    """A phase that learns from good and bad rollouts."""
 
     kind: Literal["kto"] = "kto"
     name: str
     rows: list[str]
-    """As for `sft`."""
+    """Files of `wander runs data`, or names of phases."""
     settings: KTOSettings
 
 
 class GRPOPhase(Section):
-    """Improves the policy by GRPO."""
+    """A phase that improves the policy by GRPO."""
 
     kind: Literal["grpo"] = "grpo"
     name: str
@@ -187,17 +190,18 @@ def only_phase(settings: GRPOSettings) -> GRPOPhase:
 
 
 def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str, Any]) -> list[Phase] | None:
-    """Return the phases of a file of settings, complete; None for a file without phases.
+    """Return the complete phases in a settings file; None for a file without phases.
 
-    `overrides` of shared sections read `section.field=value`, those of a phase
-    `phases.NAME.section.field=value`; `given` are shared sections. Raises `ConfigError` that names the field.
+    Overrides of shared sections have the form `section.field=value`, and those of a phase
+    `phases.NAME.section.field=value`. `given` are shared sections. Raises `ConfigError` that names the wrong
+    field.
     """
     data = settings_data(file, overrides, given)
     if "phases" not in data:
         return None
     named = data.pop("phases")
     if not isinstance(named, dict):
-        raise ConfigError(f"`phases` in `{file}` is no list", hint="write `[[phases]]`")
+        raise ConfigError(f"`phases` in `{file}` is not a list", hint="write `[[phases]]`")
     if unknown := sorted(data.keys() - GRPOSettings.model_fields.keys()):
         raise ConfigError(
             f"there is no section `{unknown[0]}` in `{file}`",
@@ -206,7 +210,9 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
     phases: list[Phase] = []
     for name, own in named.items():
         if not name.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"`{name}` is no name of a phase", hint="take letters, digits, `-` and `_`")
+            raise ConfigError(
+                f"`{name}` is not a valid name of a phase", hint="use letters, digits, `-` and `_`"
+            )
         where = f" of phase `{name}` in `{file}`"
         for step, settings in _rounds(name, dict(own), data, where):
             phase = _phase(step, settings, data, phases, where)
@@ -220,7 +226,7 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
 def _rounds(
     name: str, own: dict[str, Any], shared: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a phase, or its parts: in every round a phase that plays and a phase that learns.
+    """Yield a phase or its parts, which are a playing phase and a learning phase in every round.
 
     The last part has the name of the phase, so that later phases find its model.
     """
@@ -230,32 +236,33 @@ def _rounds(
         yield name, own
         return
     if "rows" in own:
-        raise ConfigError(f"`rows`{where}: it learns from its own rollouts", hint='take `kind = "sft"`')
+        raise ConfigError(f"`rows`{where}: it learns from its own rollouts", hint='use `kind = "sft"`')
     playing = {key: own.pop(key) for key in ("environment", "rollouts", "filter") if key in own}
     rounds = own.pop("rounds", 1)
     if type(rounds) is not int or rounds < 1:
         raise ConfigError(f"`rounds`{where} is `{rounds}`", hint="write a number, from 1 on")
     if kind != "rejection" and "filter" in playing:
         raise ConfigError(
-            f"`filter`{where}: it compares all that was played", hint="`preference` says what is compared"
+            f"`filter`{where}: it compares all of its rollouts",
+            hint="use `preference` to select the comparisons",
         )
     sampling = shared.get("sampling", {})
     usual = {key: sampling[key] for key in ("temperature", "max_tokens", "compact_at") if key in sampling}
     players = {"per_example": SEVERAL, "temperature": 1.0, **usual, **playing.get("rollouts", {})}
     if "model" in players or "base_url" in players:
         raise ConfigError(
-            f"`rollouts.model`{where}: the model that learns plays",
-            hint='have another play in a phase of kind `rollouts`, and give `rows = "phase:NAME"`',
+            f"`rollouts.model`{where}: the learning model itself plays",
+            hint='let another model play in a phase of kind `rollouts`, and set `rows = "phase:NAME"`',
         )
     if kind != "rejection" and players["per_example"] == 1:
         raise ConfigError(
-            f"`rollouts.per_example`{where} is 1, and one rollout is better than none other",
-            hint=f"leave it out: {SEVERAL} of each example are played",
+            f"`rollouts.per_example`{where} is 1, but a comparison needs several rollouts of an example",
+            hint=f"leave it out to play {SEVERAL} rollouts of each example",
         )
     keep = {"per_example": 1, **playing.get("filter", {})} if kind == "rejection" else {"keep_repeats": True}
     begun = own.pop("model", {})
     for number in range(1, rounds + 1):
-        # A round begins with the model of the one before.
+        # A round starts with the model of the previous round.
         of_model = begun if number == 1 else {key: value for key, value in begun.items() if key != "path"}
         last = name if number == rounds else f"{name}-{number}"
         yield (
@@ -283,7 +290,7 @@ def _phase(
         algorithm = own.get("algorithm")
         if isinstance(algorithm, dict) and (loss := algorithm.get("loss", kind)) != kind:
             raise ConfigError(
-                f"`algorithm.loss`{where} is `{loss}`, and its `kind` is `{kind}`",
+                f"`algorithm.loss`{where} is `{loss}`, but its `kind` is `{kind}`",
                 hint='leave `algorithm.loss` out, or write `kind = "grpo"`',
             )
         own, kind = lay_over({"algorithm": {"loss": kind}}, own), "grpo"
@@ -325,15 +332,15 @@ def _only(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _model_before(before: Sequence[Phase], shared: Mapping[str, Any], where: str) -> str:
-    """Return the model with which a phase begins by default."""
+    """Return the default initial model of a phase."""
     for phase in reversed(before):
         if phase.kind in MODEL_KINDS:
             return f"{PHASE}{phase.name}"
     path = shared.get("model", {}).get("path")
     if path is None:
         raise ConfigError(
-            f"`model.path`{where} is missing, and no phase before makes a model",
-            hint='write `[model]` with `path = "..."`, or a phase of kind `model` before it',
+            f"`model.path`{where} is missing, and no earlier phase produces a model",
+            hint='write `[model]` with `path = "..."`, or add a phase of kind `model` before it',
         )
     return str(path)
 
@@ -343,19 +350,20 @@ def _rows_before(before: Sequence[Phase], where: str) -> list[str]:
         if phase.kind == "rollouts":
             return [f"{PHASE}{phase.name}"]
     raise ConfigError(
-        f"`rows`{where} are missing, and no phase before plays rollouts",
-        hint='write `rows = "rows.jsonl"`, of `wander runs data`, or a phase of kind `rollouts` before it',
+        f"`rows`{where} are missing, and no earlier phase plays rollouts",
+        hint='write `rows = "rows.jsonl"` (from `wander runs data`), or add a phase of kind `rollouts`',
     )
 
 
 def phase_folders(folder: Path, phases: Sequence[Phase]) -> dict[str, Path]:
-    """Return the folder of each phase in the run's, by name: `1-games`, `2-warm-up`..."""
+    """Return the folders of the phases in the run's folder, by name: `1-games`, `2-warm-up`..."""
     return {phase.name: folder / f"{n}-{phase.name}" for n, phase in enumerate(phases, start=1)}
 
 
 def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
-    """Raise `ConfigError` if a phase takes a model or rows from a phase that is not before it."""
-    inputs: list[tuple[str, Sequence[str]]] = []  # what it takes, and the kinds of phases that make it
+    """Raise `ConfigError` if a phase uses a model or rows of a phase that does not come before it."""
+    # names of inputs, with the kinds of phases that produce them
+    inputs: list[tuple[str, Sequence[str]]] = []
     if isinstance(phase, RolloutsPhase):
         inputs.append((phase.settings.rollouts.model or "", MODEL_KINDS))
     elif isinstance(phase, ModelPhase):
@@ -371,12 +379,12 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
         makers = [f"`{PHASE}{earlier.name}`" for earlier in before if earlier.kind in kinds]
         if text.startswith(PHASE) and f"`{text}`" not in makers:
             raise ConfigError(
-                f"phase `{phase.name}` takes `{text}`, and no phase before it that could make it is called "
+                f"phase `{phase.name}` uses `{text}`, but no earlier phase that could produce it is called "
                 f"`{name}`",
-                hint=f"there are {', '.join(makers)}" if makers else "change the order of the phases",
+                hint=f"available are {', '.join(makers)}" if makers else "change the order of the phases",
             )
 
 
 def find_made_model(folder: Path) -> Path:
-    """Return the model that a finished phase leaves to later phases: its best, if it kept one."""
+    """Return the model of a finished phase for later phases: its best weights if it kept them."""
     return folder / ("best" if read_best(folder) is not None else "model")

@@ -1,14 +1,14 @@
-"""DPO and KTO on better and worse rollouts of the same example, with TRL's trainers. Read top to bottom.
+"""DPO and KTO on better and worse rollouts of the same example, with TRL's trainers. Read from top to bottom.
 
-TRL lays texts out by the chat template and scores every token after the prompt. Here a rollout is the tokens
-that were sampled, and only they are scored: what the environment wrote in between is context. So the rows
-come prepared, and the batches carry our masks.
+TRL formats texts with the chat template and scores every token after the prompt. Here, a rollout consists of
+the sampled tokens, and only these are scored. The environment's messages in between are context. The rows are
+therefore prepared in advance, and the batches contain our own masks.
 
-The reference is the policy as it begins. What it gives to each row is computed once, before the first step,
-so that no second model is held.
+The reference is the initial policy. Its log-probabilities of each row are computed once, before the first
+step, so that no second model stays in memory.
 
-Left out on purpose: rollouts in several sequences (a template that rewrites history) make no pair, as TRL
-scores one sequence a side; several processes.
+Two things are left out on purpose. A rollout in several sequences (of a template that rewrites history) is
+not used, because TRL scores a single sequence per side. Training runs in a single process.
 """
 
 from __future__ import annotations
@@ -44,45 +44,46 @@ from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner, turn_off_dropout
 
 ENOUGH = 2
-"""Rollouts of one example that can be compared."""
+"""Minimum number of rollouts of an example for a comparison."""
 
 
 @dataclass(frozen=True)
 class PreferenceResult:
-    """What a run of DPO or KTO made."""
+    """The result of a DPO or KTO run."""
 
     model: Path
     rows: int
-    """Pairs (DPO) or rollouts (KTO) that were learnt from."""
+    """Number of pairs (DPO) or rollouts (KTO) that were learned."""
     left_out: dict[str, int]
-    """Rollouts that were not, by reason."""
+    """Number of rollouts that were left out, by reason."""
     as_sampled: int
-    """Rollouts that came with the very tokens that were sampled; the others were laid out by the template."""
+    """Number of rollouts that contained their sampled tokens; the others were formatted by the chat
+    template."""
     steps: int
     interrupted: bool
     first_loss: float
     final_loss: float
-    """Mean over the last tenth of the steps."""
+    """Mean loss over the last tenth of the steps."""
     final_margin: float
-    """By how much the policy came to prefer the good rollouts, times beta: mean over the last tenth."""
+    """Mean preference of the policy for good rollouts, times beta, over the last tenth of the steps."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rollout that may be preferred, or not."""
+    """A rollout that can be compared with others."""
 
     reward: float
     prompt: list[int]
-    """Ids before the first that the policy sampled."""
+    """Ids before the first sampled token."""
     completion: list[int]
     mask: list[int]
-    """1 for a token of the policy; as long as `completion`."""
+    """Mask of the completion: 1 for a token of the policy."""
 
 
 @dataclass
 class Candidates:
-    """The rollouts of a run's rows, those of one example and prompt together."""
+    """The rollouts in a run's rows, grouped by example and prompt."""
 
     groups: dict[tuple[str, tuple[int, ...]], list[Candidate]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -99,9 +100,9 @@ def train_preference(
 ) -> PreferenceResult:
     """Improve a model by DPO or KTO on rows of `select_rows`, and write it to `folder/model`.
 
-    Per-step metrics go to `folder/metrics.jsonl`. `resume` goes on from the folder's last checkpoint, if it
-    has one; the rows and settings must be the same. Raises `ConfigError` when nothing is left to learn from,
-    and `RunError` for a run that has ended, or a checkpoint that is damaged.
+    Metrics of each step are written to `folder/metrics.jsonl`. `resume` continues from the folder's last
+    checkpoint, if there is a checkpoint; rows and settings must be the same. Raises `ConfigError` if no row
+    can be learned from, and `RunError` for a finished run or a damaged checkpoint.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -135,7 +136,8 @@ def train_preference(
         else:
             trainer = _verdict_trainer(section, table, arguments, more, pad, given)
         if "ref" in getattr(trainer.model, "peft_config", {}):
-            # TRL's copy of the first adapters has given its log-probabilities; a checkpoint would keep it.
+            # TRL's copy of the first adapters has provided its log-probabilities, and would be saved in every
+            # checkpoint.
             trainer.model.delete_adapter("ref")
         return trainer
 
@@ -160,14 +162,14 @@ def collect_candidates(
     max_length: int,
     options: ChatOptions | None = None,
 ) -> Candidates:
-    """Return the rollouts that can be compared, by example; what is left out is counted."""
+    """Return the rollouts that can be compared, by example, and the numbers of the others, by reason."""
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer), options)
     candidates = Candidates()
     for number, row in enumerate(rows, start=1):
         if row.get("reward") is None or row.get("example_id") is None:
             raise ConfigError(
-                f"row {number} has no `reward` and `example_id`, so it can be compared with none",
-                hint="make the rows with `wander runs data RUN --out rows.jsonl`",
+                f"row {number} lacks `reward` or `example_id`, so it cannot be compared",
+                hint="create the rows with `wander runs data RUN --out rows.jsonl`",
             )
         try:
             sequences, sampled = tokens_of(row, form)
@@ -192,10 +194,11 @@ def collect_candidates(
 def _table_of_pairs(
     groups: Sequence[Sequence[Candidate]], section: DPOSection, left_out: Counter[str]
 ) -> list[dict[str, Any]]:
-    """Return the best of each group beside the worst, the next best beside the next worst, as asked."""
+    """Return pairs of each group: the best with the worst, the second best with the second worst, and so
+    on."""
     table = []
     for group in groups:
-        # Of equal ones the first stays the first.
+        # Among equal rewards, the order of the rollouts is kept.
         ordered = sorted(group, key=lambda candidate: -candidate.reward)
         pairs = list(zip(ordered, reversed(ordered), strict=True))[
             : min(section.pairs_per_example, len(group) // 2)
@@ -211,15 +214,15 @@ def _table_of_pairs(
             }
             for best, worst in taken
         ]
-        left_out["alone with its example"] += len(group) < ENOUGH
-        left_out["no better and no worse than another"] += 2 * (len(pairs) - len(taken))
+        left_out["only rollout of its example"] += len(group) < ENOUGH
+        left_out["rewards do not differ enough"] += 2 * (len(pairs) - len(taken))
     return table
 
 
 def _table_of_verdicts(
     groups: Sequence[Sequence[Candidate]], section: KTOSection, left_out: Counter[str]
 ) -> list[dict[str, Any]]:
-    """Return the rollouts that are good and those that are bad."""
+    """Return the good and the bad rollouts."""
     table = []
     for group in groups:
         bound = section.good_from
@@ -236,17 +239,19 @@ def _table_of_verdicts(
 
 
 def _in_batches(table: Sequence[dict[str, Any]], settings: PreferenceSettings) -> list[dict[str, Any]]:
-    """Return the rows in the order in which they are learnt, by chance; each epoch has the same.
+    """Return the rows in random order, which is the same in every epoch.
 
-    Raises `ConfigError` where there are too few.
+    Raises `ConfigError` if there are too few rows.
     """
     good = sum(bool(row.get("label")) for row in table)
     kto = not isinstance(settings, DPOSettings)
     if not table or (kto and good in (0, len(table))):
-        what = f"all {len(table)} rollouts are {'good' if good else 'bad'}" if table else "no rollout is left"
+        fault = (
+            f"all {len(table)} rollouts are {'good' if good else 'bad'}" if table else "no rollout is left"
+        )
         raise ConfigError(
-            what if kto else "no two rollouts of one example differ in their reward",
-            hint="play each example several times, and not greedily: "
+            fault if kto else "no example has rollouts with different rewards",
+            hint="play each example several times, with sampling: "
             "`rollouts = { per_example = 8, temperature = 1.0 }`",
         )
     order = list(range(len(table)))
@@ -255,14 +260,14 @@ def _in_batches(table: Sequence[dict[str, Any]], settings: PreferenceSettings) -
 
 
 class PairTrainer(DPOTrainer):  # type: ignore[misc]
-    """TRL's DPO on rows that are tokens already."""
+    """TRL's DPO on rows that are already tokens."""
 
     def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
         return dataset
 
 
 class VerdictTrainer(KTOTrainer):  # type: ignore[misc]
-    """TRL's KTO on rows that are tokens already."""
+    """TRL's KTO on rows that are already tokens."""
 
     def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
         return dataset
@@ -270,10 +275,10 @@ class VerdictTrainer(KTOTrainer):  # type: ignore[misc]
 
 @dataclass
 class PairCollator(DataCollatorForPreference):  # type: ignore[misc]
-    """TRL's batches of pairs; only tokens of the policy count."""
+    """TRL's batches of pairs, in which only the policy's tokens count."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch: all chosen, then all rejected."""
+        """Return the batch: all chosen rollouts, then all rejected ones."""
         sides = ("chosen_mask", "rejected_mask")
         masks = _masks([(row["prompt_ids"], row[side]) for side in sides for row in examples])
         return {**super().torch_call(examples), "completion_mask": masks}
@@ -281,10 +286,10 @@ class PairCollator(DataCollatorForPreference):  # type: ignore[misc]
 
 @dataclass
 class VerdictCollator(DataCollatorForUnpairedPreference):  # type: ignore[misc]
-    """TRL's batches of single rollouts; only tokens of the policy count."""
+    """TRL's batches of single rollouts, in which only the policy's tokens count."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch, with a completion of another row after each prompt where KTO wants it."""
+        """Return the batch; for KTO, each prompt also gets the completion of another row."""
         batch: dict[str, Any] = super().torch_call(examples)
         batch["completion_mask"] = _masks([(row["prompt_ids"], row["mask"]) for row in examples])
         if "KL_completion_mask" in batch:
@@ -293,7 +298,7 @@ class VerdictCollator(DataCollatorForUnpairedPreference):  # type: ignore[misc]
 
 
 def _masks(rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
-    """Return the masks of prompts, 0, and of what follows them."""
+    """Return the masks of rows, with 0 for their prompts."""
     return pad_sequence([torch.tensor([0] * len(prompt) + own) for prompt, own in rows], batch_first=True)
 
 
@@ -323,7 +328,7 @@ def _verdict_trainer(
     pad: int,
     given: dict[str, Any],
 ) -> VerdictTrainer:
-    if section.loss == "kto":  # how far the policy moved is measured on answers to other prompts
+    if section.loss == "kto":  # KTO measures how far the policy moved on answers to other prompts
         others = [table[-1], *table[:-1]]
         table = [
             {**row, "KL_completion_ids": other["completion_ids"], "KL_mask": other["mask"]}
@@ -331,7 +336,7 @@ def _verdict_trainer(
         ]
     good = sum(row["label"] for row in table)
     bad = len(table) - good
-    # Both sides weigh the same, however many rollouts there are of each.
+    # Good and bad rollouts get the same total weight, regardless of their numbers.
     weights = {"desirable_weight": min(1.0, bad / good), "undesirable_weight": min(1.0, good / bad)}
     return VerdictTrainer(
         **given,

@@ -1,4 +1,5 @@
-"""Reads settings of training from TOML files and overrides; names what is wrong, and what may stand there."""
+"""Reading of training settings from TOML files and overrides, with errors that name the wrong setting and the
+possible ones."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def read_settings(
 def settings_data(
     file: Path | None, overrides: Sequence[str], given: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what a TOML file holds after `section.field=value` overrides; phases by their name.
+    """Return the content of a TOML file after `section.field=value` overrides, with phases by name.
 
     `given` are sections whose fields take precedence over both.
     """
@@ -64,29 +65,29 @@ def apply_overrides(
     in_sections: bool = True,
     read_value: Callable[[str], Any] = read_toml_value,
 ) -> None:
-    """Set fields of nested tables of settings.
+    """Set fields in nested tables of settings.
 
-    `in_sections` means that every field belongs to a section. `example` shows in the hint how an override is
-    written. Raises `ConfigError` for an override without a name or a value, and for one that goes into
-    something other than a table.
+    `in_sections` means that every field belongs to a section. `example` shows the form of an override in the
+    hint. Raises `ConfigError` for an override without a name or a value, and for an override of a field
+    inside a value that is not a table.
     """
     for override in overrides:
         name, equals, value = override.partition("=")
         *path, last = name.strip().split(".")
         if not (equals and last and all(path)) or (in_sections and not path):
-            raise ConfigError(f"`{override}` is no setting", hint=f"write it as {example}")
+            raise ConfigError(f"`{override}` is not a setting", hint=f"write it as {example}")
         table: Any = settings
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(
-                    f"`{override}`: `{part}` is no section", hint=f"set fields of `{part}`, not the whole"
+                    f"`{override}`: `{part}` is not a section", hint=f"set `{part}` itself, not a field of it"
                 )
         table[last] = read_value(value.strip())
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
+    """Return two tables merged, including nested tables; other values in `above` replace those in `below`."""
     whole = dict(below)
     for name, value in above.items():
         known = whole.get(name)
@@ -96,11 +97,11 @@ def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
-    """Return `[[phases]]` by name, in their order; one without a name is called what it is."""
+    """Return `[[phases]]` by name, in order; the name of a phase without a name is its kind."""
     named: dict[str, Any] = {}
     for number, phase in enumerate(phases, start=1):
         if not isinstance(phase, dict):
-            raise ConfigError(f"phase {number} in `{file}` is no table", hint="write `[[phases]]`")
+            raise ConfigError(f"phase {number} in `{file}` is not a table", hint="write `[[phases]]`")
         name = str(phase.get("name", phase.get("kind", number)))
         if name in named:
             raise ConfigError(
@@ -111,7 +112,7 @@ def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
 
 
 def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
-    """Return settings of what a file holds; raises `ConfigError` that names the field, and `where`."""
+    """Return validated settings; raises `ConfigError` that names the field and `where` it is."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -119,17 +120,17 @@ def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) 
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
-    """Say what is wrong with the first setting that is: no such name, or no such value."""
+    """Return the error for the first setting that is unknown or has an invalid value."""
     problem = error.errors(include_url=False, include_input=False)[0]
     *sections, name = [str(part) for part in problem["loc"]] or [""]
     place = ".".join([*sections, name]) or "the settings"
-    for section in sections:  # as far as they lead to one whose fields are known
+    for section in sections:  # follow the path to the section of the setting
         inner = kind.model_fields[section].annotation if section in kind.model_fields else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             break
         kind = inner
     listed = ", ".join(f"`{field}`" for field in kind.model_fields)
-    hint = f"`{'.'.join(sections)}` takes {listed}" if sections else f"the sections are {listed}"
+    hint = f"the fields of `{'.'.join(sections)}` are {listed}" if sections else f"the sections are {listed}"
     if problem["type"] != "extra_forbidden":
         return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}", hint=hint)
     whole = {field: ".".join([*sections, field]) for field in kind.model_fields}

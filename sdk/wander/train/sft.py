@@ -1,16 +1,17 @@
-"""Supervised fine-tuning on filtered rollouts, with TRL's `SFTTrainer`. Read top to bottom.
+"""Supervised fine-tuning on filtered rollouts, with TRL's `SFTTrainer`. Read from top to bottom.
 
-Only the model's own tokens are learnt. What a policy of the same vocabulary sampled is learnt as it was
-sampled, token by token (`wander.train.offline`). All else is found the way the policy will later see it: each
-conversation is tokenised turn by turn by `wander.models.chat`, the same code that GRPO samples with, so any
-chat template that only appends works, with or without generation markers, and no template is guessed. One
-that rewrites history gives a sample for every turn. Rows with `tools` are rendered with them.
+Only the model's own tokens are learned. Rollouts by a policy with the same vocabulary are learned exactly as
+they were sampled, token by token (`wander.train.offline`). Other conversations are tokenized turn by turn by
+`wander.models.chat`, the same code that GRPO samples with, so the policy later sees them in the same form.
+This works for any chat template that only appends, with or without generation markers. A template that
+rewrites history gives a sample for every turn. Rows with `tools` are rendered with them.
 
-Some conversations can be held back: the loss on them tells whether the model learns or memorises. A run that
-was stopped goes on from its last checkpoint (`resume`), on a CPU to the same bits.
+Some conversations can be held out. The loss on them shows whether the model learns or memorizes. A stopped
+run continues from its last checkpoint (`resume`), with the same bits on a CPU.
 
-Left out on purpose: packing (conversations of one environment have alike lengths; batches are grouped by
-length instead), evaluation by rollouts (that is `wander eval` on the result), several processes.
+Three things are left out on purpose: packing (conversations of an environment have similar lengths, and
+batches are grouped by length instead), evaluation by rollouts (use `wander eval` on the result), and several
+processes.
 """
 
 from __future__ import annotations
@@ -44,38 +45,40 @@ from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner
 
 IGNORED = -100
-"""Label of a token that is not learnt."""
+"""Label of a token that is not learned."""
 
 MOST_LOGITS = 1 << 28
-"""Numbers that the logits of one batch of held-out conversations may have: 1 GiB."""
+"""Maximum number of logits in a batch of held-out conversations: 1 GiB."""
 
 SORTED_BATCHES = 50
-"""Batches' worth of conversations that are sorted by length together: less padding, and still much chance."""
+"""Number of batches whose conversations are sorted by length together. This reduces padding but keeps most of
+the randomness."""
 
 
 @dataclass(frozen=True)
 class SFTResult:
-    """What a fine-tuning run made."""
+    """The result of a fine-tuning run."""
 
     model: Path
     rows: int
-    """Conversations, each in as many sequences as it was sampled in."""
+    """Number of conversations; each may consist of several sequences."""
     too_long: int
-    """Conversations of which a sequence was left out, because it exceeds `batch.max_length`."""
+    """Number of conversations with a sequence that was left out because it exceeds `batch.max_length`."""
     steps: int
     interrupted: bool
     first_loss: float
     final_loss: float
-    """Mean over the last tenth of the steps."""
+    """Mean loss over the last tenth of the steps."""
     seconds: float
     as_sampled: int = 0
-    """Conversations learnt from the very tokens that were sampled, not laid out by the chat template."""
+    """Number of conversations that were learned from their sampled tokens, instead of being formatted by the
+    chat template."""
     held_out: int = 0
-    """Conversations that were held back (`schedule.eval_share`), and not learnt."""
+    """Number of conversations that were held out (`schedule.eval_share`) and not learned."""
     held_out_first: float | None = None
-    """Loss on them before the first step."""
+    """Loss on the held-out conversations before the first step."""
     held_out_final: float | None = None
-    """Loss on them when it was last measured."""
+    """Loss on the held-out conversations at the last measurement."""
 
 
 def train_sft(
@@ -88,9 +91,9 @@ def train_sft(
 ) -> SFTResult:
     """Fine-tune a model on rows with `messages` and write it to `folder/model`.
 
-    Per-step metrics go to `folder/metrics.jsonl`. `resume` goes on from the folder's last checkpoint, if it
-    has one; the rows and settings must be the same. Raises `ConfigError` when no row is left to learn from,
-    and `RunError` for a run that has ended, or a checkpoint that is damaged.
+    Metrics of each step are written to `folder/metrics.jsonl`. `resume` continues from the folder's last
+    checkpoint, if there is a checkpoint; rows and settings must be the same. Raises `ConfigError` if no row
+    can be learned from, and `RunError` for a finished run or a damaged checkpoint.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -146,8 +149,9 @@ def tokenize_rows(
     max_length: int,
     options: ChatOptions | None = None,
 ) -> tuple[Any, int]:
-    """Return the sequences of all rows as a dataset of `input_ids` and `labels`, with the number of the `row`
-    of each; and of how many rows one was too long.
+    """Return the sequences of all rows, and the number of rows with a sequence that is too long.
+
+    The sequences are a dataset of `input_ids` and `labels`, with the number of each sequence's `row`.
     """
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer), options)
     columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "as_sampled": [], "row": []}
@@ -170,13 +174,13 @@ def tokenize_rows(
     if not columns["input_ids"]:
         raise ConfigError(
             f"no row is left to learn from ({len(too_long)} exceed {max_length} tokens)",
-            hint="filter less in `wander runs data`, or raise `batch.max_length`",
+            hint="use fewer filters in `wander runs data`, or raise `batch.max_length`",
         )
     return Dataset.from_dict(columns), len(too_long)
 
 
 class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
-    """TRL's trainer with an order of its conversations that a resumed run takes up."""
+    """TRL's trainer with an order of conversations that a resumed run can continue."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         lengths = list(self.train_dataset["length"])
@@ -184,9 +188,10 @@ class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
 
 
 class LengthOrder(Sampler[int]):
-    """Yields places so that each batch has alike lengths.
+    """Yields indexes in an order that gives each batch similar lengths.
 
-    The order depends on the seed and the epoch alone, so a run that goes on within an epoch finds the same.
+    The order depends only on the seed and the epoch, so a run that resumes within an epoch uses the same
+    order.
     """
 
     def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
@@ -196,7 +201,7 @@ class LengthOrder(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Learn which epoch comes."""
+        """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -211,17 +216,18 @@ class LengthOrder(Sampler[int]):
         for start in range(0, len(places), pool):
             ordered += sorted(places[start : start + pool], key=lambda place: -self._lengths[place])
         batches = [ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch)]
-        # One that is not full stays the last: else it would shift all that follow.
+        # An incomplete batch stays at the end, because it would otherwise shift all batches after it.
         rest = [batches.pop()] if batches and len(batches[-1]) < self._batch else []
         rng.shuffle(batches)
         return iter([place for batch in [*batches, *rest] for place in batch])
 
 
 def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Return what is learnt and what is held back: about that share, all conversations of a prompt together.
+    """Return the sequences to learn and those to hold out, which are about `share` of the conversations.
 
-    So all sequences of a conversation are, too: later ones repeat what earlier ones are about to learn. At
-    least one prompt is held back and one is learnt; raises `ConfigError` where there is a single one.
+    All conversations with the same prompt stay together. So do the sequences of a conversation, because later
+    sequences repeat the text of earlier ones. At least one prompt is held out and one is learned; raises
+    `ConfigError` if there is only a single prompt.
     """
     prompt_of: dict[int, str] = {}
     for row, ids, labels in zip(dataset["row"], dataset["input_ids"], dataset["labels"], strict=True):
@@ -231,7 +237,7 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
     distinct = sorted(set(prompts)) if share > 0 else []
     if len(distinct) == 1:
         raise ConfigError(
-            "all rows have the same prompt: none can be held back", hint="leave `schedule.eval_share` out"
+            "all rows have the same prompt, so none can be held out", hint="leave out `schedule.eval_share`"
         )
     derived_rng(seed, "held out").shuffle(distinct)
     wanted = max(1, round(share * len(prompts)))
@@ -249,10 +255,10 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
 
 
 class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
-    """Measures the mean loss per learnt token before the first step, every `every` steps and at the end.
+    """Measures the mean loss per learned token before the first step, every `every` steps and at the end.
 
-    `file` gets a line `{"step", "loss"}` each time; the step's own metrics get `held_out/loss`. It draws no
-    random number, so training is the same with it and without.
+    Each measurement adds a line `{"step", "loss"}` to `file`, and `held_out/loss` to the metrics of the step.
+    It draws no random numbers, so it does not influence the training.
     """
 
     def __init__(self, dataset: Any, rows: int, every: int, record: TrainingRecord, file: Path) -> None:
@@ -264,7 +270,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
         self.losses: dict[int, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Measure before the first step; a resumed run takes what it measured before."""
+        """Measure before the first step; a resumed run reads its earlier measurements instead."""
         if state.global_step and self._file.is_file():
             lines = map(json.loads, self._file.read_bytes().rstrip().split(b"\n"))
             self.losses = {line["step"]: line["loss"] for line in lines if line["step"] <= state.global_step}
@@ -272,7 +278,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
             self._measure(0, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Measure where it is due; the last step is measured in any case."""
+        """Measure if it is due; the last step is always measured."""
         step = state.global_step
         if step >= state.max_steps or (self._every and step % self._every == 0):
             self._record.note_pause(*self._measure(step, model))
@@ -292,7 +298,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
 
 @torch.no_grad()
 def mean_loss(model: Any, dataset: Any, rows: int) -> float:
-    """Return the mean negative log-likelihood of the learnt tokens, `rows` conversations at a time."""
+    """Return the mean negative log-likelihood of the learned tokens, with `rows` conversations at a time."""
     total, tokens = 0.0, 0
     longest = max((len(ids) for ids in dataset["input_ids"]), default=1)
     rows = max(1, min(rows, MOST_LOGITS // (longest * model.config.get_text_config().vocab_size)))

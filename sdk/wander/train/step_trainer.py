@@ -1,6 +1,6 @@
-"""A step of one of TRL's trainers: play it on an environment, compute its rows, keep its record.
+"""The step of a TRL trainer: play it on an environment, compute its rows, and record it.
 
-The names of tensors end in their dimensions, as `wander.train.grpo` has them.
+Names of tensors end in their dimensions, as explained in `wander.train.grpo`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ from wander.train.watch.evaluation import Evaluation
 from wander.types import Rollout
 
 CHECKPOINT_STEPS = 20
-"""Steps between checkpoints if the settings do not mention them: a kill costs no more."""
+"""Steps between checkpoints if the settings do not mention them, and so the maximum loss if the run is
+killed."""
 
 
 @dataclass
@@ -79,7 +80,7 @@ class BeforeStep:
     )
 
     def restore_generators(self) -> None:
-        """Put the random generators back to where the step started."""
+        """Restore the random generators to their state at the start of the step."""
         python, arrays, tensors = self.generators
         random.setstate(python)
         numpy.random.set_state(arrays)
@@ -89,14 +90,14 @@ class BeforeStep:
 
 
 class BetweenSteps(TrainerCallback):  # type: ignore[misc]
-    """What happens before the first step, after each step and to each checkpoint, in this order."""
+    """Work between steps, in this order: before the first step, after each step, and for each checkpoint."""
 
     def __init__(self, trainer: StepTrainer, evaluation: Evaluation | None) -> None:
         self.trainer = trainer
         self.evaluation = evaluation
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Give the first weights to the engine, and evaluate them."""
+        """Send the initial weights to the engine, and evaluate them."""
         self.trainer.weights.refresh()
         if self.evaluation:
             self.evaluation.begin(state.global_step)
@@ -108,21 +109,21 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
             self.evaluation.end_step(state.global_step, state.max_steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the state that decides the next steps into a checkpoint; the record then seals it."""
+        """Write the state that determines the next steps into a checkpoint; the record then seals it."""
         trainer, folder = self.trainer, checkpoint_of(args, state)
-        if trainer.ahead:  # before the sampler, which it may take back
+        if trainer.ahead:  # before the sampler, whose state this may restore
             trainer.ahead.save(folder)
         for part in trainer.checkpoint_parts if trainer.world.is_main else ():
             part.save(folder)
 
 
 class StepTrainer(Trainer):  # type: ignore[misc]
-    """Second base of TRL's trainers, with which they learn from the rollouts of an environment."""
+    """Second base of TRL's trainers, which makes them learn from the rollouts of an environment."""
 
     config: Callable[[GRPOSettings, Path, int], Any]
-    """Translates the settings into TRL's."""
+    """Function that translates the settings to TRL's."""
     repeats_rows = True
-    """TRL's sampler draws each row once for every rollout of a group."""
+    """Whether TRL's sampler draws each row once for every rollout of a group."""
 
     def __init__(
         self,
@@ -140,9 +141,10 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         begun: SavedCheckpoint | None = None,
         **given: Any,
     ) -> None:
-        """`ahead` plays steps before they are needed; without it, each step is played when it is needed.
+        """Create the trainer.
 
-        `begun` is the checkpoint of a resumed run. `given` are more arguments of TRL's trainer.
+        `ahead` plays steps in advance; without it, each step is played when it is needed. `begun` is the
+        checkpoint of a resumed run. `given` are additional arguments of TRL's trainer.
         """
         self.world = world
         self.ahead = ahead
@@ -151,13 +153,13 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.record = record
         self.step_metrics: dict[str, Any] = {}
         self.later_GK2: torch.Tensor | None = None
-        """Places of the sequences in the rows that are computed next (`rollouts/buckets.py`)."""
+        """Positions of the sequences in the rows to compute next (`rollouts/buckets.py`)."""
         self.sampling_gap = SamplingGap(settings)
         self.slice: dict[str, Any] | None = None
-        """Inputs of the loss that is being computed."""
+        """Inputs of the current loss."""
         self.step_started = perf_counter()
         self.before: BeforeStep | None = None
-        """State before the current step, or the last one."""
+        """State before the current step, or before the last step."""
         record.extra = self._finish_step_metrics
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
@@ -172,7 +174,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             model=model,
             processing_class=tokenizer,
             args=type(self).config(settings, folder, world.size),
-            # The rows of TRL's dataset are only numbers of groups: our sampler chooses the examples.
+            # The rows of TRL's dataset are only numbers of groups, because our sampler chooses the examples.
             train_dataset=Dataset.from_list(
                 [
                     {"prompt": [{"role": "user", "content": "", PLACE: number}]}
@@ -181,15 +183,17 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 ]
             ),
             **given,
-            # An evaluation adds to the line that the record writes; the watch and the trackers read it.
+            # An evaluation adds to the line that the record writes, and the watch and the trackers read that
+            # line.
             callbacks=[BetweenSteps(self, evaluation), record, *callbacks],
         )
         if "ref" in getattr(model, "peft_config", {}):
-            # TRL copies the first adapters, which are zero: the policy without adapters is the reference.
-            # And transformers 5.17 restores only that copy from a checkpoint that has it.
+            # TRL copies the first adapters, which are zero. The copy is not needed, because the policy
+            # without adapters is the reference. Also, transformers 5.17 restores only that copy from a
+            # checkpoint that contains it.
             model.delete_adapter("ref")
         attach(self.weights)
-        # Layers that are computed again for the gradient keep no keys and values.
+        # Layers that are recomputed for the gradient do not keep keys and values.
         self.shares_openings = keeps_cache(model.config) and not settings.model.gradient_checkpointing
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -201,8 +205,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     def play_step(self, prompts: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """Draw and play this process's groups of the next step.
 
-        `prompts` has one entry per rollout, groups together, and so has every list that is returned. TRL
-        makes `advantages_G` of the rewards and pads the tokens.
+        `prompts` has an entry for each rollout, with groups together, and so has every returned list. TRL
+        computes `advantages_G` from the rewards and pads the tokens.
         """
         begun, number = perf_counter(), self.state.global_step
         self.before = BeforeStep(number, self.player.mixture.state())
@@ -216,13 +220,13 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         except RunError as error:
             if self.keep_finished_steps():
                 resume = name_option("resume", str(self._run_folder), command="wander train")
-                error.hint = (error.hint or "") + f"; go on after step {number} with " + resume
+                error.hint = (error.hint or "") + f"; resume after step {number} with " + resume
             raise
         step = merge_shares(self.world.exchange([own]))
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
-        if self.ahead:  # playing while the policy learnt took no time of this step
+        if self.ahead:  # playing took no time of this step, because the policy was learning meanwhile
             self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
         self.record.first_failure = next(
             (
@@ -243,7 +247,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return trl_columns(lines, [row.reward for row in rows])
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a step's rows as TRL makes them, with the places of their sequences."""
+        """Return a step's rows in TRL's format, with the positions of their sequences."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
 
@@ -262,7 +266,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return Path(self.args.output_dir).parent
 
     def keep_finished_steps(self) -> bool:
-        """Save a checkpoint of the finished steps and draw the current step again; return whether it exists.
+        """Save a checkpoint of the finished steps and redraw the current step; return whether a checkpoint
+        exists.
 
         Several processes resume from the last checkpoint that they saved together.
         """
@@ -279,7 +284,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
-        """Return the loss of one slice of the step."""
+        """Return the loss of a slice of the step."""
         self.later_GK2 = inputs.get("later_sequences")
         self.slice = inputs
         # TRL multiplies the loss by `importance_sampling_ratio` if it believes that vLLM sampled.
@@ -321,7 +326,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             logprobs_GS = logprobs_GS.index_put(bucket.target, output.log_probs[scored].float())
             if compute_entropy:
                 entropy = output.entropy[scored].float()
-                # Without a bonus it is only a metric: no gradient passes through it.
+                # Without a bonus, the entropy is only a metric, so it needs no gradient.
                 bonus = self.settings.algorithm.entropy_bonus or "use_adaptive_entropy" in self.settings.trl
                 entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
         logprobs_GT, entropies_GT = (
@@ -339,13 +344,13 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         size: int | None = None,
         reader: Any = None,
     ) -> Iterator[Bucket]:
-        """Yield the sequences of padded rows whose completions begin at column `prompt`, by length.
+        """Yield the sequences of padded rows whose completions start at column `prompt`, by length.
 
         The model `reader` computes the beginnings that sequences share; without it they are not shared.
         """
         pieces = cut_rows(real_GS, prompt, self.later_GK2)
         size = min(ROWS_PER_FORWARD, size or ROWS_PER_FORWARD)
-        if shards_policy(self.settings):  # all processes compute the same number of times
+        if shards_policy(self.settings):  # all processes must compute the same number of times
             count = pieces.rows_P.new_tensor([len(pieces.rows_P)])
             pieces = fill_up(pieces, int(self.accelerator.gather(count).max()), scratch=len(ids_GS))
             return cut_buckets(ids_GS, pieces, lambda lengths: split_evenly(len(lengths), size))
@@ -357,7 +362,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return cut_buckets(ids_GS, pieces, lambda lengths: split_by_cost(lengths, size, cost), shared)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, and the rollouts if more updates learn from them."""
+        """Save a checkpoint, including the rollouts if more updates learn from them."""
         super()._save_checkpoint(model, trial)
         if self.state.global_step % self.settings.algorithm.num_iterations:
             folder = checkpoint_of(self.args, self.state)
@@ -368,14 +373,14 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
             device = self.accelerator.device
-            # A sharded policy computes on `cpu:0`, to which PyTorch cannot load.
+            # A sharded policy computes on `cpu:0`, which PyTorch cannot load tensors to.
             place = device if device.type != "cpu" else "cpu"
             self._buffered_inputs = torch.load(file, map_location=place, weights_only=True)
             done = self.state.global_step % self.settings.algorithm.num_iterations
             self._step = done * self.args.gradient_accumulation_steps
 
     def _finish_step_metrics(self) -> dict[str, Any]:
-        """Return the metrics that TRL lacks: those of the rollouts, and the times."""
+        """Return metrics in addition to TRL's: those of the rollouts, and the times."""
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
         metrics = self.step_metrics | self.sampling_gap.take_metrics(self.world.exchange)
@@ -388,7 +393,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
 
 
 def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> dict[str, Any]:
-    """Return the common arguments of TRL's trainers of rollouts, for each of several processes."""
+    """Return the common arguments of TRL's trainers, for each of several processes."""
     rows, accumulation = rows_and_accumulation(settings, processes)
     lengths, output = settings.sampling, settings.output
     return {
@@ -400,10 +405,10 @@ def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> di
         "gradient_accumulation_steps": accumulation,
         "shuffle_dataset": False,
         "temperature": lengths.temperature,
-        # Only dr_grpo's constant denominator reads it.
+        # Only the constant denominator of dr_grpo uses this value.
         "max_completion_length": lengths.max_rollout_tokens or lengths.max_tokens,
         "remove_unused_columns": False,
-        # A row's forward pass is one of several before the backward pass, and buffers are constants.
+        # A row needs several forward passes before the backward pass, and buffers are constants.
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,
     }
@@ -413,7 +418,7 @@ def group_arguments(settings: GRPOSettings, processes: int) -> dict[str, Any]:
     """Return the arguments of the trainers that compare the rollouts of a group."""
     algorithm = settings.algorithm
     return {
-        # All rollouts of a step are played at once.
+        # All rollouts of a step are played together.
         "steps_per_generation": rows_and_accumulation(settings, processes)[1],
         "num_iterations": algorithm.num_iterations,
         "num_generations": settings.batch.group_size,

@@ -1,4 +1,4 @@
-"""What SFT and GRPO share of the Hugging Face trainer: arguments, interrupts, full disks."""
+"""Common parts of SFT and GRPO with the Hugging Face trainer: arguments, interrupts, full disks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ CHECKPOINTING = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in TrainingArguments.__dataclass_fields__
 )
-"""What this version of transformers calls the recomputation of layers."""
+"""Name that this version of transformers uses for the recomputation of layers."""
 
 
 def make_arguments(
     model: ModelSection, schedule: ScheduleSection, logging: LoggingSection, folder: Path
 ) -> dict[str, Any]:
-    """Return the trainer arguments that do not depend on the algorithm: nothing leaves this machine."""
+    """Return the trainer arguments that do not depend on the algorithm, and that keep all data on this
+    machine."""
     return {
         "output_dir": str(folder / "checkpoints"),
         "learning_rate": schedule.learning_rate,
@@ -43,7 +44,8 @@ def make_arguments(
         "bf16": model.autocast,
         CHECKPOINTING: model.gradient_checkpointing,
         "logging_steps": 1,
-        "report_to": "none",  # `wander.train.watch.reporting` makes the callbacks: they must come last
+        # `wander.train.watch.reporting` creates these callbacks, because they must come last
+        "report_to": "none",
         "project": logging.project,
         "run_name": folder.resolve().name,
         "disable_tqdm": True,
@@ -54,13 +56,15 @@ def make_arguments(
 
 
 FEWEST_CHECKPOINTS = 2
-"""That stay: the newest may be damaged, or still be written."""
+"""Minimum number of checkpoints to keep, because the newest may be damaged or incomplete."""
 
 
 def checkpoint_arguments(every: int | None, usual: int, kept: int = FEWEST_CHECKPOINTS) -> dict[str, Any]:
-    """Return the trainer's arguments of checkpoints: one every so many steps, `usual` where `every` is None.
+    """Return the trainer arguments for a checkpoint every `every` steps, or every `usual` steps if that is
+    None.
 
-    Of those that were asked for the newest `kept` stay (0: all), of others the fewest.
+    If the settings request checkpoints, the newest `kept` are kept (0: all). Otherwise the minimum number is
+    kept.
     """
     steps = usual if every is None else every
     keeps_all = every is not None and kept == 0
@@ -72,12 +76,12 @@ def checkpoint_arguments(every: int | None, usual: int, kept: int = FEWEST_CHECK
 
 
 IDLE_SECONDS = 10.0
-"""Seconds without a request to the policy after which a step that is to stop is given up."""
+"""Seconds without a request to the policy after which a stopping run abandons its step."""
 _TICK = 0.5
 
 
 class GraceOver(BaseException):
-    """The time is over that a run has after it was asked to stop."""
+    """Raised when the time to stop is over."""
 
 
 def train_until_interrupted(
@@ -89,15 +93,16 @@ def train_until_interrupted(
 ) -> bool:
     """Train; return whether the run was interrupted.
 
-    The first Ctrl-C or SIGTERM finishes the step and saves a checkpoint. If that takes longer than `grace`
-    seconds, or if `idle_seconds` tells that the step waits for nothing but environments for long, the step is
-    given up and a checkpoint of the steps before is saved. A second signal stops without saving anything.
+    After the first Ctrl-C or SIGTERM, the run finishes the step and saves a checkpoint. If that takes longer
+    than `grace` seconds, or if `idle_seconds` shows that the step has waited long for environments only, the
+    step is abandoned and a checkpoint of the earlier steps is saved. A second signal stops the run without
+    saving.
     """
     stop = _Stop(record, grace, idle_seconds)
     trainer.remove_callback(PrinterCallback)
     trainer._save_checkpoint = stop.shield(trainer._save_checkpoint)
     before = {}
-    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+    if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
         before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
@@ -111,14 +116,14 @@ def train_until_interrupted(
 
 
 def save_now(trainer: Any) -> None:
-    """Save a checkpoint of the steps that have ended, if there is none and at least one has."""
+    """Save a checkpoint of the finished steps, unless it exists or no step is finished."""
     if trainer.state.global_step and not checkpoint_of(trainer.args, trainer.state).is_dir():
         trainer._save_checkpoint(trainer.model, trial=None)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 
 class _Stop:
-    """What signals do to a run, and the clock that runs after the first."""
+    """The handling of signals, and the timer that starts with the first signal."""
 
     def __init__(self, record: TrainingRecord, grace: float, idle_seconds: Callable[[], float]) -> None:
         self._record = record
@@ -142,7 +147,7 @@ class _Stop:
             threading.Thread(target=self._watch, name="wander-grace", daemon=True).start()
 
     def shield(self, save: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that is not given up in the middle."""
+        """Return a function that is not interrupted."""
 
         def shielded(*arguments: Any, **given: Any) -> None:
             self._is_saving = True
@@ -154,7 +159,7 @@ class _Stop:
         return shielded
 
     def _watch(self) -> None:
-        """Interrupt the main thread once the time is over, and again while it must not be interrupted."""
+        """Interrupt the main thread when the time is over, and again later if it could not be interrupted."""
         began, main = time.monotonic(), threading.main_thread()
         while not self.ended.wait(_TICK):
             elapsed = time.monotonic() - began
@@ -165,28 +170,28 @@ class _Stop:
 
 @contextlib.contextmanager
 def tell_full_disk(run: Path, command: str | None = None) -> Iterator[None]:
-    """Turn what libraries raise when the disk is full into a `RunError`; `command` goes on with the run."""
+    """Convert errors about a full disk to a `RunError`; its hint is the `command` that resumes the run."""
     command = command or f"wander train --resume {run}"
     try:
         yield
     except Exception as error:
         if not _is_of_full_disk(error):
             raise
-        hint = f"free space, then go on from its last checkpoint: `{command}`"
+        hint = f"free some space, then resume from its last checkpoint: `{command}`"
         raise RunError(f"the disk is full: cannot write to `{run}`", hint=hint) from error
 
 
 def _is_of_full_disk(error: Exception) -> bool:
-    """Tell whether an error means that there is no space left: libraries in other languages give its text."""
+    """Return whether an error reports a full disk; libraries in other languages report it only as text."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     text = str(error)
-    # PyTorch's archive has no other words for a write that came out short.
+    # PyTorch's archive writer reports a short write only with these words.
     return any(
         words in text for words in ("os error 28", "os error 122", "unexpected pos", "PytorchStreamWriter")
     )
 
 
 def checkpoint_of(args: Any, state: Any) -> Path:
-    """Return the folder of the checkpoint of the step that was just made."""
+    """Return the folder of the checkpoint after the current step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

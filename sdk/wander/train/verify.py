@@ -1,8 +1,9 @@
-"""Train a run's first steps again from its recorded settings and starting weights, and check its checkpoints.
+"""Verification of a training run: repeat its first steps from its recorded settings and initial weights, and
+check its checkpoints.
 
-Every step is compared in the order in which it is made: the rollouts, what the environment gave for them, the
-update, the weights. The repetition ends at the first difference, because everything after it follows from it.
-Only runs in exact mode can be compared: two repetitions of a run in fast mode differ from each other.
+The parts of every step are compared in order: the rollouts, their rewards, the update, the weights. The
+repetition ends at the first difference, because all later steps follow from it. Only runs in exact mode can
+be compared, because even two repetitions of a run in fast mode differ.
 """
 
 from __future__ import annotations
@@ -45,44 +46,44 @@ from wander.types import Record
 from wander.wire import RunManifest
 
 _COMPUTING = "reproduction."
-"""Begins the names of what computes: where it differs the bits may still be the same."""
+"""Prefix of fields about the machine and software. The bits may be the same even if these fields differ."""
 
 
 class StepDifference(Record):
-    """Where a repetition first differs."""
+    """The first difference of a repetition."""
 
     step: int
     part: Part
 
 
 class TrainingVerification(Record):
-    """What training a run's first steps again came to."""
+    """The result of repeating a run's first steps."""
 
     run_id: str
     asked: int
-    """Steps that were to be repeated."""
+    """Number of steps to repeat."""
     compared: int = 0
     weights_compared: int = 0
-    """Steps after which the weights were compared too; the record has them of some steps only."""
+    """Number of steps whose weights were also compared; the record contains weights only of some steps."""
     difference: StepDifference | None = None
     refused: str | None = None
-    """Why the run cannot be repeated bit for bit, or why no more steps of it were compared."""
+    """Reason why the run cannot be repeated bit for bit, or why no more steps were compared."""
     changed: list[str] = Field(default_factory=list)
-    """Libraries and hardware that are not those of the run: where steps differ, the likely cause."""
+    """Libraries and hardware that differ from the run's, which is the likely cause of different steps."""
     seconds: float = 0.0
     files: int = 0
-    """Files of checkpoints and models whose digests were compared."""
+    """Number of files of checkpoints and models whose digests were compared."""
     damaged: list[str] = Field(default_factory=list)
-    """Files of checkpoints and models that are not what the run saved, each with the reason."""
+    """Files of checkpoints and models that changed since the run saved them, each with the reason."""
 
     @property
     def sound(self) -> bool:
-        """Whether every file of the checkpoints and models is what the run saved."""
+        """Whether all files of the checkpoints and models are unchanged."""
         return not self.damaged
 
     @property
     def same(self) -> bool:
-        """Whether all steps that were asked for came out the same."""
+        """Whether all requested steps were repeated without a difference."""
         return self.difference is None and self.compared == self.asked
 
 
@@ -94,16 +95,16 @@ def verify_training(
     pin: PinSource | None = None,
     progress: Progress | None = None,
 ) -> TrainingVerification:
-    """Train a run's first `steps` again, compare each with its hashes, and check the checkpoints by digest.
+    """Repeat a run's first `steps`, compare each with its hashes, and check the digests of the checkpoints.
 
-    `open_environment` opens what the run's manifest pins. Raises `RunError` for a folder that holds no
-    training run.
+    `open_environment` opens the environments in the run's manifest. Raises `RunError` for a folder that is
+    not a training run.
     """
     started = time.monotonic()
     manifest = RunFolder.open(run).manifest
     if manifest.kind != "training":
         raise RunError(
-            f"`{run}` is no training run", hint=f"`wander runs replay {run}` plays an evaluation again"
+            f"`{run}` is not a training run", hint=f"replay an evaluation with `wander runs replay {run}`"
         )
     recorded = read_steps(run / STEPS)
     files, damaged = check_files(run)
@@ -145,11 +146,11 @@ def verify_training(
 
 
 class _OtherRun(RunError):
-    """What would be trained is not what the run trained."""
+    """Raised if the training would differ from the recorded run."""
 
 
 class _Comparison(TrainerCallback):  # type: ignore[misc]
-    """Compares every step that is made with the record, and ends the training at the first difference."""
+    """Compares every step with the record, and stops the training at the first difference."""
 
     folder: Path
 
@@ -161,22 +162,22 @@ class _Comparison(TrainerCallback):  # type: ignore[misc]
         self.changed: list[str] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse to train with another environment or other weights than the run."""
+        """Raise an error if the environment or the weights differ from the run's."""
         differences = training_differences(self._manifest, RunFolder.open(self.folder).manifest)
         self.changed = [
             str(difference) for difference in differences if difference.field.startswith(_COMPUTING)
         ]
-        # The settings are those of the manifest, without what changes no weight.
+        # The settings come from the manifest; only settings that do not influence the weights were changed.
         others = [
             difference
             for difference in differences
             if not difference.field.startswith((_COMPUTING, "training."))
         ]
         if others:
-            raise _OtherRun("what the run began with is not here: " + "; ".join(map(str, others)))
+            raise _OtherRun("the training would differ from the run: " + "; ".join(map(str, others)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        """Compare the step that was just made."""
+        """Compare the finished step with the record."""
         if not logs or "loss" not in logs or self._done:
             return control
         repeated = read_steps(self.folder / STEPS)[-1]
@@ -197,24 +198,27 @@ class _Comparison(TrainerCallback):  # type: ignore[misc]
 
 
 def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> tuple[int, str | None]:
-    """Return how many of the first steps can be compared, and why not more."""
+    """Return the number of first steps that can be compared, and the reason if it is smaller than `steps`."""
     reproduction = manifest.reproduction
     if reproduction is None or not recorded:
         return 0, "the run has no hashes of its steps"
     if reproduction.mode == "fast":
-        return 0, f"the run was trained in fast mode, which gives other bits each time: {reproduction.reason}"
+        return (
+            0,
+            f"the run was trained in fast mode, which gives different bits each time: {reproduction.reason}",
+        )
     if reproduction.exact_steps is not None and reproduction.exact_steps < min(steps, len(recorded)):
         return reproduction.exact_steps, (
-            f"after step {reproduction.exact_steps} the run went on with changes that were allowed: "
+            f"after step {reproduction.exact_steps} the run continued with changes that were allowed: "
             f"{', '.join(sorted({change.field for change in reproduction.allowed}))}"
         )
     if len(recorded) < steps:
-        return len(recorded), f"the run has {len(recorded)} steps"
+        return len(recorded), f"the run has only {len(recorded)} steps"
     return steps, None
 
 
 def _read_settings(manifest: RunManifest, device: str) -> GRPOSettings:
-    """Return the settings of a run, on the device that it computed on."""
+    """Return the settings of a run, with the device that it used."""
     try:
         settings = GRPOSettings.model_validate(manifest.training)
     except ValidationError as error:
@@ -223,7 +227,8 @@ def _read_settings(manifest: RunManifest, device: str) -> GRPOSettings:
 
 
 def _without_watching(settings: GRPOSettings) -> GRPOSettings:
-    """Return settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
+    """Return settings without parts that do not influence the weights: evaluation, stopping, checkpoints,
+    trackers."""
     return settings.model_copy(
         update={
             "evaluation": EvaluationSection(),
@@ -237,11 +242,11 @@ def _without_watching(settings: GRPOSettings) -> GRPOSettings:
 def check_files(run: Path) -> tuple[int, list[str]]:
     """Compare every file of a run's checkpoints and models with its digest.
 
-    Returns the number of files, and what is wrong with each that differs.
+    Returns the number of files, and a description of each problem.
     """
     best, saved = read_best(run), {checkpoint.weights_sha256 for checkpoint in read_saved(run)}
     if best is not None and best.weights_sha256 is not None:
-        saved.add(best.weights_sha256)  # the run adds it to the others when it ends
+        saved.add(best.weights_sha256)  # the run adds it to the list only when it ends
     files, damaged = 0, []
     folders = [checkpoint.path for checkpoint in list_checkpoints(run)]
     folders += [run / name for name in (MODEL, BEST_MODEL) if (run / name / SEAL).is_file()]

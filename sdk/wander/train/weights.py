@@ -33,10 +33,11 @@ def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
 
 
 def wrap_lora(model: Any, section: ModelSection) -> Any:
-    """Return the model with adapters as the settings say, or itself for rank 0.
+    """Return the model with the adapters in the settings, or the model itself for rank 0.
 
-    `auto` asks the model for its linear layers, so each architecture's own names are found (LFM2: in_proj,
-    out_proj, w1, w2, w3 beside the projections of its attention); the output layer is never one of them.
+    `auto` asks the model for its linear layers, so that the names of each architecture are found (such as
+    LFM2's in_proj, out_proj, w1, w2 and w3, in addition to the projections of its attention). The output
+    layer is never included.
     """
     if section.lora_rank == 0:
         return model
@@ -59,10 +60,10 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
 
 
 def turn_off_dropout(model: Any) -> None:
-    """Set every dropout of a model to 0, so that it trains with the probabilities with which it samples.
+    """Set every dropout of a model to 0, so that training and sampling use the same probabilities.
 
-    TRL's `disable_dropout` changes only modules of the class `Dropout`. Attention reads its dropout from a
-    number of the module or of the config, and OPT's `layerdrop` skips whole layers.
+    TRL's `disable_dropout` changes only modules of the class `Dropout`. Attention layers read their dropout
+    from an attribute of the module or of the config, and OPT's `layerdrop` skips whole layers.
     """
     config = model.config
     for holder in (config, config.get_text_config(), *model.modules()):
@@ -74,14 +75,14 @@ def turn_off_dropout(model: Any) -> None:
 
 
 ADAPTERS = "adapters"
-"""Folder of a saved model that has the adapters which were merged into it."""
+"""Folder in a saved model with the adapters that were merged into it."""
 
 
 def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the policy, adapters merged, with its tokenizer in Hugging Face form; whole or not at all.
+    """Write the policy with merged adapters and its tokenizer in Hugging Face format.
 
-    The adapters themselves are kept in `adapters`: they are a hundredth of the weights. All processes gather
-    a sharded policy, and the first writes it.
+    The folder appears only when it is complete. The adapters are also kept in `adapters`, because they have
+    only a hundredth of the size. All processes gather a sharded policy, and the main process writes it.
     """
     whole = None
     if is_sharded(model):
@@ -98,9 +99,10 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
 
 
 def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
-    """Write the weights of a saved model anew, from its base and its `adapters`; return their digest.
+    """Recreate the weights of a saved model from its base and its `adapters`; return their digest.
 
-    They are the bits that were saved where `base` is the same; None means the base that the adapters name.
+    The result has the same bits as the saved weights if `base` is the same. None means the base that the
+    adapters name.
     """
     from peft import PeftModel
 
@@ -117,9 +119,9 @@ def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
 
 
 def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the weights as they are in the middle of training; adapters are merged in a copy on the CPU.
+    """Write the weights during training; adapters are merged in a copy on the CPU.
 
-    Merging and taking apart again would change the last bits of the weights that go on learning.
+    Merging adapters into the policy and removing them again would change the last bits of the weights.
     """
     if hasattr(model, "merge_and_unload"):
         known: dict[int, Any] = {

@@ -1,4 +1,4 @@
-"""What passes between client and hub: the run record and the hub's JSON answers."""
+"""Data that client and hub exchange: the run record, and the hub's JSON requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaderboards as the hub answers them, how owners arrange them, and their form as comma-separated values."""
+"""Leaderboards: the hub's answers, the settings that owners choose, and export as comma-separated values."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ BOARD_COLUMNS = (
     "by",
     "posted",
 )
-"""What a board may show, in the usual order. `metrics` stands for every metric, `metric:NAME` for one, and
-`pass` for the chance that at least one of all rollouts of an example passes."""
+"""Columns that a board can show, in the default order. `metrics` means every metric, `metric:NAME` a single
+metric, and `pass` the probability that at least one of an example's rollouts passes."""
 REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
-"""What an owner cannot leave out."""
+"""Columns that an owner cannot remove."""
 _METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
 LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed")
-"""The levels of runs that stand on boards, the lowest first."""
+"""Levels of the runs that a board ranks, lowest level first."""
 TIERS: tuple[VerificationLevel, ...] = ("replayed", "rescored", "complete", "unverifiable")
-"""What the hub's own replays proved, by which a board keeps its rows apart: a row ranks below all rows of the
-levels before its own."""
+"""Levels in the order of their rank on a board. A row ranks below all rows of earlier levels in this
+list."""
 
 
 class StratumScore(Record):
-    """What the rollouts of one stratum of a run earned; it changes no rank."""
+    """The score of a run on a stratum of the examples. It does not affect ranks."""
 
     stratum: Integer
     reward_mean: float | None
-    """Of those that did not fail; None where all did."""
+    """Mean reward of the rollouts that did not fail; None if all failed."""
     rollouts: Count
     failed: Count
 
 
 class FoldedRun(Record):
-    """A run that a row of a board stands for too, since it shares at least half of its completions."""
+    """A run without a row of its own, because it shares at least half of its completions with a row's run."""
 
     run_id: RunId
     model: Line
@@ -78,17 +78,18 @@ class FoldedRun(Record):
 
 
 class LeaderboardRow(Record):
-    """One ranked run."""
+    """A ranked run."""
 
     rank_low: Count
     rank_high: Count
-    """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
-    those that are surely worse. Surely means that the hub proved more of them (`level`), or as much and
-    that the 95 % intervals do not overlap. A row is the first run of a model by an account. Runs that the hub
-    could not verify share the ranks below all others."""
+    """Upper end of the range of ranks. `rank_low` is 1 plus the number of rows that are certainly better, and
+    `rank_high` is the number of rows minus the number of rows that are certainly worse. A row is certainly
+    better than another row if its `level` is higher, or if the levels are equal and the 95 % intervals do not
+    overlap. Each row is the first run of a model by an account. Runs that the hub could not verify share the
+    last ranks."""
     run_id: RunId
     name: RunName | None = None
-    """The name that its submitter gave the run, if any."""
+    """Name that the submitter gave the run, if any."""
     model: Line
     model_kind: Line
     reward_mean: float
@@ -99,108 +100,112 @@ class LeaderboardRow(Record):
     rollouts: Count
     failed: Count
     stated_endings: Count = 0
-    """Rollouts that ended for their time or the model's context, as the submitter states: a replay cannot
-    derive that."""
+    """Number of rollouts that ended by timeout or context overflow. Only the submitter states it, because a
+    replay cannot derive it."""
     metrics: dict[Text, float] = Field(default_factory=dict)
     metric_intervals: dict[Text, tuple[float, float]] = Field(default_factory=dict)
-    """Lower and upper end of the 95 % interval of each metric's mean; none of runs that are too small."""
+    """Lower and upper end of the 95 % interval of each metric's mean; empty for runs with too few
+    examples."""
     tokens_per_rollout: float | None = None
     usd_per_rollout: float | None = None
-    """Tokens at prices, both as the submitter stated them; None where no prices were. Tokens and seconds of a
-    rollout are the submitter's word too."""
+    """Cost of a rollout by the stated tokens and prices; None without prices. Tokens, prices and seconds are
+    stated by the submitter."""
     seconds_per_rollout: float | None = None
     pass_rates: list[PassRate] = Field(default_factory=list)
-    """Empty with one rollout an example."""
+    """Pass rates; empty if the run has one rollout per example."""
     checkpoint: Line | None = None
-    """`owner/name@revision` of its weights on this hub, by their digest; None if they are not here."""
+    """`owner/name@revision` of the model on this hub that has the run's weights; None if there is no such
+    model."""
     checkpoint_stated_by: Line | None = None
-    """Who says that the run has these weights; None if the same user pushed them first."""
+    """User who states that the run has these weights; None if the same user first pushed them."""
     version: Release
     level: VerificationLevel
     level_reason: Text = ""
-    """Why the run has that level, if there is more to say than the level itself."""
+    """Reason for the level, if the level itself does not explain it."""
     tokens_counted: bool = False
-    """Whether the hub counted the completion tokens, and they agree with what was stated."""
+    """Whether the hub counted the completion tokens and the count agrees with the stated number."""
     repeated_by: list[Line] = Field(default_factory=list)
-    """Other users whose repetition of the run agrees with it; no rank depends on them."""
+    """Other users whose repetition agrees with the run. They do not affect its rank."""
     posted_by: Line
     posted_at: datetime
     url: Address
     best: bool = True
-    """Whether it is a row of the board: the first run of its model and account, and not folded."""
+    """Whether the run is a ranked row: the first run of its model and account, and not folded."""
     people: Count = 1
-    """How many users posted it or a run that is folded under it."""
+    """Number of users who posted the run or a run that is folded into it."""
     looks_like: list[Line] = Field(default_factory=list)
-    """Other names that the model's looks like: ASCII, or names of models in the same environment."""
+    """Other names that are easily confused with the model's name: its spelling in ASCII, and names of models
+    in the same environment."""
     players_stated_by: Line | None = None
-    """Who says who the other players were; None without players, and if all are scripts of the package."""
+    """User who states who the other players were; None if there are no other players or all are scripts of
+    the package."""
     names: list[Line] = Field(default_factory=list)
-    """The model names of these runs, its own first; the first 20."""
+    """Model names of this run and its folded runs, starting with its own; at most 20."""
     folded: list[FoldedRun] = Field(default_factory=list)
-    """Runs with the same answers, for which this row stands: the earliest 20."""
+    """Runs that are folded into this row because they have the same answers; the earliest 20."""
     folded_runs: Count = 0
-    """How many there are."""
+    """Number of folded runs."""
     folded_into: RunId | None = None
-    """The row under which this run is folded."""
+    """Run of the row that this run is folded into."""
     on_top: bool = False
-    """Whether the environment's owners chose it to stand for the runs with its answers."""
+    """Whether the environment's owners chose this run to represent the runs with the same answers."""
 
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
-    """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
+    """Score on the requested stratum; None if the run has too many rollouts to be read for a board."""
 
     stated: Text = (
         "name model model_kind checkpoint stated_endings tokens_per_rollout usd_per_rollout "
         "seconds_per_rollout"
     )
-    """Which of its fields nothing proves: they are as the submitter stated them."""
+    """Names of the row's fields that nothing proves, because only the submitter states them."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
-        """Return the 95 % interval of a metric's mean."""
+        """Return the 95 % interval of a metric's mean, or `(None, None)` if it has no interval."""
         return self.metric_intervals.get(metric, (None, None))
 
 
 class LeaderboardPlace(Record):
-    """Where a run stands on its board among the runs with the same answers."""
+    """The position of a run among the runs with the same answers on its board."""
 
     run_id: RunId
     on_top: bool
-    """Whether the environment's owners chose it to stand for them."""
+    """Whether the environment's owners chose this run to represent them."""
     folded_into: RunId | None
-    """The row that stands for it; None if it is a row itself."""
+    """Run of the row that this run is folded into; None if this run is a row itself."""
     folded_runs: Count
-    """How many runs it stands for."""
+    """Number of runs that are folded into this run."""
 
 
 class BoardInfo(Record):
-    """What one board compares: a task set and a protocol of one environment version."""
+    """A board: a task set and a protocol of an environment version, for which runs are comparable."""
 
     board: Word
-    """Names it among the boards of its version."""
+    """Name that identifies the board within its version."""
     task_set_sha256: Sha256
     split: Literal["train", "eval"]
     examples: Count
     rollouts_per_example: Count
     arguments: Values = Field(default_factory=dict)
     max_tokens: Count | None = None
-    """Upper bound on the tokens of one turn; None where runs set none."""
+    """Maximum number of tokens in a turn; None if the runs set no maximum."""
     players: dict[Text, Line] = Field(default_factory=dict)
-    """Who plays beside the models, by player, in an environment with players."""
+    """Other players and who plays them, in an environment with several players."""
     title: Text = ""
     pinned: bool = False
-    """Whether the owners show it first."""
+    """Whether the owners chose to show this board first."""
     runs: Count
-    """Complete ones."""
+    """Number of complete runs."""
     models: Count = 0
     last_posted_at: datetime
 
 
 class VersionBoard(Record):
-    """The board of another version that is nearest to this one; scores of two versions are not comparable."""
+    """The most similar board of another version. Scores of different versions are not comparable."""
 
     version: Release
     board: Word
     same_protocol: bool
-    """Whether task set and protocol are those of the board that names it."""
+    """Whether it has the same task set and protocol as the board whose answer contains it."""
     runs: Count
     models: Count
     best_model: Line
@@ -208,7 +213,7 @@ class VersionBoard(Record):
 
 
 class HistoryPoint(Record):
-    """A leading row, and when it was posted."""
+    """A run that led the board, and the time when it was posted."""
 
     run_id: RunId
     model: Line
@@ -222,16 +227,16 @@ class ModelElsewhere(Record):
     model: Line
     run_id: RunId
     name: RunName | None = None
-    """The name that its submitter gave the run, if any."""
+    """Name that the submitter gave the run, if any."""
     reward_mean: float
     version: Release
     board: BoardInfo
     because: Text
-    """Why the two boards cannot be compared."""
+    """Reason why the two boards are not comparable."""
 
 
 class HiddenRunInfo(Record):
-    """A run that the environment's owners keep off its board, and why."""
+    """A run that the environment's owners hid from its board, with their reason."""
 
     run_id: RunId
     model: Line
@@ -246,23 +251,23 @@ class HiddenRunInfo(Record):
 
 
 class Leaderboard(Record):
-    """Rows that may be compared: one environment version, one task set, one protocol."""
+    """Rows that can be compared: runs of an environment version with the same task set and protocol."""
 
     owner: OwnerName
     name: ProjectName
     version: Release
     board: Word | None = None
-    """Names it among the boards of its version; None where there is none."""
+    """Name that identifies the board within its version; None without a board."""
     title: Text = ""
     description: Text = ""
-    """As its owners wrote them."""
+    """Description written by the owners."""
     columns: list[Line] = Field(default_factory=lambda: list(BOARD_COLUMNS))
-    """What its owners show, in their order; see `BOARD_COLUMNS`."""
+    """Columns in the order that the owners chose; see `BOARD_COLUMNS`."""
     pinned: bool = False
     refuses_rescored: bool = False
-    """Whether its owners keep runs of the level `rescored` off it."""
+    """Whether the owners exclude runs of the level `rescored`."""
     unfolded: bool = False
-    """Whether runs with the same answers stand on it one by one, as its owners chose."""
+    """Whether the owners chose to show runs with the same answers as separate rows."""
     task_set_sha256: Sha256 | None
     split: Literal["train", "eval"] | None = None
     examples: Count
@@ -271,9 +276,9 @@ class Leaderboard(Record):
     max_tokens: Count | None = None
     players: dict[Text, Line] = Field(default_factory=dict)
     runs: Count = 0
-    """That stand on it, whatever the filters."""
+    """Number of ranked runs, regardless of filters."""
     models: Count = 0
-    """Its rows; a model that two accounts posted has two."""
+    """Number of rows; a model that two accounts posted has two rows."""
     proved: Count = 0
     """The rows whose rewards the hub derived itself: those of the levels `rescored` and `replayed`."""
     showing: Literal["best", "all"] = "best"
@@ -283,58 +288,58 @@ class Leaderboard(Record):
     next: Address | None = None
     """Cursor of the next page."""
     strata: list[Integer] = Field(default_factory=list, exclude_if=lambda strata: not strata)
-    """Those of its examples that may be asked for; none where they are all of one."""
+    """Strata that the board can be filtered by; empty if all examples are in the same stratum."""
     hidden_incomplete: Count = 0
-    """Runs left out because rollouts are missing."""
+    """Number of runs that are left out because rollouts are missing."""
     hidden: list[HiddenRunInfo] = Field(default_factory=list)
-    """What its owners left out, the last ones first."""
+    """Runs that the owners hid, most recently hidden first."""
     history: list[HistoryPoint] = Field(default_factory=list)
-    """Its leading rows, by time."""
+    """Runs that led the board, by time."""
     boards: Count = 1
-    """How many boards (task set x protocol) this version has; unless asked otherwise this is the pinned one,
-    or else that of the environment's own defaults over its whole evaluation split."""
+    """Number of boards (task set x protocol) of this version. By default the hub returns the pinned board, or
+    the board for the environment's default arguments and whole evaluation split if no board is pinned."""
     others: list[BoardInfo] = Field(default_factory=list)
-    """The first of the others."""
+    """First few of the version's other boards."""
     elsewhere: list[ModelElsewhere] = Field(default_factory=list)
-    """Models that only other boards of the environment have, each once; the first 50."""
+    """Models that are only on other boards of the environment, each listed once; at most 50."""
     versions: list[VersionBoard] = Field(default_factory=list)
-    """Boards of other versions, the newest first."""
+    """Boards of other versions, newest version first."""
 
 
 class BoardSettings(Record, defer_build=False):
-    """How an environment's owners show a board."""
+    """The settings of a board that an environment's owners choose."""
 
     title: str = Field(default="", max_length=100)
     description: str = Field(default="", max_length=2000)
     columns: list[Line] | None = Field(default=None, max_length=40)
-    """In this order; None for the usual ones."""
+    """Columns in the order of display; None means the default columns."""
     pinned: bool = False
-    """Show it first of its version's boards."""
+    """Whether the board is shown before the version's other boards."""
     refuses_rescored: bool = False
-    """Keep runs of the level `rescored` off it: what tools answered is their submitters' word."""
+    """Whether to exclude runs of the level `rescored`, whose tool answers only their submitters state."""
     unfolded: bool = False
-    """Show runs with the same answers one by one. Meant for tasks whose whole answer is a letter or a number,
-    where honest models agree."""
+    """Whether to show runs with the same answers as separate rows. Use it for tasks whose whole answer is a
+    letter or a number, because honest models then often give the same answers."""
 
     @model_validator(mode="after")
     def _columns_are_known(self) -> Self:
         wanted = self.columns
         if wanted is None:
             return self
-        for one in wanted:
-            if one not in BOARD_COLUMNS and not _METRIC.fullmatch(one):
+        for column in wanted:
+            if column not in BOARD_COLUMNS and not _METRIC.fullmatch(column):
                 raise ValueError(
-                    f"`{one[:40]}` is no column; there are {', '.join(BOARD_COLUMNS)}, metric:NAME"
+                    f"`{column[:40]}` is not a column; choose from {', '.join(BOARD_COLUMNS)}, metric:NAME"
                 )
         if len(set(wanted)) != len(wanted):
             raise ValueError("a column is named twice")
-        if missing := [one for one in REQUIRED_COLUMNS if one not in wanted]:
+        if missing := [column for column in REQUIRED_COLUMNS if column not in wanted]:
             raise ValueError(f"a board always shows {', '.join(missing)}")
         return self
 
 
 class HidingReason(Record, defer_build=False):
-    """Why a run is kept off its board; everybody can read it."""
+    """The reason for hiding a run from its board, which everyone can read."""
 
     reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
 
@@ -364,36 +369,39 @@ CSV_COLUMNS = {
     "checkpoint": "checkpoint",
     "stated_by_the_submitter": "stated",
 }
-"""Of every board, with the fields of a row; `stratum:N_mean`, `_rollouts`, `_failed`, `pass@K` and `pass^K`,
-each with `_low_95` and `_high_95`, and `metric:NAME_mean` with the same follow for what its rows have."""
+"""Columns of every exported board, with the field of a row that fills each column. They are followed by
+columns for the strata, pass rates and metrics of the rows: `stratum:N_mean`, `_rollouts` and `_failed`, then
+`pass@K` and `pass^K`, then `metric:NAME_mean`. Pass rates and metrics also have `_low_95` and `_high_95`."""
 _CHANCES = {
     f"pass{sign}{{k}}{end}": f"pass_{name}_k{part}"
     for sign, name in (("@", "at"), ("^", "hat"))
     for end, part in (("", ""), ("_low_95", "_low"), ("_high_95", "_high"))
 }
-"""Columns of the tries `k`, with the fields of a rate."""
+"""Columns for `k` attempts, with the field of a `PassRate` that fills each column."""
 
 
 def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
-    """Yield a header and one line a row, safe to open in a spreadsheet: no text in it is a formula."""
-    known = list(rows)
-    rates = sorted({rate.k for row in known for rate in row.pass_rates})
-    metrics = list(dict.fromkeys(name for row in known for name in row.metrics))
-    passes = [column.format(k=k) for k in rates for column in _CHANCES]
+    """Yield a header and a line for each row. No text in them is a formula, so spreadsheets can open them."""
+    all_rows = list(rows)
+    attempts = sorted({rate.k for row in all_rows for rate in row.pass_rates})
+    metrics = list(dict.fromkeys(name for row in all_rows for name in row.metrics))
+    passes = [column.format(k=k) for k in attempts for column in _CHANCES]
     parts = ("mean", "low_95", "high_95")
-    strata = sorted({row.stratum.stratum for row in known if row.stratum is not None})
-    stratum = [f"stratum:{one}_{part}" for one in strata for part in ("mean", "rollouts", "failed")]
+    strata = sorted({row.stratum.stratum for row in all_rows if row.stratum is not None})
+    stratum = [f"stratum:{number}_{part}" for number in strata for part in ("mean", "rollouts", "failed")]
     metric = [f"metric:{name}_{part}" for name in metrics for part in parts]
     yield [*CSV_COLUMNS, *stratum, *passes, *metric]
-    for row in known:
-        found = {rate.k: rate for rate in row.pass_rates}
-        chances = [getattr(found.get(k), field, None) for k in rates for field in _CHANCES.values()]
+    for row in all_rows:
+        rates = {rate.k: rate for rate in row.pass_rates}
+        chances = [getattr(rates.get(k), field, None) for k in attempts for field in _CHANCES.values()]
         means = [value for name in metrics for value in (row.metrics.get(name), *row.interval(name))]
-        own = [row.stratum if row.stratum and row.stratum.stratum == one else None for one in strata]
+        by_stratum = [
+            row.stratum if row.stratum and row.stratum.stratum == number else None for number in strata
+        ]
         scores = [
             value
-            for one in own
-            for value in ((one.reward_mean, one.rollouts, one.failed) if one else (None, None, None))
+            for score in by_stratum
+            for value in ((score.reward_mean, score.rollouts, score.failed) if score else (None, None, None))
         ]
         cells = [_csv_cell(getattr(row, field)) for field in CSV_COLUMNS.values()]
         yield [*cells, *scores, *chances, *means]
@@ -407,5 +415,5 @@ def _csv_cell(value: Any) -> str | int | float | None:
 
 
 def harmless(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula: a quote goes before what begins like one."""
+    """Return the text with a quote in front if a spreadsheet would interpret it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text

@@ -1,4 +1,4 @@
-"""What requests carry that change something: tokens, roles, visibility, status, places."""
+"""Bodies of requests that change tokens, roles, visibility, status, owners and names, with their answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from wander.wire.fields import Line, OwnerName, Word
 
 
 class Body(Record, defer_build=False):
-    """Base of what a request carries; built at once, since FastAPI makes an adapter of it at its start."""
+    """Base of request bodies. Its schema is built immediately, because FastAPI needs it at start-up."""
 
 
 class NewToken(Body):
-    """Asks for a token."""
+    """Request for a token."""
 
     name: Line = Field(min_length=1, max_length=80)
-    """What it is for."""
+    """Name that reminds the user of the token's purpose."""
     scopes: list[TokenScope] = Field(min_length=1)
     target: str | None = Field(default=None, max_length=250)
-    """`owner` or `owner/name`."""
+    """`owner` or `owner/name` that the token is limited to."""
     days: int | None = Field(default=90, ge=1, le=3650)
-    """Until it expires; None for never."""
+    """Days until the token expires; None means that it never does."""
 
 
 class CreatedToken(TokenInfo):
-    """A fresh token with its secret, which is shown this once."""
+    """A new token with its secret, which the hub shows only once."""
 
     token: Word
 
@@ -41,71 +41,74 @@ class TokenList(Record):
 
 
 class Member(Record):
-    """Somebody with a role on an owner or an environment."""
+    """A user with a role on an owner or an environment."""
 
     user: Line
     role: Role
     through: Literal["owner", "environment"]
-    """Whether the role is on all of the owner's environments or on this one."""
+    """Whether the role covers all of the owner's environments or only this environment."""
     pending_until: datetime | None = Field(default=None, exclude_if=lambda until: until is None)
-    """So long an invitation waits for whoever has the name; None for a member."""
+    """Time when the user's invitation expires; None for a user who has accepted the role."""
 
 
 class MemberList(Record):
-    """Who may do what with an owner or an environment."""
+    """The users who have a role on an owner or an environment."""
 
     data: list[Member]
 
 
 class NewRole(Body):
-    """Gives somebody a role."""
+    """Request to give a user a role."""
 
     role: Role
 
 
 class OwnerSettings(Body):
-    """What holds for an owner's new environments."""
+    """Default visibility of an owner's new environments."""
 
     private_by_default: bool
     internal_by_default: bool = Field(default=False, exclude_if=lambda internal: not internal)
-    """They are seen by everybody who is signed in, whatever `private_by_default` says."""
+    """Whether every signed-in user sees new environments; takes precedence over `private_by_default`."""
 
 
 class NewVisibility(Body):
-    """Makes an environment public, internal or private."""
+    """Request to make an environment public, internal or private."""
 
     private: bool
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
-    """For everybody who is signed in, whatever `private` says."""
+    """Whether every signed-in user sees the environment; takes precedence over `private`."""
 
 
 class NewStatus(Body):
-    """Changes the status of an environment; `active` takes deprecation, archiving or quarantine back."""
+    """Request to change the status of an environment.
+
+    `active` ends a deprecation, an archiving or a quarantine.
+    """
 
     status: ProjectStatus
     reason: str | None = Field(default=None, max_length=500)
     successor: str | None = Field(default=None, max_length=250)
-    """`owner/name`, for a deprecated environment."""
+    """`owner/name` of the environment to use instead of a deprecated environment."""
 
 
 class Reason(Body):
-    """Why something is yanked or deleted."""
+    """Reason for a yank or a deletion."""
 
     reason: str | None = Field(default=None, max_length=500)
 
 
 class NewPlace(Body):
-    """Where an environment goes, or a copy of it: a transfer, a renaming, a fork."""
+    """New owner and name of an environment or its copy, for a transfer, a renaming or a fork."""
 
     owner: str = Field(max_length=39)
     name: str | None = Field(default=None, max_length=200)
-    """None keeps the name; a fork always does, since its files carry it."""
+    """New name; None keeps the old name. A fork always keeps it, because its files contain the name."""
     version: str | None = Field(default=None, max_length=100)
-    """Of a fork: the version to start from, by default the newest."""
+    """Version that a fork starts from; None means the newest."""
 
 
 class Whoami(Record):
-    """Whose token this is."""
+    """The user that the request's token belongs to."""
 
     user: Line
     admin: bool

@@ -1,4 +1,4 @@
-"""The hub's JSON answers, and what requests carry that change something."""
+"""The hub's JSON answers about environments, versions, runs and rollouts."""
 
 from __future__ import annotations
 
@@ -33,50 +33,52 @@ from wander.wire.source_tree import SourceInfo
 
 VerificationLevel = Literal["claimed", "unverifiable", "complete", "rescored", "replayed"]
 Role = Literal["reader", "maintainer", "owner"]
-"""What somebody may do: read and post results; also publish, yank and deprecate; also everything else."""
+"""Role of a user. A `reader` may read and post results. A `maintainer` may also publish, yank and deprecate.
+An `owner` may do everything."""
 TokenScope = Literal["read", "results", "publish", "manage"]
-"""What a token may be used for; each one also reads. A token never does more than its user may."""
+"""Permission of a token. Every scope includes reading. A token never exceeds the rights of its user."""
 TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "results", "publish", "manage")
 ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
-"""As PEP 792 has it: an archived environment takes no uploads, a quarantined one also offers no files."""
+"""Status as defined by PEP 792. An archived environment rejects uploads. A quarantined environment also does
+not offer its files."""
 
 
 class FileInfo(Record):
-    """One distribution file of a version."""
+    """A distribution file of a version."""
 
     filename: FileName
     kind: Literal["wheel", "sdist"]
     size: Count
-    """Bytes."""
+    """Size in bytes."""
     sha256: Sha256
     url: Address
     uploaded_at: datetime
 
 
 MESSAGE_LENGTH = 500
-"""Characters of a check's message that a hub keeps."""
+"""Maximum number of characters of a check's message that a hub stores."""
 CheckStatus = Literal["pass", "warn", "fail", "skip"]
 
 
 class CheckFinding(Record):
-    """One check that did not pass."""
+    """A check that did not pass."""
 
     id: str = Field(pattern=r"^[a-z0-9.-]{1,64}$")
-    """Stable id, as in `CHECKS` of `wander.checks`."""
+    """Stable id of the check, as in `CHECKS` of `wander.checks`."""
     status: Literal["warn", "fail", "skip"]
     message: str = Field(default="", max_length=MESSAGE_LENGTH)
 
 
 class CheckSummary(Record):
-    """What `wander check` found on the publisher's machine; the hub did not repeat it."""
+    """The results of `wander check` on the publisher's machine. The hub did not repeat the checks."""
 
     wander: str = Field(pattern=r"^[0-9A-Za-z.+!-]{1,50}$")
-    """Version of the SDK whose checks these were."""
+    """Version of the SDK that ran the checks."""
     passed: int = Field(ge=0, le=1000)
     warned: int = Field(ge=0, le=1000)
     failed: int = Field(ge=0, le=1000)
     skipped: int = Field(ge=0, le=1000)
-    """Checks that could not be looked at, or do not apply."""
+    """Number of checks that could not run or do not apply."""
     findings: list[CheckFinding] = Field(default_factory=list, max_length=200)
     """Every check that did not pass, in the order of the report."""
 
@@ -84,13 +86,13 @@ class CheckSummary(Record):
     def _counts_agree(self) -> Self:
         stated = {"warn": self.warned, "fail": self.failed, "skip": self.skipped}
         for status, number in stated.items():
-            if sum(each.status == status for each in self.findings) != number:
-                raise ValueError(f"the findings are not those that `{status}` counts")
+            if sum(finding.status == status for finding in self.findings) != number:
+                raise ValueError(f"the number of findings with status `{status}` differs from its count")
         return self
 
     @classmethod
     def of(cls, wander: str, checks: Sequence[tuple[str, CheckStatus, str]]) -> Self:
-        """Return the summary of checks by the SDK of version `wander`: the id, status and message of each."""
+        """Summarize checks that version `wander` of the SDK ran, given as (id, status, message)."""
         count = Counter(status for _, status, _ in checks)
         return cls(
             wander=wander,
@@ -99,7 +101,7 @@ class CheckSummary(Record):
             failed=count["fail"],
             skipped=count["skip"],
             findings=[
-                # A message may hold anything that an environment said, at any length.
+                # A message may contain output of the environment: text of any length, even invalid Unicode.
                 CheckFinding(
                     id=check,
                     status=status,
@@ -112,7 +114,7 @@ class CheckSummary(Record):
 
     @property
     def counts(self) -> str:
-        """The counts in words: `27 passed, 1 warning`."""
+        """Counts in words, such as `27 passed, 1 warning`."""
         parts = [f"{self.passed} passed"]
         if self.failed:
             parts.append(f"{self.failed} failed")
@@ -124,28 +126,28 @@ class CheckSummary(Record):
 
 
 class UploadWarning(Record):
-    """Something in a file that its hub accepts and does not like; docs/package-index.md has the rules."""
+    """A fault in a file that the hub accepts nevertheless. docs/package-index.md lists the rules."""
 
     code: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
     detail: str = Field(default="", max_length=2000)
     hint: Text | None = None
     filename: FileName | None = None
-    """The file that it is about, of a version with several."""
+    """File with the fault, if the version has several files."""
 
 
 class LockInfo(Record):
-    """The lock of a version: the files of every package that it was published with (PEP 751)."""
+    """The lock of a version (PEP 751), which pins the files of every package that it was published with."""
 
     sha256: Sha256
     size: Count
-    """Bytes."""
+    """Size in bytes."""
     url: Address
-    """Of the `pylock.toml`, which pip and uv install from."""
+    """Address of the `pylock.toml`, which pip and uv can install."""
     attached_at: datetime
 
 
 class VersionDetail(Record):
-    """One immutable version; all metadata was read from its files."""
+    """An immutable version. The hub read all metadata from the version's files."""
 
     owner: OwnerName
     name: ProjectName
@@ -156,48 +158,51 @@ class VersionDetail(Record):
     license: Line | None = None
     tags: list[Line] = Field(default_factory=list)
     entry_point: Line | None = None
-    """`module:function` of the `wander.environments` entry point, or None (module-level fallback)."""
+    """`module:function` of the entry point in group `wander.environments`; None if the package declares none
+    and its module is loaded instead."""
     uploaded_at: datetime
     uploaded_by: Line
     yanked: bool = False
     yanked_reason: Text | None = None
     deleted_at: datetime | None = None
-    """Set for a tombstone: its files are gone, and its number is never given again."""
+    """Time of deletion. The files of a deleted version are gone, and its number cannot be used again."""
     deleted_reason: Text | None = None
     files: list[FileInfo] = Field(default_factory=list)
     lock: LockInfo | None = None
-    """None when none was attached, so after `wander publish --no-lock` and plain uploads."""
+    """Lock of the version; None after `wander publish --no-lock` or an upload with another tool."""
     check: CheckSummary | None = None
-    """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
+    """Check results as the publisher states them; None if the publisher sent no results."""
     warnings: list[UploadWarning] = Field(default_factory=list)
-    """What the hub flagged in the files; in the answer to an upload of one file, in that one."""
+    """Warnings of the hub about the version's files; after the upload of a single file, about that file
+    only."""
     source: SourceInfo | None = None
-    """Digest of its source archive's files, and which wheels are of these; None without an archive."""
+    """Facts about the source archive; None without a source archive."""
 
 
 Visibility = Literal["public", "internal", "private"]
-"""Who sees an environment or a model: everybody, who is signed in, or who has a role on it or its owner."""
+"""Visibility of an environment or a model: everyone, all signed-in users, or only users who have a role on it
+or on its owner."""
 
 
 def visibility_of(private: bool, *, internal: bool = False) -> Visibility:
-    """Return the word for what two marks say; what is internal is private too."""
+    """Return the visibility that the two flags encode. An internal environment is also marked private."""
     if internal:
         return "internal"
     return "private" if private else "public"
 
 
 def marks_of(wanted: Visibility) -> tuple[bool, bool]:
-    """Return the marks `private` and `internal` that say it, which `visibility_of` reads."""
+    """Return the flags `private` and `internal` that encode a visibility; inverse of `visibility_of`."""
     return wanted != "public", wanted == "internal"
 
 
 def wanted_visibility(private: bool | None, *, internal: bool) -> Visibility | None:
-    """Return what is asked for, None where that is left open; `internal` says it all."""
+    """Return the requested visibility, or None if the owner's default applies."""
     return None if private is None and not internal else visibility_of(bool(private), internal=internal)
 
 
 class EnvironmentSummary(Record):
-    """One row of a listing or a search."""
+    """An environment in a list or in search results."""
 
     owner: OwnerName
     name: ProjectName
@@ -210,85 +215,87 @@ class EnvironmentSummary(Record):
     best_reward: float | None = None
     best_model: Line | None = None
     private: bool = False
-    """Strangers do not see it."""
+    """Whether the environment is hidden from anonymous visitors."""
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
-    """And everybody who is signed in does: `private` too is true then."""
+    """Whether every signed-in user sees the environment; `private` is then also true."""
     status: ProjectStatus = "active"
     downloads: Count = 0
-    """Files of it that were sent, all versions together."""
+    """Number of downloaded files, over all versions."""
     stars: Count = 0
-    """Users who marked it."""
+    """Number of users who starred the environment."""
 
 
 class EnvironmentDetail(EnvironmentSummary):
-    """One environment with its newest version and the names of all."""
+    """An environment with its newest version and a list of all versions."""
 
     created_at: datetime
     readme: LongText = ""
-    """Markdown or plain text, as published."""
+    """README in Markdown or plain text, as published."""
     latest: VersionDetail
     all_versions: list[Release]
-    """Newest first, without deleted ones."""
+    """All versions that were not deleted, newest first."""
     yanked_versions: list[Release] = Field(default_factory=list)
-    """Those of them that installers pass over."""
+    """Versions among them that are yanked, so installers skip them."""
     status_reason: Text | None = None
     successor: Line | None = None
     """`owner/name` to use instead of a deprecated environment."""
     parent: Line | None = None
-    """`owner/name@version` that this one was forked from; None also where the reader may not see it."""
+    """`owner/name@version` that the environment was forked from; None also if the reader may not see it."""
 
 
 class ArtifactInfo(Record):
-    """A file that was posted with a run: metrics, plots, configuration."""
+    """A file that was posted with a run, such as metrics, plots or configuration."""
 
     name: FileName
     media_type: Line
     size: Count
-    """Bytes."""
+    """Size in bytes."""
     sha256: Sha256
     url: Address
 
 
 class RunDetail(Record):
-    """A posted run as the hub knows it."""
+    """A posted run, with the facts that the hub recorded about it."""
 
     run_id: RunId
     name: RunName | None = None
-    """The name that its submitter gave it, if any; not part of its record or digest."""
+    """Name that the submitter gave the run, if any. It is not part of the run's record or digest."""
     manifest: RunManifest = Field(repr=False)
     summary: RunSummary
     level: VerificationLevel
     level_reason: Text = ""
     sha256: Sha256
-    """Digest of what was posted: manifest and rollouts."""
+    """Digest of the posted manifest, rollouts and artifacts."""
     posted_by: Line
     posted_at: datetime
     url: Address
-    """The run's page."""
+    """Address of the run's page."""
     looks_like: list[Line] = Field(default_factory=list)
-    """Other model names that this run's looks like, in lists of runs: ASCII, or names in its environment."""
+    """Other model names that are easily confused with this run's model name, in lists of runs: its spelling
+    in ASCII, and names in the same environment."""
     version_deleted: bool = False
-    """The environment version was deleted since: the numbers stand, but nobody can install it any more."""
+    """Whether the environment version has been deleted. The results remain, but the version cannot be
+    installed any more."""
     artifacts: list[ArtifactInfo] = Field(default_factory=list)
     rollouts_sha256: Sha256 | None = None
-    """Digest over those of the rollouts' lines (`wander.wire.postings`); None without rollouts."""
+    """Digest of the rollouts (`wander.wire.postings.RolloutsDigest`); None without rollouts."""
     private: bool = False
     withdrawn: Withdrawal | None = None
-    """Set when its rollouts were removed by who posted them; numbers and digests stay."""
+    """Withdrawal of the rollouts by the submitter, if any. Aggregates and digests remain."""
     signature: SignatureInfo | None = None
 
 
 class RolloutRow(Record):
-    """What a list shows of one rollout; `GET .../rollouts/{number}` gives the whole."""
+    """A rollout in a list. `GET .../rollouts/{number}` returns the whole rollout."""
 
     number: Count
-    """From 0, in the manifest's order of examples."""
+    """Index of the rollout, from 0, in the manifest's order of examples."""
     example_id: Text
     index: Count
     reward: float | None
     stop_reason: Text | None
     failure: Text | None
-    """Boundary that broke, None for a scored rollout."""
+    """Boundary where the rollout failed; None for a scored rollout."""
     truncated: bool
     turns: Count
     completion_tokens: Count
@@ -296,7 +303,7 @@ class RolloutRow(Record):
     preview: Text
     """Beginning of the last assistant message."""
     step: Count | None = None
-    """Of a training run: the steps that the policy had learnt."""
+    """Training step of the policy that played the rollout; None for other kinds of runs."""
 
 
 class TokenInfo(Record):
@@ -308,29 +315,31 @@ class TokenInfo(Record):
     last_used_at: datetime | None = None
     scopes: list[TokenScope] = Field(default_factory=lambda: list(TOKEN_SCOPES))
     target: Target | None = None
-    """`owner` or `owner/name` that the token is good for; None for everything its user may touch."""
+    """`owner` or `owner/name` that the token is limited to; None means everything that its user may
+    access."""
     expires_at: datetime | None = None
     revoked: bool = False
 
 
 class Problem(Record):
-    """RFC 9457 problem details: every error answer of the hub."""
+    """RFC 9457 problem details, which every error answer of the hub contains."""
 
     type: Line = "about:blank"
     title: Text
     status: Count
     detail: Text = ""
     code: Word
-    """Stable snake_case code; the client maps it to an exception and an exit status."""
+    """Stable code in snake case, which the client maps to an exception and an exit status."""
     hint: Text | None = None
     request_id: Line | None = None
     errors: list[Values] | None = None
 
 
 class Page(Record):
-    """Base of list answers: `data` beside `next`, an opaque cursor or null."""
+    """Base of answers with a list, which subclasses declare as `data`."""
 
     next: Address | None = None
+    """Opaque cursor of the next page; None on the last page."""
 
 
 class EnvironmentPage(Page):
@@ -340,54 +349,56 @@ class EnvironmentPage(Page):
 
 
 class StarInfo(Record):
-    """Whether the caller marked an environment, and how many users did."""
+    """Whether the caller starred an environment, and the number of users who did."""
 
     starred: bool
     stars: Count
 
 
 class DayOfDownloads(Record):
-    """The files of one version that were sent on one day."""
+    """The downloads of a version on a day."""
 
     day: date
-    """In UTC."""
+    """Day in UTC."""
     version: Release
     downloads: Count
 
 
 class DownloadHistory(Record):
-    """Downloads of an environment; what came in the last seconds may still be missing."""
+    """Downloads of an environment. Downloads of the last few seconds may be missing."""
 
     total: Count
-    """Of all time."""
+    """Number of downloads since the environment was created."""
     days: list[DayOfDownloads] = Field(default_factory=list)
-    """The newest day first; days without downloads are left out."""
+    """Downloads by day, newest first; days without downloads are left out."""
 
 
 class ModelUse(Record):
-    """A model, and in how many runs it played."""
+    """A model and the number of its runs."""
 
     model: Line
     runs: Count
 
 
 class UsedBy(Record):
-    """Who uses an environment, as far as the caller may see it."""
+    """Environments, models and users that use an environment and that the caller may see."""
 
     required_by: list[EnvironmentSummary] = Field(default_factory=list)
-    """Environments whose newest version requires its distribution."""
+    """Environments whose newest version requires this environment's distribution."""
     forks: list[EnvironmentSummary] = Field(default_factory=list)
     runs: Count = 0
-    """All public runs."""
+    """Number of public runs."""
     models: list[ModelUse] = Field(default_factory=list)
-    """Models of the last 500 of them, the most used first."""
+    """Models of the last 500 public runs, most used first."""
     authors: list[Text] = Field(default_factory=list)
-    """Who posted these, most of them first."""
+    """Users who posted the last 500 public runs; the users with the most runs come first."""
 
 
 class RunPage(Page):
-    """A page of runs, whose manifests have no `example_ids` and `strata`: `summary.expected` counts what they
-    play, and each run by itself has them."""
+    """A page of runs. Their manifests omit `example_ids` and `strata`, which the answer for a single run has.
+
+    `summary.expected` is the number of rollouts of the complete run.
+    """
 
     data: list[RunDetail]
 
@@ -401,11 +412,11 @@ class RolloutPage(Record):
 
 
 class HealthStatus(Record):
-    """What `/health` answers."""
+    """The answer of `/health`."""
 
     status: Literal["ok", "degraded"]
     version: Word
     database: bool
     storage: bool
     room: bool = True
-    """Whether the disk has room for uploads."""
+    """Whether the disk has enough free space for uploads."""

@@ -1,4 +1,4 @@
-"""What a hub tells of what happens: to webhooks at once, in its audit log, and to its administrators."""
+"""Webhooks and their events, the audit log, and the hub's jobs, backups and health checks."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ WEBHOOK_SCHEMA: Literal["wander.webhook/1"] = "wander.webhook/1"
 
 
 class VersionEvent(Record):
-    """A version was made, took further files, was yanked, or is offered again."""
+    """A version was published, received more files, was yanked, or is no longer yanked."""
 
     environment: Line
     """`owner/name`."""
     version: Release
     private: bool
     files: dict[FileName, Text] = Field(default_factory=dict)
-    """Of `version.published`: the SHA-256 of each file that came, by its name; the first forty."""
+    """SHA-256 of each new file by name, for `version.published`; at most 40 files."""
     yanked: bool = False
     reason: Text | None = None
     url: Address
 
 
 class RunEvent(Record):
-    """A run was posted, or shown that had been private."""
+    """A run was posted, or a private run was made public."""
 
     environment: Line
     version: Release
     run_id: RunId
     sha256: Sha256
-    """The digest of the whole run."""
+    """Digest of the whole run."""
     kind: Line
     model: Line
     level: VerificationLevel
@@ -74,25 +74,25 @@ class VerificationEvent(RunEvent):
 
     verification: Count
     reported: bool
-    """Whether it ended with a report; one that failed or was called off has none."""
+    """Whether it ended with a report. Failed and canceled verifications do not."""
 
 
 class LevelEvent(RunEvent):
-    """A run has another level, whoever found out what."""
+    """The verification level of a run changed."""
 
     before: VerificationLevel
 
 
 class BoardEvent(Record):
-    """Another run leads a board, or an owner keeps a run off it, or lets it rank again."""
+    """A board has a new leading run, or an owner hid a run from it or showed the run again."""
 
     environment: Line
     version: Release
     board: Word
-    """Its name among the boards of the version."""
+    """Name that identifies the board within its version."""
     change: Literal["best", "hidden", "shown"]
     run_id: RunId | None
-    """The run that leads now, or that was hidden or shown; None where none leads any more."""
+    """Run that now leads, or that was hidden or shown; None if the board no longer has a leading run."""
     model: Line | None = None
     reward_mean: float | None = None
     reason: Text | None = None
@@ -101,7 +101,7 @@ class BoardEvent(Record):
 
 
 class NothingHappened(Record):
-    """Somebody tries whether the webhook works."""
+    """The empty data of `webhook.test`, which a user sends to test a webhook."""
 
 
 class WebhookPayload(Record):
@@ -110,25 +110,26 @@ class WebhookPayload(Record):
     schema_: Literal["wander.webhook/1"] = Field(default=WEBHOOK_SCHEMA, alias="schema")
     type: EventName
     timestamp: datetime
-    """When it happened."""
+    """Time of the event."""
     data: VersionEvent | VerificationEvent | LevelEvent | RunEvent | BoardEvent | NothingHappened
 
 
 class WebhookSettings(Record, defer_build=False):
-    """Where a webhook leads, and what it is told."""
+    """The address of a webhook and the events that it receives."""
 
     url: str = Field(max_length=1000)
     events: list[EventName] = Field(default_factory=list, max_length=len(EVENTS))
-    """Empty for all."""
+    """Events to send; an empty list means all events."""
 
 
 class NewWebhook(WebhookSettings, defer_build=False):
-    """A webhook to make."""
+    """Request to create a webhook."""
 
     owner: str | None = Field(default=None, max_length=80)
-    """Whose environments it tells of; None for all public ones of the hub, which takes an administrator."""
+    """Owner whose environments send events. None means all public environments of the hub, which only an
+    administrator may choose."""
     environment: str | None = Field(default=None, max_length=200)
-    """The name of the one environment of the owner that it tells of; None for all."""
+    """Name of the owner's only environment that sends events; None means all of the owner's environments."""
 
 
 class WebhookInfo(WebhookSettings):
@@ -138,18 +139,18 @@ class WebhookInfo(WebhookSettings):
     owner: Line | None
     environment: Line | None
     keeper: Text | None
-    """The user by whose rights it is told; None for the hub's operator."""
+    """User whose rights decide which events are sent; None for the hub's operator."""
     created_at: datetime
     failing_since: datetime | None = None
-    """Since when every delivery failed."""
+    """Time of the first failed delivery since the last successful delivery."""
     disabled_at: datetime | None = None
     disabled_reason: Text | None = None
     former_secret_until: datetime | None = None
-    """Until when deliveries are signed with the secret of before too."""
+    """Time until which deliveries are also signed with the previous secret."""
 
 
 class WebhookSecret(Record):
-    """A webhook with its secret, which is shown this once."""
+    """A webhook with its secret, which the hub shows only once."""
 
     webhook: WebhookInfo
     secret: Word
@@ -162,11 +163,11 @@ class WebhookList(Record):
 
 
 class DeliveryInfo(Record):
-    """One event on its way to one webhook, and how the last attempt ended."""
+    """The delivery of an event to a webhook, with the outcome of the last attempt."""
 
     id: Count
     message_id: Text
-    """The `webhook-id` of every attempt."""
+    """`webhook-id` header of every attempt."""
     event: EventName
     state: Literal["new", "waiting", "delivered", "failed"]
     created_at: datetime
@@ -174,59 +175,59 @@ class DeliveryInfo(Record):
     attempted_at: datetime | None = None
     next_at: datetime | None = None
     status: Count | None = None
-    """Of the answer; None where none came."""
+    """HTTP status of the answer; None without an answer."""
     answer: Text | None = None
-    """Its first 1,000 bytes."""
+    """First 1,000 bytes of the answer."""
     error: Text | None = None
     seconds: float | None = None
-    """How long the attempt took."""
+    """Duration of the last attempt."""
 
 
 class DeliveryDetail(DeliveryInfo):
-    """One delivery with what is sent."""
+    """A delivery with the body of its request."""
 
     body: LongText
-    """The JSON that is signed, byte by byte."""
+    """JSON body, exactly as it is signed and sent."""
 
 
 class DeliveryPage(Record):
-    """Deliveries, the newest first."""
+    """A page of deliveries, newest first."""
 
     data: list[DeliveryInfo]
     next: Count | None = None
-    """The `before` of the next page."""
+    """Value of the parameter `before` for the next page."""
 
 
 class AuditEntry(Record):
-    """One thing that somebody, or the hub itself, did."""
+    """An action by a user or by the hub itself."""
 
     id: Count
     at: datetime
     actor: Text
-    """A user, `the hub`, or `wander-hub` for its command line."""
+    """Name of the user, `the hub`, or `wander-hub` for the hub's command line."""
     token: Word | None = None
-    """The prefix of the token that was used, as listings show it."""
+    """Prefix of the token that was used, as shown in lists of tokens."""
     action: Text
-    """What was done, such as `version.yank`."""
+    """Name of the action, such as `version.yank`."""
     owner: Line | None = None
-    """The owner whose it was done to, who may read this."""
+    """Owner of the object that was changed; the owner may read this entry."""
     target: Line
     detail: Values
     address: Text | None = None
-    """From where, as the hub or the proxy that it trusts saw it."""
+    """Address of the caller, as seen by the hub or by the proxy that it trusts."""
     request_id: Line | None = None
 
 
 class AuditPage(Record):
-    """Entries, the newest first."""
+    """A page of the audit log, newest entries first."""
 
     data: list[AuditEntry]
     next: Count | None = None
-    """The `before` of the next page."""
+    """Value of the parameter `before` for the next page."""
 
 
 class DoctorFinding(Record):
-    """What came of one look at what a hub needs."""
+    """The result of a health check of the hub."""
 
     check: Text
     state: Literal["ok", "warning", "failed"]
@@ -234,58 +235,58 @@ class DoctorFinding(Record):
 
 
 class DoctorReport(Record):
-    """What the hub finds of settings, database, clock, storage, disk, proxy and sandbox."""
+    """The results of checking the hub's settings, database, clock, storage, disk, proxy and sandbox."""
 
     well: bool
-    """Whether all works that it needs, warnings or not."""
+    """Whether no check failed; warnings are allowed."""
     data: list[DoctorFinding]
 
 
 class JobInfo(Record):
-    """A piece of work of the hub: a replay, a check, a delivery, a look at another hub."""
+    """A background job of the hub, such as a replay, a check or a webhook delivery."""
 
     id: Count
     kind: Line
     state: JobState
     payload: Values
-    """What it is about, for its worker."""
+    """Input of the job, as its worker reads it."""
     about: Text = ""
-    """The same in words, with the names of now."""
+    """Description of the job's target in words, with current names."""
     page: Text | None = None
-    """The path of a page that shows it, where there is one."""
+    """Path of a page that shows the target, if there is such a page."""
     priority: Integer
     attempt: Count
     max_attempts: Count
     lease_owner: Text | None = None
-    """The worker that has it, or had it last."""
+    """Worker that runs the job or last ran it."""
     lease_until: datetime | None = None
-    """When another worker takes it up, unless this one is heard of before."""
+    """Time when another worker may take over the job, unless the current worker renews its lease."""
     progress: Values = Field(default_factory=dict)
     cancel_requested: bool = False
     error: Text | None = None
-    """Of the last attempt."""
+    """Error of the last attempt."""
     created_at: datetime
     run_after: datetime
-    """Before which no worker takes it."""
+    """Earliest start of the job."""
     finished_at: datetime | None = None
 
 
 class RetriedJobs(Record):
-    """How many jobs are tried again that waited for the hub, or failed."""
+    """The number of failed or waiting jobs that were queued again."""
 
     retried: Count
 
 
 class JobPage(Record):
-    """Jobs, the newest first."""
+    """A page of jobs, newest first."""
 
     data: list[JobInfo]
     next: Count | None = None
-    """The `before` of the next page."""
+    """Value of the parameter `before` for the next page."""
 
 
 class BackupInfo(Record):
-    """One copy of the whole hub into its backup folder: each brings the folder up to date."""
+    """A backup of the whole hub, which brings its backup folder up to date."""
 
     id: Count
     state: JobState
@@ -293,11 +294,11 @@ class BackupInfo(Record):
     finished_at: datetime | None = None
     rows: Count | None = None
     objects: Count | None = None
-    """What the folder holds, of one that is done."""
+    """Number of stored objects in the folder after a finished backup."""
     error: Text | None = None
 
 
 class BackupList(Record):
-    """Backups that were asked for over the API, the newest first."""
+    """Backups that were requested through the API, newest first."""
 
     data: list[BackupInfo]

@@ -1,8 +1,8 @@
-"""The kinds of text and numbers in wire models.
+"""Types for the text and the numbers in wire models.
 
-Every field of every wire model has one of these, or a bound of its own (a test walks them all). So an answer
-holds nothing that its reader does not expect: what becomes the name of a file is checked before it is used,
-and no text or number is longer than a program can handle.
+Every field of every wire model uses one of these types or declares its own bound; a test checks all models.
+The receiver of an answer can rely on them: text that becomes a file name is checked before it is used, and
+no text or number is larger than a program can handle.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _VERSION = (
     r"([1-9][0-9]*!)?(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
     r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
 )
-"""Normal form of PEP 440."""
+"""Pattern of a version in the normal form of PEP 440."""
 _OWNER, _PROJECT = r"[a-z0-9]([a-z0-9-]{0,37}[a-z0-9])?", r"[a-z0-9]([a-z0-9-]{0,198}[a-z0-9])?"
 
 PROJECT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?")
-"""In any spelling."""
+"""Pattern of a project name before it is normalized: any case, and dots, dashes or underscores."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OwnerName = Annotated[str, Field(pattern=f"^{_OWNER}$")]
@@ -35,15 +35,15 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}$")
 """One part of a path, never hidden and never `..`."""
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_~-]{1,64}$")]
 Address = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=4000)]
-"""A URL, or the part of one, without spaces or characters beyond ASCII."""
+"""A URL or part of a URL, without spaces or non-ASCII characters."""
 Word = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=200)]
-"""A code, a media type, a version of a program, the name of a field."""
+"""A short text without spaces: a code, a media type, the version of a program, the name of a field."""
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=5000)]
-"""A name or a sentence, in one line."""
+"""A name or a sentence on a single line."""
 RunName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$", max_length=100)]
-"""The name that somebody gave a run, in one line."""
+"""The name that a user gave a run, on a single line."""
 Text = Annotated[str, Field(max_length=100_000)]
-"""What somebody wrote, or a program printed."""
+"""Text that a user wrote or a program printed."""
 LongText = Annotated[str, Field(max_length=16_000_000)]
 """A whole document."""
 
@@ -54,7 +54,7 @@ Integer = Annotated[int, Field(ge=-(2**127), lt=2**127)]
 """A number that may be negative, or a seed."""
 
 Values = Annotated[dict[Text, Any], Field(max_length=10_000)]
-"""JSON of an author or a program, by name; whoever reads a value of it checks that."""
+"""Arbitrary JSON values by name. Code that reads a value must validate it."""
 
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
@@ -63,12 +63,15 @@ _DEVICES = frozenset(
 
 
 def is_device(name: str) -> bool:
-    """Return whether Windows takes a part of a path for a device, whatever its suffix."""
+    """Return whether Windows treats this path component as a device, such as `con` or `con.txt`."""
     return name.split(".")[0].rstrip(" ").casefold() in _DEVICES
 
 
 def fold(path: str) -> str:
-    """Return one spelling for all that case-blind or Unicode-normalising file systems take for one."""
+    """Return a form of the path that is equal for all paths that some file system treats as the same file.
+
+    Such file systems ignore case or normalize Unicode.
+    """
     if path.isascii():
         return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", path).casefold())

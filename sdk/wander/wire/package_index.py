@@ -1,9 +1,9 @@
-"""What indexes, locks and packages say of files: index pages (PEP 691 and 700), addresses, requirements.
+"""References to files in indexes, locks and packages: index pages (PEP 691 and 700), addresses, requirements.
 
-Programs do more with an address than its author shows. uv puts variables of its environment where a
-requirement has `${NAME}`, takes a line break for the next option, runs git for `git+https`, and sends what
-stands before `@` as a password. So the hub and the client accept one plain form. Everything else is refused
-where it comes in: at an upload, and again before anything is installed.
+Installers interpret addresses in ways that can be abused. uv replaces `${NAME}` in a requirement with
+environment variables, reads a line break as the start of the next option, runs git for `git+https`, and sends
+the text before `@` as a password. The hub and the client therefore accept only a single plain form. They
+check it when a file is uploaded, and again before anything is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_CHARACTERS = 2000
 
 
 class _Read(BaseModel):
-    """An index may say more than is read here."""
+    """Base of the parsed pages, which ignores all fields that are not needed here."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
@@ -45,27 +45,27 @@ class IndexFile(_Read):
 
     filename: FileName
     url: Address
-    """Absolute, or relative to the page."""
+    """Address of the file, absolute or relative to the page."""
     hashes: FileHashes = FileHashes()
     size: Count | None = None
-    """Bytes."""
+    """Size in bytes."""
     upload_time: Line | None = Field(default=None, alias="upload-time")
     requires_python: Line | None = Field(default=None, alias="requires-python")
     yanked: bool | Text = False
-    """True or a reason for a file that installers pass over."""
+    """True, or the reason, if installers should skip the file."""
     core_metadata: bool | FileHashes = Field(default=False, alias="core-metadata")
-    """Whether the metadata of a wheel can be had by itself, with its digest."""
+    """Whether the wheel's metadata can be downloaded separately, and the digest of the metadata."""
 
 
 class IndexMeta(_Read):
-    """What a page says of itself."""
+    """The `meta` object of an index page."""
 
     upstream: bool = Field(default=False, alias="_upstream")
-    """Whether a hub passed the page on from the index behind it."""
+    """Whether the hub forwarded the page from its upstream index."""
 
 
 class PassedPage(_Read):
-    """What tells a page of the hub from one that it passed on."""
+    """The part of an index page that shows whether the hub forwarded it from its upstream index."""
 
     meta: IndexMeta = IndexMeta()
 
@@ -77,7 +77,7 @@ class IndexPage(_Read):
 
 
 class IndexProject(_Read):
-    """A project of a list."""
+    """A project in the list of an index."""
 
     name: ProjectName
 
@@ -90,10 +90,10 @@ class IndexRoot(_Read):
 
 @dataclass(frozen=True)
 class FileAddress:
-    """Where a file can be had, in the one form that is accepted."""
+    """The address of a file, in the only form that is accepted."""
 
     url: str
-    """Without a digest at its end."""
+    """URL without a digest at its end."""
     origin: str
     """`https://host` or `https://host:port`."""
     path: str
@@ -106,63 +106,63 @@ class FileAddress:
 
 
 def parse_file_address(url: str, own: Collection[str] = ()) -> FileAddress:
-    """Return the parts of an address; raises `ValueError`, which says what is wrong.
+    """Return the parts of an address; raises `ValueError` with the reason if the address is not accepted.
 
-    `own` are the origins (`http://host:port`) that may be asked without TLS: the hub's own.
+    `own` are the origins (`http://host:port`) that may be used without TLS because they are the hub's own.
     """
     if len(url) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
-    found = _ADDRESS.fullmatch(url)
-    if found is None:
+    match = _ADDRESS.fullmatch(url)
+    if match is None:
         raise ValueError(_fault_of(url))
     origin = origin_of(url)
-    if int(found["port"] or 1) not in range(1, 65536):
-        raise ValueError("its port does not exist")
-    if found["scheme"] == "http" and origin not in own:
-        raise ValueError("it begins with `http:`, and files come over https")
-    parts = [unquote(part) for part in found["path"].split("/")]
+    if int(match["port"] or 1) not in range(1, 65536):
+        raise ValueError("its port is not between 1 and 65535")
+    if match["scheme"] == "http" and origin not in own:
+        raise ValueError("it begins with `http:`, but files must be served over https")
+    parts = [unquote(part) for part in match["path"].split("/")]
     if any(part in (".", "..") or "/" in part or not part.isprintable() for part in parts):
-        raise ValueError("its path holds `..`, or an encoded slash or control character")
+        raise ValueError("its path contains `..`, or an encoded slash or control character")
     if not _FILE.fullmatch(parts[-1]):
         raise ValueError("it does not end with the name of a file")
-    return FileAddress(url.partition("#")[0], origin, found["path"], parts[-1])
+    return FileAddress(url.partition("#")[0], origin, match["path"], parts[-1])
 
 
 def hub_file(address: FileAddress) -> tuple[str, str] | None:
-    """Return owner and project of a file that lies where hubs have files; None for any other address."""
-    found = _OF_HUB.search(address.path)
-    return (found[1], found[2]) if found else None
+    """Return owner and project if the path has the form of a hub's file addresses, or None."""
+    match = _OF_HUB.search(address.path)
+    return (match[1], match[2]) if match else None
 
 
 def _fault_of(url: str) -> str:
-    """Say why an address has not the accepted form."""
+    """Return the reason why an address is not accepted."""
     parts = url.partition("://")
     if not url.isprintable() or not url.isascii() or " " in url:
-        return "it holds a space, a control character or one beyond ASCII"
+        return "it contains a space, a control character or a non-ASCII character"
     if not parts[1] or parts[0] not in ("http", "https"):
         return "it does not begin with `https://`"
     if "@" in parts[2].partition("/")[0]:
-        return "it holds credentials: a user name or a password"
+        return "it contains credentials: a user name or a password"
     if "?" in url:
-        return "it has a query, which may hold credentials"
-    return "it holds a character that no address of a file needs"
+        return "it has a query, which may contain credentials"
+    return "it contains a character that is not allowed in the address of a file"
 
 
 def check_requirement(text: str, url: str | None, own: Collection[str] = ()) -> None:
-    """Refuse a requirement that would make an installer do something else; raises `ValueError`.
+    """Raise `ValueError` for a requirement that could make an installer do anything but install a wheel.
 
-    `url` is the address that it names, as whoever parsed it found it.
+    `url` is the address that the parsed requirement contains, if any.
     """
     if not _REQUIREMENT.fullmatch(text):
-        raise ValueError("it holds a character that no requirement needs")
+        raise ValueError("it contains a character that is not allowed in a requirement")
     if url is not None and not parse_file_address(url, own).filename.endswith(".whl"):
-        raise ValueError("its address is not that of a wheel, and anything else has to be built")
+        raise ValueError("its address is not that of a wheel, and any other file would have to be built")
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of an address, the port only if it is not the usual one.
+    """Return scheme, host and port of an address, or an empty string if it is not an address.
 
-    Empty for what is not an address.
+    The port is left out if it is the scheme's default port.
     """
     try:
         parts = urlsplit(url)
@@ -178,7 +178,7 @@ def origin_of(url: str) -> str:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether a host is this machine, by its name or its number."""
+    """Return whether a host is this machine: `localhost` or a loopback IP address."""
     try:
         return host == "localhost" or ip_address((host or "").strip("[]")).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What requests and answers on accounts carry, and on the workflows that publish without one."""
+"""Requests and answers about accounts, organizations and quotas, and about trusted publishers."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _WORKFLOW = r"^[A-Za-z0-9._][A-Za-z0-9._/-]{0,199}\.ya?ml$"
 
 
 class LeakedToken(Body):
-    """Something that looks like a token and was found where it should not be, as GitHub reports it."""
+    """A possible token that was found in a public place, as reported by GitHub's secret scanning."""
 
     token: str = Field(max_length=1000)
     type: str = Field(default="", max_length=100)
     url: str = Field(default="", max_length=2000)
-    """Where it was found."""
+    """Address where the token was found."""
     source: str = Field(default="", max_length=100)
 
 
 class LeakReceipt(Body):
-    """Says that a report came, and nothing of what was in it."""
+    """The number of reported tokens. The answer does not reveal which of them are real."""
 
     received: Count
 
 
 class NewPassword(Body):
-    """Chooses a password."""
+    """Request to set a password."""
 
     new: str = Field(max_length=1000)
     old: str | None = Field(default=None, max_length=1000)
-    """The present one, of who has one."""
+    """Current password; None for a user without a password."""
     code: str = Field(default="", max_length=100)
-    """Of the second factor, of who has one."""
+    """Code of the second factor; empty for a user without a second factor."""
 
 
 class UserInfo(Record):
@@ -50,40 +50,40 @@ class UserInfo(Record):
     admin: bool
     created_at: datetime
     disabled_at: datetime | None = None
-    """Since when nothing lets them in."""
+    """Time when the user was disabled; a disabled user cannot sign in or use tokens."""
     removed_at: datetime | None = None
-    """Since when there is no such user any more; the name is kept from others."""
+    """Time when the user was removed; the name stays reserved."""
     second_factor: bool = False
-    """Whether signing in asks for one."""
+    """Whether the user signs in with a second factor."""
 
 
 class UserLink(Record):
-    """A user, and how they come in."""
+    """A user with a link that lets them set a password."""
 
     user: UserInfo
     link: Address
-    """Where a browser chooses a password with it: once, within a week."""
+    """Address of the page for setting a password. It works once, within a week."""
 
 
 class UserList(Record):
-    """Users by name."""
+    """A page of users, sorted by name."""
 
     data: list[UserInfo]
     next: Line | None = None
-    """Where the next page goes on: the last name of this one."""
+    """Cursor of the next page: the last name on this page."""
 
 
 class ChangedUser(Record):
-    """What disabling, enabling or removing a user did."""
+    """The result of disabling, enabling or removing a user."""
 
     user: UserInfo
     ended_tokens: Count
     ownerless: list[Text]
-    """Owners that nobody is left to manage but administrators."""
+    """Owners that only administrators can manage from now on."""
 
 
 class InvitationInfo(Record):
-    """A role that waits for somebody to accept it."""
+    """A role that a user has been offered and has not accepted yet."""
 
     id: Count
     target: Line
@@ -95,66 +95,66 @@ class InvitationInfo(Record):
 
 
 class InvitationList(Record):
-    """What somebody is invited to."""
+    """A user's open invitations."""
 
     data: list[InvitationInfo]
 
 
 class NewUser(Body):
-    """A user to add."""
+    """Request to add a user."""
 
     name: str = Field(max_length=39)
 
 
 class NewOwner(Body):
-    """Asks for an organisation."""
+    """Request to create an organization."""
 
     name: str = Field(max_length=39)
 
 
 class OwnerInfo(Record):
-    """An owner, as somebody with a role on it sees it."""
+    """An owner, as seen by a user who has a role on it."""
 
     name: Line
     kind: Literal["user", "organisation"]
-    """Whether it is a user's own, or one that people make and leave."""
+    """Whether the owner is a user or an organization."""
     role: Role
     created_at: datetime
 
 
 class OwnerList(Record):
-    """The owners on which somebody has a role."""
+    """The owners where the caller has a role."""
 
     data: list[OwnerInfo]
 
 
 class OrganisationInfo(Record):
-    """An organisation, as administrators see it."""
+    """An organization, as administrators see it."""
 
     name: Line
     owners: list[Line]
-    """Users; without any it is left to administrators."""
+    """Users with the role `owner`. If the list is empty, only administrators can manage the organization."""
     created_at: datetime
 
 
 class OrganisationList(Record):
-    """Organisations by name."""
+    """A page of organizations, sorted by name."""
 
     data: list[OrganisationInfo]
     next: Line | None = None
-    """Where the next page goes on: the last name of this one."""
+    """Cursor of the next page: the last name on this page."""
 
 
 class NewIdentity(Body):
-    """As whom a user may sign in at a provider."""
+    """Request to let a user sign in with an identity at a sign-in provider."""
 
     subject: str = Field(min_length=1, max_length=255)
     issuer: str | None = Field(default=None, min_length=1, max_length=300)
-    """Unset: the hub's provider."""
+    """Issuer of the identity; None means the hub's provider."""
 
 
 class IdentityInfo(Record):
-    """As whom a user signs in at a provider."""
+    """An identity that a user signs in with at a sign-in provider."""
 
     issuer: Text
     subject: Text
@@ -162,13 +162,13 @@ class IdentityInfo(Record):
 
 
 class IdentityList(Record):
-    """All of a user's."""
+    """All identities of a user."""
 
     data: list[IdentityInfo]
 
 
 class Password(Body):
-    """Proves who asks."""
+    """The caller's password, as proof of identity."""
 
     password: str = Field(max_length=1000)
 
@@ -180,90 +180,90 @@ class FactorCode(Body):
 
 
 class NewSecondFactor(Record):
-    """The secret of a second factor, which is shown this once."""
+    """The secret of a second factor, which the hub shows only once."""
 
     secret: Word
     uri: Address
-    """What authenticator apps read: `otpauth://totp/...`."""
+    """Address for authenticator apps: `otpauth://totp/...`."""
 
 
 class RecoveryCodes(Record):
-    """Codes that stand for a lost second factor, each once; shown this once."""
+    """Codes that replace a lost second factor. Each works once, and the hub shows them only once."""
 
     data: list[Text]
 
 
 class SecondFactorState(Record):
-    """Whether somebody signs in with a second factor."""
+    """Whether a user signs in with a second factor."""
 
     on: bool
     recovery_codes: Count
-    """How many were not used yet."""
+    """Number of unused recovery codes."""
 
 
 Limit = Annotated[int, Field(ge=0, lt=2**53)] | Literal["unlimited"] | None
-"""At most so many; None is what the hub's settings say."""
+"""Maximum of a quota; None means the default in the hub's settings."""
 
 
 class NewQuota(Body):
-    """Says how much an owner may have; what is not said is as the hub's settings say."""
+    """Request to set the quota of an owner. Limits that are None follow the hub's settings."""
 
     stored_bytes: Limit = None
     versions: Limit = None
-    """Of environments and models."""
+    """Maximum number of versions of environments and models together."""
     runs: Limit = None
 
 
 class Allowance(Record):
-    """How much of something an owner has and may have."""
+    """An owner's use of a resource, and the owner's limit."""
 
     used: Count
     allowed: Count | None
-    """None for as much as there is room for."""
+    """Maximum; None means unlimited."""
     own: bool
-    """Whether the limit is this owner's own, and not that of all."""
+    """Whether the limit was set for this owner, rather than taken from the hub's settings."""
 
 
 class OwnerQuota(Record):
-    """How much an owner has and may have."""
+    """An owner's use of the hub's resources, and the owner's limits."""
 
     owner: Line
     stored_bytes: Allowance
-    """Bytes of files, each counted once, and of the runs that the user of this name posted."""
+    """Bytes of the owner's files, each counted once, and of the runs posted by the user of this name."""
     versions: Allowance
     runs: Allowance
 
 
 class NewPublisher(Body):
-    """Trusts a workflow of a continuous-integration service to publish."""
+    """Request to trust a workflow of a continuous-integration service as a publisher."""
 
     name: str | None = Field(default=None, max_length=200)
-    """The environment, which need not exist yet; None for all environments of the owner."""
+    """Name of the environment, which may not exist yet; None means all environments of the owner."""
     kind: PublisherKind
     subject: str = Field(min_length=1, max_length=255)
-    """`owner/repository` on GitHub, the project's path on GitLab, for `oidc` the whole claim `sub`."""
+    """`owner/repository` on GitHub, the project's path on GitLab, or the whole claim `sub` for `oidc`."""
     workflow: str | None = Field(default=None, pattern=_WORKFLOW)
-    """File of the workflow: on GitHub its name below `.github/workflows`, on GitLab its path."""
+    """File of the workflow: its name in `.github/workflows` on GitHub, its path on GitLab."""
     deployment: str | None = Field(default=None, min_length=1, max_length=255)
-    """The service's own "environment" that the job must run in; None for any."""
+    """Deployment environment of the service that the job must run in; None means any."""
     issuer: str | None = Field(default=None, max_length=255)
-    """Who signs the claims, where it is not github.com or gitlab.com."""
+    """Issuer that signs the claims, if it is not github.com or gitlab.com."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
         if self.kind == "oidc":
             if self.workflow or self.deployment:
-                raise ValueError("for `oidc` the subject says everything: no workflow and no deployment")
+                raise ValueError("an `oidc` publisher has a subject only: leave out workflow and deployment")
             if not self.issuer:
-                raise ValueError("for `oidc` the issuer's address is needed")
+                raise ValueError("an `oidc` publisher needs the address of its issuer")
             return self
         if not self.workflow:
-            raise ValueError("the file name of the workflow is needed")
+            raise ValueError("the file name of the workflow is missing")
         if self.kind == "github" and "/" in self.workflow:
-            raise ValueError("a workflow on GitHub is named by its file below `.github/workflows`")
+            raise ValueError("a GitHub workflow must be the name of a file in `.github/workflows`")
         parts = self.subject.split("/")
         if len(parts) < 2 or not all(parts) or (self.kind == "github" and len(parts) != 2):
-            raise ValueError("the repository is written `owner/repository`")
+            raise ValueError("the repository must have the form `owner/repository`")
         return self
 
 
@@ -279,7 +279,8 @@ class PublisherInfo(Record):
     workflow: Text | None = None
     deployment: Text | None = None
     pinned: dict[Text, Text] = Field(default_factory=dict)
-    """Claims of its first use that later ones must repeat: ids that a re-created account does not have."""
+    """Claims recorded at the first use that later uses must match. They contain ids, which differ if an
+    account is deleted and created again."""
     created_by: Line
     created_at: AwareDatetime
     last_used_at: datetime | None = None
@@ -292,21 +293,21 @@ class PublisherList(Record):
 
 
 class MintRequest(Body):
-    """Trades an identity token of a service for an API token of the hub."""
+    """Request to exchange an identity token of a service for an API token of the hub."""
 
     token: str = Field(min_length=1, max_length=16_384)
 
 
 class MintedToken(Record):
-    """An API token that lives for minutes, as PyPI's clients expect it."""
+    """An API token that is valid for a few minutes, in the format that PyPI's clients expect."""
 
     success: bool = True
     token: Address
     expires: Count
-    """Seconds since 1970."""
+    """Unix time when the token expires, in seconds."""
 
 
 class Audience(Record):
-    """Whom an identity token must be made for."""
+    """The audience that an identity token for this hub must have."""
 
     audience: Line

@@ -1,10 +1,10 @@
-"""Posted runs: their digest, which anybody can compute again, their signatures, and their links.
+"""Posted runs: their digest, which anyone can recompute, their signatures, and their links to other runs.
 
-The digest of a run covers everything: it is the SHA-256 of a `sha256sum` listing, sorted by name, of
+The digest of a run covers all of its files. It is the SHA-256 of a `sha256sum` listing, sorted by name, of
 `run.json`, `rollouts.jsonl` and `artifacts/NAME`. The entry of `rollouts.jsonl` is the SHA-256 over the
-digests of its lines (each without its newline, 32 bytes each), in the manifest's order of examples and
-indexes: so the lines that a hub gives back prove themselves, and one line can be told to belong without the
-others.
+digests of its lines (32 bytes each, computed without the newline), in the manifest's order of examples and
+indexes. A reader who downloads the lines from a hub can therefore verify them, and needs only the other
+lines' digests to verify a single line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ __all__ = ["RolloutsDigest", "key_fingerprint", "line_digest", "run_digest", "si
 
 MANIFEST, ROLLOUTS = "run.json", "rollouts.jsonl"
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
-"""Most plain bytes of a part of `rollouts.jsonl`, and so of a rollout; a client aims at far less."""
+"""Maximum uncompressed size of a part of `rollouts.jsonl`, and so of a rollout. Clients send smaller
+parts."""
 MAX_CHUNK_ROLLOUTS = 1000
-"""Most rollouts of a part of `rollouts.jsonl`."""
+"""Maximum number of rollouts in a part of `rollouts.jsonl`."""
 DIGEST_BYTES = 32
 
 
@@ -39,12 +40,12 @@ class RolloutsDigest:
         self.lines = 0
 
     def add(self, digest: bytes) -> None:
-        """Take the digest of the next line, as `line_digest` gives it."""
+        """Add the digest of the next line, as returned by `line_digest`."""
         self._whole.update(digest)
         self.lines += 1
 
     def hexdigest(self) -> str | None:
-        """Return the digest, None for a run without rollouts."""
+        """Return the digest, or None for a run without rollouts."""
         return self._whole.hexdigest() if self.lines else None
 
 
@@ -54,13 +55,17 @@ def line_digest(line: bytes) -> bytes:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, read piece by piece."""
+    """Return the SHA-256 of a file without loading the whole file into memory."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run_digest(manifest: bytes, rollouts_sha256: str | None, artifacts: Mapping[str, str]) -> str:
-    """Return the digest of a run from its `run.json`, `RolloutsDigest` and the SHA-256 of each artifact."""
+    """Return the digest of a run.
+
+    `manifest` is the content of `run.json`, `rollouts_sha256` comes from `RolloutsDigest`, and `artifacts`
+    maps names to SHA-256 digests.
+    """
     files = {MANIFEST: hashlib.sha256(manifest).hexdigest()}
     files |= {f"artifacts/{name}": sha256 for name, sha256 in artifacts.items()}
     if rollouts_sha256 is not None:
@@ -69,18 +74,18 @@ def run_digest(manifest: bytes, rollouts_sha256: str | None, artifacts: Mapping[
 
 
 def listing_digest(files: Mapping[str, str]) -> str:
-    """Return the SHA-256 of a `sha256sum` listing, sorted by name, of files with these digests."""
+    """Return the SHA-256 of a `sha256sum` listing, sorted by name, of the given files and digests."""
     listing = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def signed_text(run_sha256: str) -> bytes:
-    """Return what a signature of a run is made over: no other protocol signs the same bytes."""
+    """Return the bytes that a run's signature covers; their prefix is used by no other protocol."""
     return f"wander run sha256:{run_sha256}\n".encode()
 
 
 def key_fingerprint(public_key: str) -> str:
-    """Return the name of an Ed25519 public key in base64: the SHA-256 of its 32 bytes."""
+    """Return the fingerprint of an Ed25519 public key given in base64: the SHA-256 of its 32 bytes."""
     return hashlib.sha256(base64.b64decode(public_key)).hexdigest()
 
 
@@ -89,27 +94,27 @@ class RunSignature(Record, defer_build=False):
 
     fingerprint: str = Field(max_length=64)
     signature: str = Field(max_length=100)
-    """Ed25519 over `signed_text`, base64."""
+    """Ed25519 signature of `signed_text`, in base64."""
 
 
 class NewRunName(Record, defer_build=False):
-    """Names a run, or takes its name away with an empty one."""
+    """Request to name a run; an empty name removes the run's name."""
 
     name: RunName
 
 
 class SignatureInfo(RunSignature):
-    """A signature on a posted run, with all that it takes to check it."""
+    """A signature of a posted run, with the public key that verifies it."""
 
     public_key: Word
-    """Ed25519, 32 bytes, base64."""
+    """Ed25519 public key, 32 bytes in base64."""
     signed_by: Line
     key_revoked_at: datetime | None = None
-    """Set when its user took the key back: then nobody should count on the signature."""
+    """Time when the user revoked the key. Do not trust a signature of a revoked key."""
 
 
 class Withdrawal(Record):
-    """Why a run's rollouts are gone."""
+    """The removal of a run's rollouts, with its time, author and reason."""
 
     at: datetime
     by: Text
@@ -117,51 +122,51 @@ class Withdrawal(Record):
 
 
 class Checkpoint(Record):
-    """Weights that a training run made: a line of `checkpoints.jsonl`."""
+    """Weights that a training run saved: a line of `checkpoints.jsonl`."""
 
     step: int = Field(ge=0, lt=2**31)
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """As `model.weights_sha256` of an evaluation of these weights says."""
+    """Digest of the weights, equal to `model.weights_sha256` of an evaluation of these weights."""
 
 
 class LinkedRun(Record):
-    """The other end of a link between a training run and a run with the weights that it made."""
+    """A run that is linked to another run because it trained, continued or evaluated the same weights."""
 
     run_id: RunId
     step: Count
-    """Of the training run, at which the weights were made."""
+    """Step of the training run after which the weights were saved."""
     weights_sha256: Sha256
     environment: Line
     model: Line
     name: RunName | None = None
     reward_mean: float | None = None
     stated_by: Line | None = None
-    """Who posted that run and names the weights in it; None if the same user pushed the weights first."""
+    """User who posted that run and states its weights; None if the same user first pushed the weights."""
 
 
 class RunLinks(Record):
-    """How a run hangs together with others; only runs that the reader may see."""
+    """Links of a run to other runs that the reader may see."""
 
     checkpoints: list[Checkpoint] = Field(default_factory=list)
-    """What a training run made, by step."""
+    """Checkpoints of a training run, by step."""
     evaluated_by: list[LinkedRun] = Field(default_factory=list)
-    """Evaluations of the weights that a training run began with (step 0) and made, by step."""
+    """Evaluations of the checkpoints of a training run and of its initial weights (step 0), by step."""
     trained_by: list[LinkedRun] = Field(default_factory=list)
-    """Training runs that made the weights of an evaluation."""
+    """Training runs that produced the weights of an evaluation."""
     continued_by: list[LinkedRun] = Field(default_factory=list)
-    """Training runs that went on from weights that a training run made, by step."""
+    """Training runs that started from a checkpoint of this training run, by step."""
     pushed: dict[Text, Text] = Field(default_factory=dict)
-    """`owner/name@revision` of those weights among them that lie on this hub, by their digest."""
+    """`owner/name@revision` of the weights that were pushed to this hub, by their digest."""
     stated_by: Line | None = None
-    """Who says that this run has these weights; None if the same user pushed them first."""
+    """User who states that this run has these weights; None if the same user first pushed them."""
 
 
 class NewKey(Record, defer_build=False):
-    """Registers a public key."""
+    """Request to register a public key."""
 
     name: Line = Field(min_length=1, max_length=80)
     public_key: str = Field(min_length=44, max_length=44)
-    """Ed25519, 32 bytes, base64."""
+    """Ed25519 public key, 32 bytes in base64."""
 
 
 class KeyInfo(Record):

@@ -1,4 +1,4 @@
-"""What it takes to repeat a training run next to environment and model, and its settings as TOML."""
+"""The exactness of a training run's repetition, the machine and libraries that it needs, and its settings."""
 
 from __future__ import annotations
 
@@ -23,61 +23,63 @@ class Hardware(Record):
 
     cpu: Text | None = None
     cores: Count
-    """Logical ones that the process may use."""
+    """Number of logical cores that the process may use."""
     instructions: Text | None = None
-    """The set that PyTorch's kernels use (AVX512, AVX2, DEFAULT): another one adds in another order."""
+    """Instruction set of PyTorch's kernels (AVX512, AVX2, DEFAULT); it changes the order of additions."""
     memory_bytes: Count | None = None
     gpus: list[Text] = Field(default_factory=list)
     driver: Text | None = None
-    """Of the GPUs."""
+    """Version of the GPU driver."""
     cuda: Text | None = None
-    """Version that PyTorch was built for; None without a GPU."""
+    """CUDA version that PyTorch was built for; None without a GPU."""
 
 
 class SourceChanges(Record):
     """Uncommitted changes to the tracked files of the working folder's repository."""
 
     sha256: Sha256
-    """Of the whole of `git diff HEAD`."""
+    """SHA-256 of the complete output of `git diff HEAD`."""
     size: Count
-    """Bytes."""
+    """Size of the diff in bytes."""
     file: Text | None = None
-    """Where the diff stands in the run's folder; None where it was too large to keep."""
+    """Name of the diff in the run's folder; None if the diff was too large to store."""
 
 
 class AllowedChange(Record):
-    """Something that was another thing when the run went on, and was allowed to be."""
+    """A setting or library that differed when the run was resumed, and that the user allowed to differ."""
 
     field: Text
     before: Any = None
     after: Any = None
     step: Count
-    """The last step that was made before."""
+    """Last step before the change."""
     at: datetime
 
 
 class Reproduction(Record):
-    """How exactly a training run can be repeated, and with what."""
+    """The exactness of a training run's repetition, and the machine and libraries that it needs."""
 
     mode: TrainingMode
-    """`exact`: the same bits each time on such a machine. `fast`: alike, never bit for bit."""
+    """`exact`: the same bits every time on an equal machine. `fast`: similar results, not bit for bit."""
     reason: Text
-    """Why it is that mode, in words."""
+    """Reason for the mode, in words."""
     threads: Count
-    """Of PyTorch in one process. They decide in which order sums are added, so a resumed run sets them."""
+    """Number of PyTorch threads in each process. It decides the order of additions, so a resumed run uses the
+    same number."""
     processes: Count = 1
     device: Text
     hardware: Hardware
     libraries: dict[Text, Text] = Field(default_factory=dict)
-    """Versions of all that computes: Python, torch, transformers, trl, peft, accelerate..."""
+    """Versions of everything that computes: Python, torch, transformers, trl, peft, accelerate..."""
     trainer_sha256: Sha256
-    """Digest of the SDK's own modules, which tells two states of one version apart."""
+    """Digest of the SDK's own modules. It distinguishes two states of the code with the same version
+    number."""
     changes: SourceChanges | None = None
-    """None where the working folder is no repository, or as it was committed."""
+    """Uncommitted changes, if any; None also if the working folder is not in a repository."""
     allowed: list[AllowedChange] = Field(default_factory=list)
 
     def told(self) -> str:
-        """Return in words how exactly the run can be repeated, and why."""
+        """Describe how exactly the run can be repeated, and why."""
         steps = self.exact_steps
         if steps is None:
             return f"{self.mode}: {self.reason}"
@@ -85,12 +87,12 @@ class Reproduction(Record):
 
     @property
     def exact_steps(self) -> int | None:
-        """Steps until something was changed; None when nothing was."""
+        """Number of steps before the first allowed change; None if nothing was changed."""
         return min((change.step for change in self.allowed), default=None)
 
 
 def toml_lines(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings as TOML, a table for each section; what is not set is left out."""
+    """Yield settings as lines of TOML, with a table for each section; settings that are None are left out."""
     sections = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
     for name, value in settings.items():
         if name not in sections and value is not None:
@@ -107,8 +109,8 @@ def _toml(value: Any) -> str:
         inner = ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(one) for one in value if one is not None)}]"
-    # Strings, numbers and truth values are written alike in JSON and TOML.
+        return f"[{', '.join(_toml(item) for item in value if item is not None)}]"
+    # JSON and TOML write strings, numbers and booleans in the same way.
     return json.dumps(value, ensure_ascii=False)
 
 

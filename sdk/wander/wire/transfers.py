@@ -1,9 +1,9 @@
-"""Transfers: what passes between a client and a hub while a version, a model or a run is sent.
+"""Requests and answers of a transfer, which sends a version, a model or a run from a client to a hub.
 
-A client announces all files with their sizes and digests before the first byte. Parts follow in any order,
-each under its offset and digest, and as often as it takes. Finishing makes everything visible together, or
-nothing.
-Every request is harmless when it is repeated.
+The client first announces all files with their sizes and digests. It then sends the files in parts, in any
+order, each with its offset and digest. The last request finishes the transfer and makes all files visible
+together, or none of them.
+Every request can be repeated safely.
 """
 
 from __future__ import annotations
@@ -24,65 +24,66 @@ from wander.wire.postings import RunSignature
 FileKind = Literal["wheel", "sdist", "lock"]
 TransferKind = Literal["versions", "models", "runs"]
 MOST_ATTESTATIONS = 10
-"""Of one file."""
+"""Maximum number of attestations of a file."""
 DATA_FOLDERS = ("share", "etc", "include")
-"""Folders of a virtual environment in which a package may put files that are neither modules nor commands."""
+"""Folders of a virtual environment into which a package may install data files."""
 RESERVED_COMMAND = re.compile(
     r"(python|pypy|pip|pydoc)[dtw]?[0-9.]*[dtw]?(-config)?(\.[a-z0-9]+)?|(de)?activate.*", re.IGNORECASE
 )
-"""Names of the commands that a virtual environment has of its own, or that would be taken for one of them."""
+"""Pattern of the commands that every virtual environment contains, and of names easily confused with them."""
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class UploadFile(Body):
-    """One file that is going to be sent."""
+    """A file that the client is about to send."""
 
     filename: str = Field(min_length=1, max_length=255)
     kind: FileKind
     size: int = Field(ge=1, lt=2**40)
-    """In bytes."""
+    """Size in bytes."""
     sha256: str = Field(pattern=_SHA256)
     attestations: list[Values] = Field(default_factory=list, max_length=MOST_ATTESTATIONS)
-    """Who signed it (PEP 740); the hub takes those that it can verify, of trusted publishers."""
+    """PEP 740 attestations; the hub keeps those of trusted publishers that it can verify."""
 
 
 class NewUpload(Body):
-    """All files that one version is to have from this session."""
+    """The announcement of all files of a version that this transfer sends."""
 
     owner: str = Field(min_length=1, max_length=39)
     name: str = Field(min_length=1, max_length=200)
     version: str = Field(min_length=1, max_length=100)
     files: list[UploadFile] = Field(min_length=1, max_length=32)
     private: bool | None = None
-    """Of an environment that is new; None leaves it to the owner's settings."""
+    """Whether a new environment is private; None uses the owner's default."""
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
-    """Of an environment that is new: for everybody who is signed in."""
+    """Whether every signed-in user sees a new environment."""
     source_sha256: str | None = Field(default=None, pattern=_SHA256)
-    """Tree digest of the source archive; the hub refuses an archive of another one."""
+    """Tree digest of the source archive; the hub rejects an archive with another digest."""
     check: CheckSummary | None = None
-    """What `wander check` found; shown as the publisher's word."""
+    """Results of `wander check`, which the hub shows as the publisher's statement."""
 
 
 class RunFile(Body):
-    """A file of a run that is going to be sent: `rollouts.jsonl`, or an artifact."""
+    """A file of a run that the client is about to send: `rollouts.jsonl` or an artifact."""
 
     filename: str = Field(min_length=1, max_length=100)
     size: int = Field(ge=0, lt=2**40)
-    """In bytes; of the plain lines of rollouts in the manifest's order."""
+    """Size in bytes; for rollouts, the size of the uncompressed lines in the manifest's order."""
     sha256: str = Field(pattern=_SHA256)
-    """Of the rollouts, the digest of their lines (`wander.wire.postings.RolloutsDigest`)."""
+    """SHA-256 of the file; for rollouts, the digest of their lines
+    (`wander.wire.postings.RolloutsDigest`)."""
 
 
 class NewRun(Body):
-    """All that a run has, which says where it belongs."""
+    """The announcement of a run: its manifest, which names its environment, and its files."""
 
     manifest: str = Field(max_length=MANIFEST.most_bytes)
-    """`run.json`, byte for byte."""
+    """Content of `run.json`, byte for byte."""
     files: list[RunFile] = Field(default_factory=list, max_length=1000)
     private: bool = False
-    """Only for its submitter and everyone who has a role there."""
+    """Whether only the submitter and users with a role on the environment see the run."""
     name: RunName = ""
-    """What the run is called on the hub; empty for no name."""
+    """Name of the run on the hub; empty for no name."""
     signature: RunSignature | None = None
 
 
@@ -102,7 +103,7 @@ class TransferredPart(Record):
     filename: FileName
     offset: Count
     sha256: Sha256
-    """Of its plain bytes."""
+    """SHA-256 of the part's uncompressed bytes."""
 
 
 class TransferInfo(Record):
@@ -113,8 +114,8 @@ class TransferInfo(Record):
     files: list[TransferFile]
     parts: list[TransferredPart]
     part_bytes: int = Field(ge=1024, lt=2**63)
-    """The longest part that the hub takes."""
+    """Maximum size of a part in bytes."""
     finished: bool = False
-    """The hub has the very same already: only finishing is left, which returns it."""
+    """Whether the hub already has exactly these files. The client then only needs to finish the transfer."""
     expires_at: datetime
-    """Each part puts it off; what was sent until then is dropped."""
+    """Time when the hub deletes an unfinished transfer and its parts; each new part postpones it."""

@@ -1,6 +1,4 @@
-"""What playing runs again came to: the report of a replay, how the hub tells of its own, and what each
-verification level says and leaves open.
-"""
+"""Results of verifying runs: replay reports, the hub's verifications, and the meaning of each level."""
 
 from __future__ import annotations
 
@@ -15,34 +13,35 @@ from wander.wire.changes import Body
 from wander.wire.fields import Count, Integer, Line, RunId, Sha256, Text, Values
 
 Method = Literal["replay", "rescore"]
-"""How a run is derived again: the whole environment with the recorded completions, or the rubric alone on the
-stored transcripts, where outside observations enter the rollouts."""
+"""Method of verification. `replay` runs the whole environment with the recorded completions. `rescore` runs
+only the rubric on the stored transcripts, for rollouts with observations from outside the environment."""
 LevelSought = Literal["highest", "rescored", "replayed"]
 LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
-"""Which level to verify; the highest is what the environment allows: `replayed` where it is deterministic."""
+"""Levels that a verification can aim at. `highest` is the highest level that the environment allows, which is
+`replayed` if it is deterministic."""
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 Verdict = Literal["agrees", "differs", "inconclusive"]
-"""Whether a run that repeats another one agrees with it (`wander.evals.stats.agreement`)."""
+"""Whether a run agrees with the run that it repeats (`wander.evals.stats.agreement`)."""
 Proof = Literal["proved", "contradicted", "open"]
-"""Whether a level was proved of a run; `open`: neither that nor the opposite."""
+"""Whether a level was proved for a run, contradicted, or neither (`open`)."""
 
 
 class LevelFacts(NamedTuple):
-    """One level."""
+    """The meaning of a verification level, in words."""
 
     did: str
-    """What the hub did with a run of this level."""
+    """Work that the hub did for a run of this level."""
     unproven: str
-    """What follows from that for none of its rollouts."""
+    """Claim that this work does not prove."""
 
 
 LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     "claimed": LevelFacts(
-        "accepted the upload; rollouts are missing or failed, or came out differently in a replay",
+        "accepted the upload; rollouts are missing or failed, or differed in a replay",
         "anything",
     ),
     "unverifiable": LevelFacts(
-        "found all that `complete` requires, but could not replay the run; its page says why",
+        "found everything that `complete` requires, but could not replay the run; its page shows why",
         "that the rewards follow from the transcripts",
     ),
     "complete": LevelFacts(
@@ -56,94 +55,95 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     "replayed": LevelFacts(
         "ran the whole environment with the recorded completions: "
         "the same messages, metrics and rewards, bit for bit",
-        "that the environment is fair: its owner can make it pay for a certain text, or recognize a replay "
-        "by the processor, the kernel or the true time",
+        "that the environment is fair: its owner can make it reward a certain text, or detect a replay "
+        "by the processor, the kernel or the real time",
     ),
 }
-"""Every level, the lowest first."""
+"""Facts about every level, lowest level first."""
 
 STATED = (
     "which model wrote the completions, with which sampling and tools and on which platform, how the "
     "examples were chosen, what the endpoint refused, filtered or cut short, and the tokens, seconds and "
-    "cost that they took"
+    "cost that the completions took"
 )
-"""What no level proves: the submitter's word."""
+"""Claims that no level proves, because only the submitter states them."""
 
 STATED_BUT_COUNTED = STATED.replace("the tokens", "the prompt tokens")
-"""The same of a run whose completion tokens agree with its texts (`TokenCheck`)."""
+"""The same for a run whose completion tokens agree with its texts (`TokenCheck`)."""
 
 
 class Divergence(Record):
-    """One rollout that came out otherwise."""
+    """A rollout that differed in a replay."""
 
     example_id: Text
     index: Count
     difference: Text
-    """What differs first, with both values."""
+    """First difference, with both values."""
     part: Text = ""
-    """Which part of the rollout that is: `completion`, `reward`..."""
+    """Part of the rollout that differs: `completion`, `reward`..."""
     message: Integer | None = None
-    """Number of the first message that differs, where the part holds messages."""
+    """Index of the first message that differs, if the part consists of messages."""
 
 
 class ReplayReport(Record):
-    """What playing a run again, or scoring it again, came to."""
+    """The result of replaying or rescoring a run."""
 
     run_id: RunId
     method: Method = "replay"
     expected: Count
-    """Rollouts that a complete run holds."""
+    """Number of rollouts in a complete run."""
     recorded: Count
-    """Rollouts on record."""
+    """Number of recorded rollouts."""
     replayed: Count
-    """Rollouts that were played, or scored, again and compared."""
+    """Number of rollouts that were replayed or rescored, and compared."""
     same: Count
     differing: Count
     failed: Count
-    """Recorded as failed, so not compared."""
+    """Number of rollouts that are recorded as failed, and so were not compared."""
     twice: Count = 0
-    """Of those that were replayed: how many were so a second time, in other surroundings."""
+    """Number of rollouts that were replayed a second time, with different surroundings."""
     answered: Count = 0
-    """Rollouts in which a judge, or another model than the run's, answered from the record."""
+    """Number of rollouts in which recorded answers stood in for a judge or for another model than the
+    run's."""
     judged: Count = 0
-    """Of those: how many had answers of a judge."""
+    """Number of those rollouts that had answers of a judge."""
     undecided: Count = 0
-    """Rollouts that failed in the replay, each time that they were tried: neither the same nor differing."""
+    """Number of rollouts that failed in every attempt to replay them, and so neither agree nor differ."""
     undecided_reason: Text | None = None
-    """The failure of the first one."""
+    """Failure of the first undecided rollout."""
     unfinished: Count = 0
-    """Rollouts whose process was lost, or over a limit: another replay may get further."""
+    """Number of rollouts whose process was lost or exceeded a limit. Another replay may finish them."""
     sampled: bool = False
-    """True when only a random sample was played again."""
+    """Whether only a random sample was replayed."""
     sample_seed: Integer | None = None
-    """What drew the sample, so that anyone can draw it again; None without one."""
+    """Seed of the sample, so that anyone can draw it again; None if all rollouts were replayed."""
     divergences: list[Divergence] = Field(default_factory=list)
-    """The first ones, in the order of the record."""
+    """First divergences, in the order of the record."""
     refused: Text | None = None
-    """Why nothing could be compared; None when it was."""
+    """Reason why nothing could be compared; None if rollouts were compared."""
     contradicted: bool = False
-    """True when what the manifest says of the environment is not so, its examples included."""
+    """Whether the manifest is wrong about the environment or its examples."""
     seconds: float = 0.0
 
     @classmethod
     def empty(cls, run_id: str, expected: int, **more: Any) -> ReplayReport:
-        """Return the report of a replay that has compared nothing."""
+        """Return the report of a replay that compared no rollouts."""
         return cls(
             run_id=run_id, expected=expected, recorded=0, replayed=0, same=0, differing=0, failed=0, **more
         )
 
     @property
     def agrees(self) -> bool:
-        """Whether every rollout of the run came out the same."""
+        """Whether all rollouts of the run were replayed and none differed."""
         whole = self.recorded == self.expected and not self.sampled and self.refused is None
         return whole and self.same == self.expected
 
     @property
     def level(self) -> Literal["claimed", "complete", "rescored", "replayed"]:
-        """The verification level that this report supports.
+        """Verification level that this report supports.
 
-        A sample gives no more than `complete`, and neither does a run in which judges or other models
-        answered: their answers come from the record.
+        A sample supports `complete` at most. So does a run in which judges or other models answered, because
+        the replay takes their answers from the record.
         """
         if self.recorded < self.expected or self.failed or self.contradicted or self.differing:
             return "claimed"
@@ -153,72 +153,74 @@ class ReplayReport(Record):
 
     @property
     def taken_as_recorded(self) -> str:
-        """The answers that the replay took from the record, in words; empty if there are none."""
-        told = []
+        """Sentence about the answers that the replay took from the record; empty if it took none."""
+        sources = []
         if self.judged:
-            told.append("the judge's answers are taken as recorded")
+            sources.append("the judge's answers are taken as recorded")
         if self.answered > self.judged:
-            told.append("the answers of other models are taken as recorded")
-        return " and ".join(told)
+            sources.append("the answers of other models are taken as recorded")
+        return " and ".join(sources)
 
 
 class Surroundings(Record):
-    """What a process sees of its machine. It is drawn for every sandboxed worker, and for every replay."""
+    """The settings of a process that rewards must not depend on, drawn at random for each process."""
 
     hash_seed: Integer
-    """Decides the hashes of text, and so the order of sets."""
+    """Seed of Python's text hashes, which decide the order of sets."""
     time_zone: Text
-    """As POSIX writes it in `TZ`."""
+    """Time zone in the POSIX format of `TZ`."""
     locale: Text
     host_name: Text | None = None
-    """None where it saw the machine's own: outside of a sandbox."""
+    """Host name inside the sandbox; None without a sandbox, because the process then sees the machine's
+    name."""
 
 
 class VerifiedWith(Record):
-    """What a run was played again with."""
+    """The environment and the platform of a replay."""
 
     environment: EnvironmentPin
-    """With the lock it ran with and the sandbox that confined it."""
+    """Environment that was replayed, with its lock and its sandbox."""
     platform: Platform
     surroundings: list[Surroundings] = Field(default_factory=list)
-    """Those of the process that played every rollout, and of the one that played some of them once more."""
+    """Surroundings of the process that replayed all rollouts, and of the process that replayed some of them a
+    second time."""
     hub: Text | None = None
-    """Version of the hub that did it; None on anyone else's machine."""
+    """Version of the hub that replayed the run; None if it was replayed on another machine."""
 
 
 class VerificationInfo(Record):
-    """One time that the hub played a run again, or is about to."""
+    """A verification of a run by the hub, finished or not."""
 
     id: Count
     run_id: RunId
     state: JobState
     sample: Count | None = None
-    """How many rollouts are drawn; None means all."""
+    """Number of rollouts to replay, drawn at random; None means all."""
     sought: LevelSought = "highest"
-    """The level that was asked for."""
+    """Level that was requested."""
     gave: VerificationLevel | None = None
-    """The level that the run had after it; None until it is done."""
+    """Level of the run after the verification; None until it is done."""
     requested_by: Line | None = None
-    """None where the hub asked itself, after a post."""
+    """User who requested the verification; None if the hub started it after the run was posted."""
     created_at: datetime
     finished_at: datetime | None = None
     progress: Values = Field(default_factory=dict)
-    """`done`, `differing` and `total` rollouts, once it is under way."""
+    """Numbers of rollouts as `done`, `differing` and `total`, once the verification has started."""
     error: Text | None = None
-    """Why it failed."""
+    """Reason why the verification failed."""
     report: ReplayReport | None = None
-    """With the first divergences; `GET /api/v1/verifications/{id}/divergences` has all."""
+    """Report with the first divergences; `GET /api/v1/verifications/{id}/divergences` returns all of them."""
     made_with: VerifiedWith | None = None
 
 
 class VerificationList(Record):
-    """Every verification of a run, the newest first."""
+    """All verifications of a run, newest first."""
 
     data: list[VerificationInfo]
 
 
 class Agreement(Record):
-    """What comparing a run with its repetition came to."""
+    """The result of comparing a run with a run that repeats it."""
 
     run_id: RunId
     rerun_id: RunId
@@ -229,26 +231,26 @@ class Agreement(Record):
     difference: float
     low: float | None
     high: float | None
-    """90 % interval of the difference; None for a single example."""
+    """Upper end of the 90 % interval of the difference; both ends are None for a single example."""
     p_value: float | None
-    """Two-sided, of no difference."""
+    """Two-sided p-value for the hypothesis that there is no difference."""
     margin: float
-    """Largest difference that counts as the same, in units of the reward."""
+    """Largest difference that counts as agreement, in units of the reward."""
     examples: Count
-    """Compared ones."""
+    """Number of compared examples."""
     unshared: Count
-    """Examples that only one of the runs scored."""
+    """Number of examples that only one of the runs scored."""
     identical: Count = 0
-    """Rollouts that are the same in both runs, bit for bit, if all scored ones are; otherwise 0."""
+    """Number of scored rollouts if all of them are bit for bit the same in both runs; otherwise 0."""
     needed: Count | None = None
-    """Estimate of the examples that would decide. None if the verdict is not `inconclusive`, if one run lacks
-    examples, or if no number that can be played would."""
+    """Estimated number of examples that would decide the comparison. None if the verdict is not
+    `inconclusive`, if a run lacks examples, or if no feasible number would decide."""
     differing: list[Text]
-    """What the manifests do not share, beside the endpoint and what follows from it."""
+    """Fields in which the manifests differ, except the endpoint and values that follow from it."""
 
     @property
     def told(self) -> str:
-        """The numbers in words."""
+        """Numbers of the comparison, in words."""
         interval = "" if self.low is None else f", 90% interval [{self.low:+.4f}, {self.high:+.4f}]"
         return (
             f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}, "
@@ -259,128 +261,127 @@ class Agreement(Record):
 
 
 class Rerun(Record):
-    """A run that repeats another one from its manifest."""
+    """A run that repeats another run from its manifest."""
 
     run_id: RunId
     posted_by: Line
     level: VerificationLevel
     agreement: Agreement | None = None
-    """As the hub computed it from both runs' rollouts; None if they cannot be compared."""
+    """Agreement that the hub computed from both runs' rollouts; None if they cannot be compared."""
     note: Text = ""
-    """Why it does not count as a repetition; empty if it does."""
+    """Reason why the run does not count as a repetition; empty if it does."""
 
 
 class TokenCheck(Record):
-    """What the stated completion tokens of a run are against its texts, by its model's tokenizer.
+    """A comparison of a run's stated completion tokens with its texts, using the tokenizer of its model.
 
-    Only too few can be proved: sampled text may take more tokens than it needs, and templates and hidden
-    reasoning take some that no text shows.
+    The check only detects numbers that are too small. Sampled text may use more tokens than necessary, and
+    templates and hidden reasoning use tokens that no text shows.
     """
 
     model: Line
     tokenizer_sha256: Sha256
-    """Of the `tokenizer.json`, which the hub's operator gave."""
+    """SHA-256 of the `tokenizer.json`, which the hub's operator provided."""
     rollouts: Count
-    """How many were counted: all that did not fail, or of a long run some that were drawn at random."""
+    """Number of counted rollouts: all that did not fail, or a random sample of a long run."""
     stated: Count
-    """Completion tokens that these state."""
+    """Number of completion tokens that these rollouts state."""
     counted: Count
-    """Tokens of what they say: content, reasoning, and the values in tool calls."""
+    """Number of tokens in their texts: content, reasoning, and the values in tool calls."""
     least: Count
-    """What had to be stated: four fifths of `counted`, less four for each message."""
+    """Smallest plausible number: four fifths of `counted`, minus four for each message."""
 
     @property
     def understated(self) -> bool:
-        """Whether that many tokens cannot have written these texts."""
+        """Whether the stated number of tokens is too small for these texts."""
         return self.stated < self.least
 
     @property
     def told(self) -> str:
-        """The numbers in words."""
-        judged = f"fewer than the {self.least:,} that are certain" if self.understated else "which agrees"
+        """Numbers of the check, in words."""
+        verdict = f"fewer than the minimum of {self.least:,}" if self.understated else "which agrees"
         return (
-            f"{self.rollouts:,} rollouts state {self.stated:,} completion tokens, and by the tokenizer of "
-            f"`{self.model}` their texts have {self.counted:,}: {judged}"
+            f"{self.rollouts:,} rollouts state {self.stated:,} completion tokens, and their texts have "
+            f"{self.counted:,} by the tokenizer of `{self.model}`: {verdict}"
         )
 
 
 class LevelProof(Record):
-    """Whether one level was proved of a run."""
+    """Whether a level was proved for a run."""
 
     level: VerificationLevel
     proof: Proof
     told: Text
-    """What came out, or why nothing did."""
+    """Result, or the reason for a missing result."""
     did: Text
-    """What the hub does for this level."""
+    """Work that the hub does for this level."""
     unproven: Text
-    """What is not proved by it."""
+    """Claim that this work does not prove."""
 
 
 class RunEvidence(Record):
-    """What a run's level rests on."""
+    """The evidence for a run's verification level."""
 
     run_id: RunId
     level: VerificationLevel
     level_reason: Text
     examined_at: datetime | None = None
-    """When the hub read it; None before."""
+    """Time when the hub examined the run; None if it has not done so yet."""
     rerun_of: RunId | None = None
     reruns: list[Rerun] = Field(default_factory=list)
-    """Runs that repeat it, the newest first."""
+    """Runs that repeat this run, newest first."""
     repeated_by: list[Line] = Field(default_factory=list)
-    """Other users whose repetition agrees with it; no level and no rank depends on them."""
+    """Other users whose repetition agrees with the run. They affect neither level nor rank."""
     proofs: list[LevelProof] = Field(default_factory=list)
-    """What was proved and what was not, from `complete` to `replayed`; empty for a training run."""
+    """Proofs of the levels from `complete` to `replayed`; empty for a training run."""
     tokens: TokenCheck | None = None
-    """The completion tokens as the hub counted them; None where it has no tokenizer of the model."""
+    """Check of the completion tokens; None if the hub has no tokenizer for the model."""
     stated: Text = ""
-    """What nothing proves: the submitter's word."""
+    """Claims that nothing proves, because only the submitter states them."""
 
 
 class CheckedWith(Record):
-    """What a version was checked with."""
+    """The software that checked a version."""
 
     wander: Text
-    """Version of the SDK whose checks these were."""
+    """Version of the SDK that ran the checks."""
     python: Line
     wheel_sha256: Sha256 | None = None
     lock_sha256: Sha256 | None = None
     sandbox: SandboxPin | None = None
-    """None when its processes were not confined."""
+    """Sandbox of the checks; None if their processes were not confined."""
     hub: Text | None = None
-    """Version of the hub that did it; None on anyone else's machine."""
+    """Version of the hub that ran the checks; None if they ran on another machine."""
 
 
 class HubCheck(Record):
-    """What a hub's own checks of a version came to, or how far they are."""
+    """The hub's own checks of a version, finished or not."""
 
     state: JobState
     created_at: datetime
     finished_at: datetime | None = None
     error: Text | None = None
-    """Why there is no result."""
+    """Reason for a missing result."""
     summary: CheckSummary | None = None
     earned: dict[Text, float] = Field(default_factory=dict)
-    """Mean reward of each scripted player, by the names of `wander.checks`; empty where none was scored, and
-    of checks by a hub that kept none."""
+    """Mean reward of each scripted player, by its name in `wander.checks`; empty if no player was scored."""
     seconds: float | None = None
     made_with: CheckedWith | None = None
 
 
 class VerificationRequest(Body):
-    """What to play again."""
+    """Request to verify a run."""
 
     sample: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Only so many rollouts, drawn at random by the hub; None means all."""
+    """Number of rollouts to replay, drawn at random by the hub; None means all."""
     level: LevelSought = "highest"
 
 
 class DivergencePage(Record):
-    """A page of the rollouts that came out otherwise, by offset."""
+    """A page of the divergences of a replay, by offset."""
 
     data: list[Divergence]
     total: Count
-    """As many as are kept, which are the first ones of a report with more than `differing`."""
+    """Number of stored divergences. The hub stores only the first ones if `differing` is larger."""
     differing: Count
     offset: Count

@@ -80,7 +80,7 @@ def test_a_mistyped_model_to_train_is_answered_before_anything_is_loaded(
 
 
 def test_an_empty_repository_is_refused() -> None:
-    with pytest.raises(UsageError, match="names no model"):
+    with pytest.raises(UsageError, match="no model name"):
         require_model("hf:", None)
 
 

@@ -102,7 +102,7 @@ def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, hom
     assert " held out " in tuned.out
     ended = wander("model", "sft", "--resume", "sft")
     assert ended.status != 0
-    assert "has ended" in ended.err
+    assert "is already finished" in ended.err
     assert wander("model", "sft", "--resume", "sft", "--steps", "3").status == 2
     assert wander("model", "sft", "--resume", "none").status == 3
     assert wander("model", "sft", "rows.jsonl").status == wander("model", "sft", "--out", "x").status == 2
@@ -122,7 +122,7 @@ def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -
     again = wander("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "2")
     assert again.status != 0
     assert "playing  2/2 (100 %) transcripts" in again.err
-    assert "`m` exists already" in again.err
+    assert "`m` already exists" in again.err
 
 
 def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
@@ -213,9 +213,9 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
     [
         (("--worker", "far:7100"), "`far:7100` is no worker's address"),
         (("--worker", "unix://sock"), "names no socket by its whole path"),
-        (("--worker-token-file", "grpo.toml"), "needs a worker elsewhere: `--worker tcp://HOST:PORT`"),
+        (("--worker-token-file", "grpo.toml"), "needs a remote worker: `--worker tcp://HOST:PORT`"),
         (("--worker", "tcp://far:1", "--worker-token-file", "none"), "cannot read the token file"),
-        (("--set", "environment.workers=0"), "`: write how many, 1 to 256"),
+        (("--set", "environment.workers=0"), "`: write a number from 1 to 256"),
         (("--set", "environment.workers=[]"), 'or addresses such as `["tcp://HOST:7100"]`'),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_template_that_takes_no_probe_is_not_refused(model: Path, tmp_path: Pa
 def test_a_tokenizer_with_more_tokens_than_rows_is_refused(model: Path, tmp_path: Path) -> None:
     rows = json.loads((model / "config.json").read_text())["vocab_size"]
     add_token(model, rows, special=False)
-    with pytest.raises(ConfigError, match=f"a token has number {rows}, and the weights have {rows} rows"):
+    with pytest.raises(ConfigError, match=f"a token has id {rows}, but the weights have {rows} rows"):
         train_grpo(opener_of(bandit), settings_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

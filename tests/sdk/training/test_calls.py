@@ -256,15 +256,15 @@ MALFORMED = [
     ("lfm2", "<|tool_call_start|>[add(1, 2)]<|tool_call_end|>", [None]),
     ("lfm2", "<|tool_call_start|>[geo.find(from=1)]<|tool_call_end|>", [None]),
     ("lfm2", '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', [None]),
-    ("lfm2", "<|tool_call_start|>[add(a=07), add(a=1)]<|tool_call_end|>", ["`a` is no literal", None]),
+    ("lfm2", "<|tool_call_start|>[add(a=07), add(a=1)]<|tool_call_end|>", ["`a` is not a literal", None]),
     (
         "lfm2",
         '<|tool_call_start|>[look_up(text="he said "hi""), add(a=1)]<|tool_call_end|>',
-        ["`text` is no literal", None],
+        ["`text` is not a literal", None],
     ),
     ("lfm2", "<|tool_call_start|>[nothing(1)]<|tool_call_end|>", ["`1` has no name"]),
-    ("lfm2", "<|tool_call_start|>[add(a=add(a=1))]<|tool_call_end|>", ["`a` is no literal"]),
-    ("lfm2", "<|tool_call_start|>[add(a={1, 2})]<|tool_call_end|>", ["`a` is no literal"]),
+    ("lfm2", "<|tool_call_start|>[add(a=add(a=1))]<|tool_call_end|>", ["`a` is not a literal"]),
+    ("lfm2", "<|tool_call_start|>[add(a={1, 2})]<|tool_call_end|>", ["`a` is not a literal"]),
     ("lfm2", "<|tool_call_start|>[add]<|tool_call_end|>", ["not written as"]),
     ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", ["it is empty"]),
     ("lfm2", "<|tool_call_start|>[add(a=1), add(a=", [None, "not written as"]),
@@ -373,14 +373,14 @@ def test_where_no_tools_are_offered_nothing_is_a_call() -> None:
 def test_a_template_without_tools_is_refused_with_a_command() -> None:
     tokenizer = tokenizer_of(Family(WITHOUT, "hermes"))
     form = ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
-    with pytest.raises(InvalidResponse, match="has no place for tools") as refused:
+    with pytest.raises(InvalidResponse, match="does not support tools") as refused:
         form.turns.require_tools()
     assert "wander model tools" in str(refused.value.hint)
-    with pytest.raises(InvalidResponse, match="has no place for tools"):
+    with pytest.raises(InvalidResponse, match="does not support tools"):
         form.transcripts([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "3"}], TOOLS)
     tokenizer.chat_template = WITHOUT + "{{ tools | tojson if tools }}"
     form = ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
-    with pytest.raises(InvalidResponse, match="no form that can be read"):
+    with pytest.raises(InvalidResponse, match="writes calls in an unknown format"):
         form.turns.require_tools()
 
 
@@ -482,7 +482,7 @@ async def test_a_model_without_tools_is_refused_at_its_first_call(tiny: Path, ki
     rollout = await play(tiny, kind, environment, ["3"], WITHOUT)
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.retryable) == ("model", False)
-    assert "no place for tools" in rollout.failure.message
+    assert "does not support tools" in rollout.failure.message
 
 
 async def test_what_a_served_model_says_is_read_by_the_same_reader(chat_server: Any) -> None:

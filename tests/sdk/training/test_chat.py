@@ -171,7 +171,7 @@ def test_transcripts_learn_the_assistants_tokens_and_their_ends_only(
 
 
 def test_transcripts_need_an_answer_and_a_template_that_closes_it(loaded: LoadedModel) -> None:
-    with pytest.raises(InvalidResponse, match="without an assistant message"):
+    with pytest.raises(InvalidResponse, match="at least one assistant message"):
         form_of(loaded).transcript(talk("Machine 1."))
     with pytest.raises(InvalidResponse, match="does not close"):
         form_of(loaded, ENDLESS).transcript(talk("Machine 1.", "<pull>3</pull>"))

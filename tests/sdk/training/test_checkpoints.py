@@ -79,9 +79,11 @@ def test_weights_kept_elsewhere_are_no_missing_checkpoint(run: Path) -> None:
 def test_a_damaged_one_is_refused_and_the_newest_sound_one_offered(run: Path, name: str) -> None:
     file = run / "checkpoints" / "checkpoint-10" / name
     file.write_text(file.read_text()[:-1])
-    with pytest.raises(RunError, match=f"step 10 cannot be used: .*{name}` is damaged") as refused:
+    with pytest.raises(
+        RunError, match=f"cannot use the checkpoint of step 10: .*{name}` is damaged"
+    ) as refused:
         checkpoint_to_resume(run)
-    assert refused.value.hint == f"`wander train --resume {run} --checkpoint 9` goes on from that of step 9"
+    assert f"`wander train --resume {run} --checkpoint 9`" in str(refused.value.hint)
     file.unlink()
     with pytest.raises(RunError, match=f"{name}` is missing"):
         checkpoint_to_resume(run)
@@ -96,14 +98,14 @@ def test_a_damaged_one_is_refused_and_the_newest_sound_one_offered(run: Path, na
 def test_one_that_is_gone_is_noticed(run: Path) -> None:
     place = run / "checkpoints"
     (place / "checkpoint-10").rename(run / "elsewhere")
-    with pytest.raises(RunError, match="has no checkpoint of step 10: it was removed") as refused:
+    with pytest.raises(RunError, match=r"checkpoint of step 10 .* was removed") as refused:
         checkpoint_to_resume(run)
     assert "--checkpoint 9`" in str(refused.value.hint)
     place.rename(run / "gone")
     with pytest.raises(RunError) as refused:
         checkpoint_to_resume(run)
-    assert "--checkpoint 0` begins again" in str(refused.value.hint)
-    with pytest.raises(RunError, match="no checkpoint of step 5"):
+    assert "--checkpoint 0`" in str(refused.value.hint)
+    with pytest.raises(RunError, match=r"checkpoint of step 5 .* was removed"):
         checkpoint_to_resume(run, 5)
 
 

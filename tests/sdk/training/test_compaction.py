@@ -220,10 +220,12 @@ async def test_what_cannot_compact_says_so_before_anything_is_played(
     loaded: LoadedModel, tmp_path: Path
 ) -> None:
     endpoint = OpenAIClient("served", "http://127.0.0.1:9/v1")
-    with pytest.raises(ModelError, match="`compact_at` is for models in this process"):
+    with pytest.raises(ModelError, match="`compact_at` is only for models in this process"):
         endpoint.check_sampling(SamplingArgs(compact_at=100))
     await endpoint.close()
-    with pytest.raises(ModelError, match=f"`compact_at` is 300, and the model takes {CONTEXT} tokens"):
+    with pytest.raises(
+        ModelError, match=f"`compact_at` is 300, but the model accepts at most {CONTEXT} tokens"
+    ):
         await play(TransformersClient(loaded), tmp_path / "run", compact_at=300)
     assert not (tmp_path / "run").exists()
     settings = settings_for(Path(loaded.path or ""), sampling={"compact_at": 300})

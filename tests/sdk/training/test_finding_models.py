@@ -47,7 +47,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str
     ("kind", "status", "said"),
     [
         (RepositoryNotFoundError, 401, "has no model `a/b`"),
-        (GatedRepoError, 403, "granted on request"),
+        (GatedRepoError, 403, "must be requested"),
         (RevisionNotFoundError, 404, "has no revision `x`"),
         (HfHubHTTPError, 451, "Hugging Face refused `a/b`"),
     ],
@@ -79,7 +79,7 @@ def test_without_a_network_a_cached_model_is_taken_and_no_other_waited_for(
 
 
 def test_a_name_that_no_repository_can_have() -> None:
-    with pytest.raises(ModelNotFound, match="no name of a Hugging Face model"):
+    with pytest.raises(ModelNotFound, match="not the name of a Hugging Face model"):
         load_model("a b")
 
 

@@ -87,13 +87,13 @@ async def test_a_stop_text_is_cut_off(loaded: LoadedModel) -> None:
 
 async def test_what_a_model_cannot_do_is_a_model_error(loaded: LoadedModel) -> None:
     client = TransformersClient(loaded)
-    with pytest.raises(ModelError, match="do not know the sampling argument `logit_bias`"):
+    with pytest.raises(ModelError, match="do not support the sampling argument `logit_bias`"):
         await client.complete(ask(logit_bias={}))
     long = ModelRequest(rollout_id="r", turn=0, messages=[{"role": "user", "content": "word " * 300}])
-    with pytest.raises(ContextOverflow, match="the model takes 256"):
+    with pytest.raises(ContextOverflow, match="the model accepts 256"):
         await client.complete(long)
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
-    with pytest.raises(InvalidResponse, match="text only"):
+    with pytest.raises(InvalidResponse, match="supports only text"):
         await client.complete(ModelRequest(rollout_id="r", turn=0, messages=picture))
     await client.close()
 
@@ -124,7 +124,7 @@ async def test_the_manifest_gets_digests_of_weights_and_template(tiny: Path) -> 
 
 def test_a_name_that_leads_nowhere_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no model could be loaded"):
+    with pytest.raises(ConfigError, match="cannot load a model"):
         TransformersClient(tmp_path)
 
 

@@ -226,7 +226,9 @@ def test_a_worker_that_sends_garbage_ends_the_run_after_its_last_step(
                 tmp_path / "cut",
                 progress=lambda entry: spoilt.set() if entry["step"] == 2 else None,
             )
-        assert f"go on after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(caught.value.hint)
+        assert f"resume after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(
+            caught.value.hint
+        )
         sound = opener(environment, addresses=[address])
         done = train_grpo(sound, settings_for(tiny), tmp_path / "cut", resume=True)
     assert (done.steps, done.interrupted) == (3, False)
@@ -272,7 +274,7 @@ def test_a_run_without_workers_goes_on_from_the_step_before(
             tmp_path / "cut",
             progress=lambda entry: kill.write_text("always") if entry["step"] == 2 else None,
         )
-    assert f"go on after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(caught.value.hint)
+    assert f"resume after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(caught.value.hint)
     kill.unlink()
     done = train_grpo(opener(environment), settings_for(tiny), tmp_path / "cut", resume=True)
     assert (done.steps, done.interrupted) == (3, False)

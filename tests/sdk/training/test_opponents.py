@@ -252,7 +252,7 @@ def test_a_cell_has_players_of_its_own(puller: Path, tmp_path: Path) -> None:
     ("players", "said"),
     [
         ({"middle": "frozen"}, "`DuelEnv` has no player `middle`"),
-        ({"left": "frozen", "right": "earlier"}, "none of the players of `DuelEnv` is the policy"),
+        ({"left": "frozen", "right": "earlier"}, "the policy plays none of the players of `DuelEnv`"),
     ],
 )
 def test_players_that_cannot_be_are_refused(
@@ -275,6 +275,6 @@ def test_sampling_that_an_opponent_cannot_do_is_refused_before_it_plays(
     cells = {"every": 1, "examples": 4, "cells": [{"name": "short", "players": players}]}
     sections = {"players": players} if where == "in training" else {"evaluation": cells}
     settings = settings_for(puller, 1, sampling={"max_tokens": 8, "compact_at": 200}, **sections)
-    with pytest.raises(ModelError, match="`compact_at` is 200, and the model takes 128 tokens"):
+    with pytest.raises(ModelError, match="`compact_at` is 200, but the model accepts at most 128 tokens"):
         train(tmp_path / "run", settings)
     assert (tmp_path / "run").exists() == (where == "in a cell")

@@ -202,7 +202,7 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ('[[phases]]\nkind = "dpo"\n', "`model.path` of phase `dpo` in .* is missing"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "distill"\nteacher = { path = "phase:none" }\n',
-            "takes `phase:none`, and no phase before it",
+            "uses `phase:none`, but no earlier phase",
         ),
         ('[model]\npath = "a"\n[[phases]]\nkind = "distill"\n', "needs `teacher.path`"),
         (
@@ -213,7 +213,7 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         (DPO + "rounds = true\n", "`rounds` of phase `dpo` in .* is `True`"),
         (DPO + "filter = { whole = true }\n", "`filter` of phase `dpo` in .*: it compares all"),
         (DPO + "rollouts = { per_example = 1 }\n", "`rollouts.per_example` of phase `dpo` in .* is 1"),
-        (DPO + 'rollouts = { model = "b" }\n', "`rollouts.model` of phase `dpo` in .*: the model that"),
+        (DPO + 'rollouts = { model = "b" }\n', "`rollouts.model` of phase `dpo` in .*: the learning model"),
         (DPO + 'rows = "r.jsonl"\nrounds = 2\n', "there is no setting `rounds` of phase `dpo`"),
         (DPO + 'rows = "r.jsonl"\nrollouts = { examples = 2 }\n', "there is no setting `rollouts` of phase"),
         (DPO + "preference = { good_from = 1 }\n", "there is no setting `preference.good_from`"),
@@ -224,10 +224,10 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ),
         ('[[phases]]\nname = "a"\n', "`kind` of phase `a` in .* is `None`"),
         ('[[phases]]\nkind = "grpo"\n[[phases]]\nkind = "grpo"\n', "two phases in .* are called `grpo`"),
-        ('[[phases]]\nname = "a/b"\nkind = "grpo"\n', "`a/b` is no name of a phase"),
-        ('phases = 3\n', "`phases` in .* is no list"),
+        ('[[phases]]\nname = "a/b"\nkind = "grpo"\n', "`a/b` is not a valid name of a phase"),
+        ('phases = 3\n', "`phases` in .* is not a list"),
         ('phases = []\n', "has no phase"),
-        ('phases = [1]\n', "phase 1 in .* is no table"),
+        ('phases = [1]\n', "phase 1 in .* is not a table"),
         ('[bacth]\n[[phases]]\nkind = "grpo"\n', "there is no section `bacth`"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "grpo"\n[phases.schedule]\nstps = 1\n',
@@ -235,12 +235,12 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ),
         (
             '[[phases]]\nkind = "sft"\nrows = "phase:games"\n[phases.model]\npath = "a"\n',
-            "takes `phase:games`, and no phase before it",
+            "uses `phase:games`, but no earlier phase",
         ),
         (
             '[[phases]]\nname = "g"\nkind = "rollouts"\n[phases.rollouts]\nmodel = "a"\n'
             '[[phases]]\nkind = "grpo"\n[phases.model]\npath = "phase:g"\n',
-            "takes `phase:g`, and no phase before it",
+            "uses `phase:g`, but no earlier phase",
         ),
     ],
 )  # fmt: skip

@@ -234,7 +234,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     result = train_preference(rows_of(rollouts), settings, tmp_path / "run", resume=True)
     assert (result.interrupted, result.steps) == (False, 5)
     assert weights_digest(result.model) == weights_digest(whole.model) != weights_digest(puller)
-    with pytest.raises(RunError, match="has ended"):
+    with pytest.raises(RunError, match="is already finished"):
         train_preference(rows_of(rollouts), settings, tmp_path / "run", resume=True)
 
 
@@ -253,8 +253,8 @@ def test_ties_and_lonely_rollouts_are_left_out(puller: Path, rollouts: list[Roll
     lonely = rows[8:9]
     result = train_preference([*alike, *lonely, *rows[16:24]], settings_for("dpo", puller, steps=1), tmp_path)
     assert result.rows == 1
-    assert result.left_out == {"alone with its example": 1, "no better and no worse than another": 2}
-    with pytest.raises(ConfigError, match="no two rollouts of one example differ") as refused:
+    assert result.left_out == {"only rollout of its example": 1, "rewards do not differ enough": 2}
+    with pytest.raises(ConfigError, match="no example has rollouts with different rewards") as refused:
         train_preference(alike, settings_for("dpo", puller), tmp_path / "none")
     assert "per_example = 8" in str(refused.value.hint)
     with pytest.raises(ConfigError, match="no rollout is left"):

@@ -103,7 +103,7 @@ def test_the_mode_follows_from_what_computes() -> None:
     assert decide_mode([EXACT], CPU)[0] == "exact"
     assert decide_mode([EXACT], GPU) == (
         "fast",
-        "the policy computes on `cuda`, where the order of sums is not fixed",
+        "the policy computes on `cuda`, where the order of additions is not fixed",
     )
     assert decide_mode([EXACT, LIVE], CPU, 2) == (
         "fast",
@@ -153,7 +153,7 @@ def test_all_that_differs_is_listed(puller: Path, interrupted: Path) -> None:
     with pytest.raises(RunError) as refused:
         train_grpo(opener_of(bandit), other, interrupted, resume=True)
     told = str(refused.value).splitlines()
-    assert told[0] == f"`{interrupted}` would not go on as it was begun:"
+    assert told[0] == f"`{interrupted}` cannot be resumed, because these values changed since it started:"
     assert [line.partition(":")[0].strip() for line in told[1:]] == [
         "reproduction.libraries.torch",
         "reproduction.trainer_sha256",

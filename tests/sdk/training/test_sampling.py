@@ -274,5 +274,5 @@ def test_rows_end_at_the_end_token_a_stop_text_or_the_limit(tiny: Path) -> None:
 def test_logits_that_are_no_numbers_are_an_error_not_a_sample() -> None:
     model = model_of("llama")
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
-    with pytest.raises(RuntimeError, match="logits are not numbers"):
+    with pytest.raises(RuntimeError, match="logits are not finite"):
         Sampler(model, Words()).sample([SampleRequest([2, 3], max_tokens=2)])

@@ -35,7 +35,7 @@ def test_all_that_grpo_needs_is_a_model() -> None:
         (['output.keep_best="eval/reward"'], "`evaluation.every` is 0"),
         (['output.keep_best="reward"', "evaluation.every=5"], "write `eval/METRIC`"),
         (['output.keep_best="other/reward"', "evaluation.every=5"], "write `eval/METRIC`"),
-        (["evaluation.every=5", 'stopping.target={"eval/reward"="high"}'], "is no bound"),
+        (["evaluation.every=5", 'stopping.target={"eval/reward"="high"}'], "is not a bound"),
         (["evaluation.every=5", 'evaluation.cells=[{name="a"},{name="a"}]'], "two cells are called `a`"),
         (["evaluation.every=5", 'evaluation.cells=[{name="a b"}]'], r"`evaluation\.cells\.0\.name`"),
     ],
@@ -77,8 +77,8 @@ def test_a_file_overrides_and_given_sections_in_that_order(tmp_path: Path) -> No
         (["batch.rollouts=30"], "multiple of group_size"),
         (["batch.rollouts=96"], "multiple of rows_at_once"),
         (["sampling.temperature=0"], r"`sampling\.temperature`"),
-        (["steps=3"], "is no setting"),
-        (["schedule.steps"], "is no setting"),
+        (["steps=3"], "is not a setting"),
+        (["schedule.steps"], "is not a setting"),
         (["algorithm.loss=ppo"], r"`algorithm\.loss`"),
     ],
 )
@@ -109,12 +109,12 @@ def test_the_shipped_examples_are_valid() -> None:
     ("override", "said", "hint"),
     [
         ("schedule.stps=3", "there is no setting `schedule.stps`", "did you mean `schedule.steps`?"),
-        ("schedule.zzz=3", "there is no setting `schedule.zzz`", "`schedule` takes `steps`"),
+        ("schedule.zzz=3", "there is no setting `schedule.zzz`", "the fields of `schedule` are `steps`"),
         ("bacth.rollouts=3", "there is no setting `bacth`", "did you mean `batch`?"),
         (
             "batch.rollouts=many",
             "`batch.rollouts`: input should be a valid integer",
-            "`batch` takes `rollouts`",
+            "the fields of `batch` are `rollouts`",
         ),
     ],
 )
@@ -128,5 +128,5 @@ def test_a_wrong_setting_is_answered_with_the_right_ones(override: str, said: st
 def test_a_section_that_is_none_is_said(tmp_path: Path) -> None:
     file = tmp_path / "grpo.toml"
     file.write_text("batch = 3\n")
-    with pytest.raises(ConfigError, match="`batch` is no section"):
+    with pytest.raises(ConfigError, match="`batch` is not a section"):
         read_settings(GRPOSettings, file, ["batch.rollouts=8"], model={"path": "m"})

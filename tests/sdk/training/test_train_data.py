@@ -75,7 +75,7 @@ def test_conditions(text: str, reward: float, holds: bool) -> None:
 
 @pytest.mark.parametrize("text", ["won", "won=1", "won>=", "won>=one", ">=1", "won>=1>=2"])
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no condition"):
+    with pytest.raises(ConfigError, match="is not a condition"):
         Condition.parse(text)
 
 

@@ -101,7 +101,7 @@ def test_a_best_that_is_the_beginning_is_told_once() -> None:
     assert told(worse, {"evaluation/eval/won": None}, worse) == []
     assert told({}, {"steps": 2, **worse}) == [(2, "best_at_start")], "the last evaluation of a short run"
     (alert,) = alerts_of(steps(worse, worse, worse))
-    assert "better `eval/won` than the one before the first step" in alert.message
+    assert "better `eval/won` than the evaluation before the first step" in alert.message
 
 
 def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:

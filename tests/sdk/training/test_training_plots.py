@@ -66,7 +66,7 @@ def values_of(panel: dict[str, Any], layer: int) -> list[dict[str, Any]]:
 def test_one_run_is_drawn_with_spread_evaluations_and_times(tmp_path: Path) -> None:
     run = PlottedRun("run", entries(12), [evaluation(0), evaluation(12)])
     chart = drawn([run], tmp_path)
-    assert titles(chart) == ["mean reward", "won", "seconds a step", "share of the time"]
+    assert titles(chart) == ["mean reward", "won", "seconds per step", "share of the time"]
     reward = chart["vconcat"][0]["hconcat"][0]
     assert [layer["mark"]["type"] for layer in reward["layer"]] == ["area", "line", "line", "rule", "point"]
     steps = values_of(reward, 0)
@@ -80,7 +80,7 @@ def test_one_run_is_drawn_with_spread_evaluations_and_times(tmp_path: Path) -> N
 def test_runs_stand_on_the_same_axes(tmp_path: Path) -> None:
     runs = [PlottedRun("a", entries(4)), PlottedRun("b", entries(6, entropy=1.0))]
     chart = drawn(runs, tmp_path, across="hours")
-    assert titles(chart) == ["mean reward", "won", "entropy (nats a token)", "seconds a step"]
+    assert titles(chart) == ["mean reward", "won", "entropy (nats per token)", "seconds per step"]
     rows = values_of(chart["vconcat"][0]["hconcat"][0], 0)
     assert {row["run"] for row in rows} == {"a", "b"}
     assert [row["at"] for row in rows if row["run"] == "a"] == pytest.approx([0.01, 0.02, 0.03, 0.04])
@@ -121,7 +121,7 @@ def test_the_learning_curve_takes_the_evaluations_of_the_folder(tmp_path: Path) 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     run = PlottedRun("run", entries(3))
     assert draw_runs([PlottedRun("run", entries(1))], [tmp_path / "plot.svg"], title="plot") == []
-    with pytest.raises(ConfigError, match=r"`.*plot\.pdf` is no plot"):
+    with pytest.raises(ConfigError, match=r"`.*plot\.pdf` is not the name of a plot"):
         draw_runs([run], [tmp_path / "plot.pdf"], title="plot")
     with pytest.raises(ConfigError, match="no run has a metric `rewards/lost`"):
         draw_runs([run], [tmp_path / "plot.svg"], title="plot", metrics=["rewards/lost"])

@@ -1,7 +1,7 @@
-"""Calls that are JSON objects, between markers or by themselves.
+"""Calls that are JSON objects, between markers or bare.
 
-An object is read to its own end, so a closing marker within a string ends nothing, and after an object that
-cannot be read the next one is looked for: it hides none of the others.
+An object is parsed to its own end, so a closing marker inside a string does not end the call. After an object
+that cannot be parsed, the search continues with the next object, so one malformed call does not hide others.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from wander.models.calls.written import Scan, Tools, Unreadable, Written, call_o
 from wander.types import refuse_constant
 
 _BETWEEN = " \t\r\n,;[]"
-"""What may stand between the objects of a block: a list of them, or several in a row."""
+"""Characters that may separate the objects of a block, as in a list."""
 _LOOKS_LIKE_A_CALL = re.compile(r'\{\s*"(?:name|type|id|function|arguments|parameters)"\s*:')
 _FENCE_BEFORE = re.compile(r"(?:<\|python_tag\|>|```(?:json|tool_call)?|\[|\s)+\Z")
 _FENCE_AFTER = re.compile(r"(?:```|\]|;|\s)+")
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
-"""Takes line breaks within strings, which small models write into longer arguments."""
+"""Decoder that accepts line breaks within strings, because small models write them into longer arguments."""
 
 
 def read_value(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place and where it ends; raises `Unreadable`."""
+    """Return the JSON value at a position and its end; raises `Unreadable`."""
     try:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
@@ -36,7 +36,8 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
 
 
 def in_blocks(opening: str, closing: str) -> Scan:
-    """Return what reads blocks of objects between two markers; the last block may lack its end."""
+    """Return a scanner for blocks of objects between two markers; the last block may lack its closing
+    marker."""
 
     def scan(text: str, tools: Tools) -> list[Written]:
         calls_found: list[Written] = []
@@ -51,7 +52,7 @@ def in_blocks(opening: str, closing: str) -> Scan:
 
 
 def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tuple[list[Written], int]:
-    """Return the calls of the block that begins at `begin`, its objects at `at`, and where it ends."""
+    """Return the calls of a block and its end; the block starts at `begin`, and its objects at `at`."""
     calls: list[Written] = []
     while True:
         at = _skip(text, at)
@@ -60,7 +61,8 @@ def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tu
             break
         if at == len(text) or text.startswith(opening, at):
             break
-        if calls and text[at] != "{":  # words after the calls: those of the block's end, or of the answer
+        # other text after the calls belongs to the end of the block, or to the answer
+        if calls and text[at] != "{":
             end = _nearest(text, at, closing, opening)
             if closing and text.startswith(closing, end):
                 at = end + len(closing)
@@ -80,7 +82,7 @@ def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tu
 
 
 def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Written], int]:
-    """Return the call `f[ARGS]{...}` whose name begins at `at`, as Mistral writes it since its version 11."""
+    """Return the call `f[ARGS]{...}` whose name starts at `at`, in Mistral's format since version 11."""
     match = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}\s]*)?\s*(?:\[ARGS\])?\s*").match(text, at)
     end = _nearest(text, at, "", opening)
     if match is None:
@@ -93,7 +95,7 @@ def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Writt
 
 
 def scan_mistral(text: str, tools: Tools) -> list[Written]:
-    """Return the calls after `[TOOL_CALLS]`: a list of objects, or names each with its arguments."""
+    """Return the calls after `[TOOL_CALLS]`: a list of objects, or names followed by arguments."""
     opening = "[TOOL_CALLS]"
     calls_found: list[Written] = []
     at = text.find(opening)
@@ -108,10 +110,10 @@ def scan_mistral(text: str, tools: Tools) -> list[Written]:
 
 
 def scan_bare(text: str, tools: Tools) -> list[Written]:
-    """Return the objects of a text that are calls: no marker says so, only what they hold.
+    """Return the objects in a text that are calls, which can only be recognized by their content.
 
-    An object is one when it has a name and arguments, or the name of a tool that is offered. Something that
-    begins like a call and cannot be read is an attempt, too; braces in prose are not.
+    An object is a call if it has a name and arguments, or the name of an offered tool. Text that starts like
+    a call and cannot be parsed is an attempted call, too. Braces in prose are not.
     """
     offered = {str(tool.get("function", tool).get("name")) for tool in tools}
     calls: list[Written] = []
@@ -130,7 +132,7 @@ def scan_bare(text: str, tools: Tools) -> list[Written]:
 
 
 def _with_fences(text: str, calls: list[Written]) -> list[Written]:
-    """Let each call have the code fence, the list's brackets and the marker around it."""
+    """Extend each call by the code fence, the brackets of a list and the marker around it."""
     whole: list[Written] = []
     for number, call in enumerate(calls):
         before = whole[-1].end if whole else 0
@@ -154,9 +156,9 @@ def _is_call(value: Any, offered: set[str]) -> bool:
 
 
 def _next_call(text: str, at: int, end: int) -> int:
-    """Return where, before `end`, the next object begins that reads as a call; else `end`."""
+    """Return the start of the next object before `end` that is a call, or `end`."""
     for match in _LOOKS_LIKE_A_CALL.finditer(text, at, end):
-        if text[: match.start()].rstrip().endswith(":"):  # the value of an argument
+        if text[: match.start()].rstrip().endswith(":"):  # this object is the value of an argument
             continue
         try:
             value, _ = read_value(text, match.start())
@@ -168,13 +170,13 @@ def _next_call(text: str, at: int, end: int) -> int:
 
 
 def _named(text: str) -> str | None:
-    """Return the name that a piece gives before it becomes unreadable."""
+    """Return the name in a piece of text that could not be parsed."""
     match = re.search(r'"name"\s*:\s*"([^"\\\n]+)"', text)
     return match[1] if match else None
 
 
 def _nearest(text: str, at: int, *marks: str) -> int:
-    """Return where the nearest of the markers begins, or the end of the text."""
+    """Return the position of the nearest marker, or the end of the text."""
     places = [text.find(mark, at) for mark in marks if mark]
     return min((place for place in places if place >= 0), default=len(text))
 

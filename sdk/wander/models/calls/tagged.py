@@ -25,12 +25,13 @@ _KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)(.*)", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = "\\'\"abfnrtvxuUN01234567"
-"""What may follow a backslash in Python; before anything else models mean the backslash itself."""
+"""Characters that may follow a backslash in Python. Before any other character, models mean the backslash
+itself."""
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def scan_tags(text: str, tools: Tools) -> list[Written]:
-    """Return the calls in tags; `<tool_call>` around them may be missing, as may the end of a value."""
+    """Return the calls in tags; the `<tool_call>` around them and the end of a value may be missing."""
     calls: list[Written] = []
     at = 0
     while (match := _CALL_OPENS.search(text, at)) is not None:
@@ -73,13 +74,13 @@ def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> Writ
 
 
 def _end_of(text: str, at: int, limit: int) -> int:
-    """Return where a call that cannot be read ends: after its last closing tag before `limit`."""
+    """Return the end of a call that cannot be parsed: after its last closing tag before `limit`."""
     ends = [match.end() for match in re.finditer(r"</function>|</tool_call>", text[at:limit])]
     return at + ends[-1] if ends else limit
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return the value that a parameter's text is: the text itself where the tool takes one."""
+    """Return the value of a parameter's text, which is the text itself if the tool expects text."""
     if _takes_text(schema):
         return text
     for read in (json.loads, _read_python):
@@ -105,7 +106,7 @@ def _takes_text(schema: Any) -> bool:
 
 
 def scan_python(text: str, tools: Tools) -> list[Written]:
-    """Return the calls that LFM2 writes between its markers: Python, or JSON."""
+    """Return the calls between LFM2's markers, which are Python or JSON."""
     calls_found: list[Written] = []
     at = text.find(LFM2_OPENS)
     while at >= 0:
@@ -130,7 +131,7 @@ def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[lis
         at = text.index("[", inside) + 1
         if body.endswith("]"):
             body_end = text.rindex("]", at, stop)
-        elif stop != closing:  # cut off within the list
+        elif stop != closing:  # the text was cut off within the list
             body_end = stop
     calls: list[Written] = []
     for first, last in _split(text, at, body_end):
@@ -181,11 +182,11 @@ def _literal(text: str) -> Any:
         try:
             return json.loads(text, strict=False)
         except (ValueError, RecursionError) as error:
-            raise Unreadable(f"is no literal: `{text[:80]}`") from error
+            raise Unreadable(f"is not a literal: `{text[:80]}`") from error
 
 
 def _split(text: str, at: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the pieces between commas that stand in no quotes and no brackets."""
+    """Yield the pieces between commas that are outside of quotes and brackets."""
     start, quote, expected = at, "", []
     while at < end:
         letter = text[at]

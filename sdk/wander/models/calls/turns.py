@@ -1,4 +1,4 @@
-"""How one model speaks, and its turns read by that: words, reasoning and every attempted call."""
+"""Detection of a model's turn format, and parsing of its turns into text, reasoning and attempted calls."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from wander.types import CallAttempt, Message
 
 @dataclass(frozen=True)
 class CallFormat:
-    """One way to write calls.
+    """A format for writing calls.
 
-    A model's format is the one that reads back what its chat template writes for a call; where the template
-    writes none, the one whose marks stand in the template or among the tokenizer's special tokens.
+    A model's format is the one that can parse the calls that its chat template writes. If the template does
+    not write calls, it is the format whose marks occur in the template or among the tokenizer's special
+    tokens.
     """
 
     name: str
     marks: tuple[str, ...]
-    """What a chat template, or a tokenizer's special tokens, hold where a model writes so."""
+    """Texts in chat templates or special tokens of models with this format."""
     opens: tuple[str, ...]
-    """What begins a call, and so ends reasoning that was never closed; none where a call is bare JSON."""
+    """Texts that start a call, and so end reasoning that was not closed; empty for bare JSON."""
     scan: Scan
     write: Callable[[str, dict[str, Any]], str]
-    """Writes one call, for a template that shows none."""
+    """Function that writes a call, for templates that do not show calls."""
 
 
 def _json(value: Any) -> str:
@@ -68,7 +69,7 @@ FORMATS = (
         scan_mistral,
         lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}",
     ),
-    # Llama 3, and every template that asks for a JSON object.
+    # Used by Llama 3, and by templates that ask for a JSON object.
     CallFormat(
         "json",
         ("<|python_tag|>", '{"name":'),
@@ -77,7 +78,8 @@ FORMATS = (
         lambda name, arguments: _json({"name": name, "parameters": arguments}),
     ),
 )
-"""Qwen2.5, Qwen3 and SmolLM3 write `hermes`. The last reads what others write, too: it is tried last."""
+"""Formats in order of preference. Qwen2.5, Qwen3 and SmolLM3 use `hermes`. The last format also parses calls
+of other formats, so it is tried last."""
 
 
 THINKING = (
@@ -88,7 +90,7 @@ THINKING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("◁think▷", "◁/think▷"),
 )
-"""What stands around reasoning."""
+"""Pairs of markers around reasoning."""
 _CHANNEL = "<|channel|>"
 
 PREAMBLE = (
@@ -121,7 +123,7 @@ PREAMBLE = (
     "{%- endfor %}"
     "{%- set messages = turns.said %}"
 )
-"""What gives a chat template tools when it is put before it: it turns them into messages of other roles."""
+"""Start of a chat template that adds tools: it converts them to messages of other roles."""
 
 _PROBE = {
     "type": "function",
@@ -134,14 +136,14 @@ _PROBE = {
 _ARGUMENTS = {"at": 7}
 
 Render = Callable[[list[Message], "Tools | None", bool], str]
-"""Renders messages with tools as they are, up to an answer or not; raises `InvalidResponse`."""
+"""Function that renders messages with tools, up to an answer or not; raises `InvalidResponse`."""
 Span = Callable[[int, int], "tuple[int, int] | None"]
-"""Tells the tokens of a piece of a turn's text."""
+"""Function that returns the range of tokens for a range of a turn's text."""
 
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """One turn in its parts."""
+    """A turn, separated into its parts."""
 
     text: str
     content: str
@@ -151,8 +153,9 @@ class ReadTurn:
     def message(self, turn: int, span: Span = lambda start, end: None) -> Message:
         """Return the assistant's message.
 
-        Every attempted call is among its `tool_calls`, since the environment answers each; one that cannot be
-        read has its raw text for arguments. Ids have nine letters and digits, which Mistral's templates want.
+        Every attempted call is included in `tool_calls`, because the environment answers each of them. A call
+        that could not be parsed has its raw text as arguments. Ids have nine letters and digits, as Mistral's
+        templates require.
         """
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning:
@@ -184,48 +187,48 @@ class ReadTurn:
 
 @dataclass(frozen=True)
 class TurnReader:
-    """Reads the turns of one model; the same one whatever samples."""
+    """Parses the turns of a model, for every engine."""
 
     calls: CallFormat | None
     takes_tools: bool
-    """True when the chat template shows the model which tools there are."""
+    """Whether the chat template shows the available tools to the model."""
     shows_calls: bool
-    """True when the template writes calls; else they stand in the content, as `write` puts them there."""
+    """Whether the template writes calls. If not, `write` puts them into the content."""
     thinking: tuple[str, str] | None
-    """What stands around reasoning, where the template knows of it."""
+    """Markers around reasoning, if the template supports it."""
     separates: bool
-    """True when reasoning is a field of the message; else it stays in the content, as the template has it."""
+    """Whether reasoning is a separate field of the message. If not, it stays in the content."""
     special: tuple[str, ...] = ()
-    """Special tokens, which are not content."""
+    """Special tokens, which are removed from the content."""
     channels: bool = False
-    """True for gpt-oss, which reasons in a channel of its own."""
+    """Whether the model uses gpt-oss's channels for reasoning."""
 
     @property
     def is_plain(self) -> bool:
-        """True if a turn without calls of tools is nothing but its text."""
+        """Whether a turn without tool calls consists only of its text."""
         return self.thinking is None and not self.channels
 
     def require_tools(self, *, read: bool = True) -> None:
-        """Raise `InvalidResponse` for a model that is not told of tools, or whose calls cannot be read.
+        """Raise `InvalidResponse` if the template does not show tools, or the model's calls cannot be parsed.
 
-        `read` False asks for the first alone, which is enough to learn from calls that somebody else made.
+        `read=False` checks only the template, which is enough to learn from calls of another model.
         """
         if self.takes_tools and (self.calls is not None or not read):
             return
-        wrong = "writes calls in no form that can be read" if self.takes_tools else "has no place for tools"
+        fault = "writes calls in an unknown format" if self.takes_tools else "does not support tools"
         raise InvalidResponse(
-            f"the environment offers tools, and the model's chat template {wrong}",
-            hint="give it one that has: `wander model tools MODEL --out models/with-tools`",
+            f"the environment offers tools, but the model's chat template {fault}",
+            hint="add tools to it: `wander model tools MODEL --out models/with-tools`",
         )
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Tell whether a prompt ends where the model's reasoning begins."""
+        """Return whether a prompt ends with the start of the model's reasoning."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
 
     def read(self, text: str, *, opened: bool = False, tools: Tools | None = None) -> ReadTurn:
-        """Return the parts of a turn; `opened` says that the prompt had already opened its reasoning.
+        """Return the parts of a turn; `opened` means that the prompt already opened its reasoning.
 
-        Calls are looked for only where tools are offered, and not within reasoning.
+        Calls are recognized only if tools are offered, and never inside reasoning.
         """
         if self.channels and (channels := read_channels(text)):
             thoughts = [content.strip() for name, content in channels if name != "final"]
@@ -255,7 +258,7 @@ class TurnReader:
         return ReadTurn(text, content, "\n".join(thought.strip() for thought in thoughts), tuple(calls))
 
     def _reasoning(self, text: str, opened: bool) -> tuple[str, int]:
-        """Return the reasoning that a turn begins with, and where what follows it begins."""
+        """Return the reasoning at the start of a turn, and the position after it."""
         if self.thinking is None:
             return "", 0
         opening, closing = self.thinking
@@ -267,7 +270,7 @@ class TurnReader:
         end = text.find(closing, start)
         if end >= 0:
             return text[start:end], end + len(closing)
-        # Never closed: a call ends it all the same.
+        # The reasoning is not closed, but a call ends it.
         marks = self.calls.opens if self.calls else ()
         end = min((at for mark in marks if (at := text.find(mark, start)) >= 0), default=len(text))
         return text[start:end], end
@@ -285,7 +288,7 @@ class TurnReader:
 
 
 def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    """Return name and arguments of a message's calls; no arguments where they are not a JSON object."""
+    """Return name and arguments of a message's calls; arguments that are not a JSON object are empty."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
@@ -300,7 +303,7 @@ def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def recognise(render: Render, template: str, special: Collection[str]) -> TurnReader:
-    """Find out how a model speaks from what its chat template makes of a tool, of a call and of reasoning."""
+    """Detect a model's turn format from the way its chat template renders a tool, a call and reasoning."""
     asked: list[Message] = [{"role": "user", "content": "Hello"}]
     function = {"name": "probe_tool", "arguments": _ARGUMENTS}
     call: Message = {
@@ -328,7 +331,7 @@ def recognise(render: Render, template: str, special: Collection[str]) -> TurnRe
 
 
 def _tried(render: Render, messages: list[Message], tools: Tools | None, prompt: bool) -> str:
-    """Return what the template makes of messages; nothing where it refuses them."""
+    """Return the rendered messages; empty if the template rejects them."""
     try:
         return render(messages, tools, prompt)
     except InvalidResponse:
@@ -342,10 +345,10 @@ def _reads_back(form: CallFormat, text: str) -> bool:
 
 
 def token_span(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> Span:
-    """Return what finds the tokens of a piece of the text of `ids`, by decoding its beginnings."""
+    """Return a function that finds the tokens of a part of the text of `ids` by decoding prefixes."""
 
     def covering(length: int) -> int:
-        """Return the token with which the text gets so long."""
+        """Return the token that extends the text to this length."""
         low, high = 0, len(ids) - 1
         while low < high:
             middle = (low + high) // 2

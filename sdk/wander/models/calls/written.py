@@ -1,4 +1,4 @@
-"""One attempted call as it stands in a text."""
+"""An attempted call in a text."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Tools = Sequence[Mapping[str, Any]]
-"""Function schemas in OpenAI's form."""
+"""Function schemas in OpenAI's format."""
 
 
 class Unreadable(ValueError):
-    """A piece of text that is no value, or no call."""
+    """Raised for a piece of text that is not a value, or not a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One attempted call: `text[start:end]` is all that belongs to it, its markers included."""
+    """An attempted call, where `text[start:end]` is its text including its markers."""
 
     start: int
     end: int
     name: str | None = None
     arguments: dict[str, Any] | None = None
     problem: str | None = None
-    """What is wrong with it; None of a call that can be made."""
+    """Problem with the call; None if it can be made."""
 
     @property
     def good(self) -> bool:
-        """True when it names a function and its arguments are an object."""
+        """Whether it names a function and its arguments are an object."""
         return self.problem is None
 
     def reaching(self, end: int) -> Written:
-        """Return the same call with everything up to `end`."""
+        """Return the same call, extended to `end`."""
         return replace(self, end=end)
 
 
 Scan = Callable[[str, Tools], list[Written]]
-"""Returns every attempted call of a text, in order; it never raises."""
+"""Function that returns every attempted call in a text, in order, and never raises an error."""
 
 
 def call_of(value: Any, start: int, end: int) -> Written:
-    """Return the call that a JSON value is: `{"name", "arguments"}`, or Llama's `{"name", "parameters"}`."""
+    """Return the call in a JSON value: `{"name", "arguments"}`, or Llama's `{"name", "parameters"}`."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
@@ -50,7 +50,7 @@ def call_of(value: Any, start: int, end: int) -> Written:
     if not isinstance(name, str) or not name.strip():
         return Written(start, end, problem="it names no function: `name` is missing")
     arguments = value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):  # JSON within JSON, as OpenAI's own messages have it
+    if isinstance(arguments, str):  # JSON within JSON, as in OpenAI's own messages
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         except (ValueError, RecursionError):
@@ -59,18 +59,18 @@ def call_of(value: Any, start: int, end: int) -> Written:
 
 
 def with_arguments(name: str, arguments: Any, start: int, end: int) -> Written:
-    """Return a call with these arguments, or what is wrong with them."""
+    """Return a call with these arguments, or with the problem that they have."""
     if not isinstance(arguments, dict):
         return Written(start, end, name, problem="the arguments are not a JSON object")
     try:
         json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):  # a lone surrogate, an infinity, a depth that no file takes
+    except (ValueError, RecursionError):  # a lone surrogate, infinity, or nesting that is too deep for a file
         return Written(start, end, problem="the arguments hold what JSON cannot carry")
     return Written(start, end, name, arguments)
 
 
 def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
-    """Return the schemas of a tool's parameters by name; empty for a tool that is not offered."""
+    """Return the schemas of a tool's parameters by name; empty if the tool is not offered."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:

@@ -1,4 +1,4 @@
-"""What samples for a policy under training: transformers in this process, or vLLM in it or beside it.
+"""Engines that sample for a policy under training: transformers in this process, or vLLM here or on a server.
 
-Importing this package is light; each engine is a module of its own.
+Importing this package is fast, because each engine is a separate module.
 """

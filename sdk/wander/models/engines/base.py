@@ -1,8 +1,8 @@
-"""The seam between a policy client, which keeps conversations, and what samples their next turns.
+"""The interface between a policy client, which keeps conversations, and the engine that samples their turns.
 
-An engine samples from token ids and answers with token ids and the log-probabilities that they were drawn
-with. One that reads the trainer's own weights (`reads_live_weights`) is always current. Another holds a copy:
-`update_weights` brings it up to date before rollouts are played, on every process of the run together.
+An engine receives token ids and returns token ids with the log-probabilities that they were drawn with. An
+engine that reads the trainer's own weights (`reads_live_weights`) is always current. Other engines hold a
+copy. `update_weights` updates it before rollouts are played, in all processes of the run together.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
     from wander.models.sampling import Sample, SampleRequest
 
 Weights = Callable[[], "Iterable[tuple[str, torch.Tensor]]"]
-"""Gives every weight, whole and under its name in the checkpoint, one after the other.
+"""Function that yields every complete weight with its name in the checkpoint, one after the other.
 
-Where the policy is sharded over processes, each step gathers one weight: all of them iterate, to the end.
+If the policy is sharded over processes, each iteration gathers a weight, so all processes must iterate to the
+end.
 """
 
 
 @dataclass
 class SamplingTotals:
-    """What was sampled since the totals were last taken."""
+    """Totals of sampling since they were last taken."""
 
     tokens: int = 0
     entropy: float = 0.0
-    """Sum over tokens, nats."""
+    """Sum over tokens, in nats."""
     seconds: float = 0.0
-    """Time the model was computing."""
+    """Seconds that the model was computing."""
     cached_tokens: int = 0
-    """Context tokens that came from the cache instead of being computed again."""
+    """Number of context tokens that came from the cache."""
     context_tokens: int = 0
 
     @property
     def mean_entropy(self) -> float:
-        """Entropy per sampled token in nats."""
+        """Mean entropy of a sampled token in nats."""
         return self.entropy / self.tokens if self.tokens else 0.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One turn to sample."""
+    """A turn to sample."""
 
     rollout_id: str
     order: int
-    """When the rollout began among those of its client."""
+    """Position of the rollout in the order in which its client's rollouts started."""
     request: SampleRequest
 
 
@@ -59,41 +60,41 @@ class Engine(ABC):
     """Samples the turns of rollouts."""
 
     reads_live_weights = False
-    """True when it samples from the trainer's own tensors, so that there is nothing to bring up to date."""
+    """Whether it samples from the trainer's own tensors, so that no update is needed."""
 
     def __init__(self) -> None:
         self.totals = SamplingTotals()
         self.step: int | None = None
-        """Steps that the weights have learnt; every sample tells it, where steps are played ahead."""
+        """Training step of the weights, which every sample records if steps are played ahead."""
 
-    def begin(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
-        """Count a rollout whose turns may be waited for."""
+    def begin(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
+        """Note that a rollout started, so that batches can wait for its turns."""
 
-    def end(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
-        """Stop waiting for a rollout and drop what is kept of it."""
+    def end(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
+        """Note that a rollout ended, and discard its cached data."""
 
-    def forget(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
-        """Drop what is cached of a conversation that does not go on from where it stood."""
+    def forget(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
+        """Discard the cache of a conversation whose history changed."""
 
     @abstractmethod
     async def sample(self, job: Job) -> Sample:
-        """Sample one turn; raises `ModelError`."""
+        """Sample a turn; raises `ModelError`."""
 
-    def update_weights(self, weights: Weights) -> None:  # noqa: B027 - most have nothing to do here
+    def update_weights(self, weights: Weights) -> None:  # noqa: B027 - an optional hook
         """Sample from these weights from now on."""
 
-    def pause(self) -> None:  # noqa: B027 - most are never asked while they sample
-        """Wait for the turns that are being sampled, and hold new ones back until `resume`."""
+    def pause(self) -> None:  # noqa: B027 - an optional hook
+        """Wait for the turns that are being sampled, and hold back new turns until `resume`."""
 
     def resume(self, step: int | None) -> None:
-        """Sample with weights that learnt so many steps."""
+        """Sample again, with weights of this training step."""
         self.step = step
 
-    def rest(self) -> None:  # noqa: B027 - most have nothing to do here
-        """Give memory back until the next `update_weights`: the rollouts of a step are played."""
+    def rest(self) -> None:  # noqa: B027 - an optional hook
+        """Release memory until the next `update_weights`, because the rollouts of a step are finished."""
 
     def take_totals(self) -> SamplingTotals:
-        """Return the totals and start new ones."""
+        """Return the totals and reset them."""
         totals, self.totals = self.totals, SamplingTotals()
         return totals
 
@@ -106,23 +107,23 @@ class Engine(ABC):
     @property
     @abstractmethod
     def is_sampling(self) -> bool:
-        """True while turns are being sampled: not while rollouts wait for the others of their batch."""
+        """Whether turns are being sampled; False while rollouts wait for the rest of their batch."""
 
     @property
     def wants_weights(self) -> bool:
-        """True when it cannot sample before the next `update_weights`, whatever the step."""
+        """Whether it cannot sample before the next `update_weights`."""
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records about the engine."""
+        """Return the facts about the engine that a manifest records."""
         return {}
 
-    async def close(self) -> None:  # noqa: B027 - most have nothing to do here
-        """Release what it holds."""
+    async def close(self) -> None:  # noqa: B027 - an optional hook
+        """Release the engine's resources."""
 
 
 class BatchedEngine(Engine):
-    """An engine in this process: the next turns of all rollouts in flight are sampled together, in batches.
+    """An engine in this process that samples the next turns of all rollouts in flight in batches.
 
     A batch waits for all of them (`wander.models.batching.Batcher`). If another model plays in the same
     rollouts, its engine is created with `beside`, the engine of the first model. A batch then holds the turns
@@ -147,26 +148,27 @@ class BatchedEngine(Engine):
         self._batcher.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Let batches go without a rollout."""
+        """Stop batches from waiting for a rollout."""
         self._batcher.end(rollout_id)
 
     async def sample(self, job: Job) -> Sample:
-        """Sample one turn, together with those of the other rollouts."""
+        """Sample a turn in a batch with those of other rollouts."""
         return await self._batcher.submit(job.rollout_id, (self, job))
 
     @property
     def is_sampling(self) -> bool:
-        """True while a batch is computed."""
+        """Whether a batch is being computed."""
         return self._batcher.is_computing
 
     @abstractmethod
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
-        """Sample a batch, in the batcher's thread; `tell` may hear of turns that end before the others."""
+        """Sample a batch, in the batcher's thread; `tell` may receive turns that finish early."""
 
     def take_totals(self) -> SamplingTotals:
-        """Return the totals and start new ones, after the batch that is being computed.
+        """Return the totals and reset them, after the current batch.
 
-        That one goes on where all of its rollouts ended that were not answered yet; weights must not change.
+        A batch may still be running even if all of its rollouts have ended, for example because they were
+        canceled, and weights must not change during a batch.
         """
         self._batcher.wait()
         return super().take_totals()
@@ -177,7 +179,7 @@ class BatchedEngine(Engine):
 
 
 def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]], tell: Tell[Sample]) -> list[Sample]:
-    """Sample the turns of one engine after those of another."""
+    """Sample the turns of each engine, one engine after the other."""
     samples: dict[int, Sample] = {}
     for engine in dict.fromkeys(engine for engine, _ in asked):
         places = [place for place, (of, _) in enumerate(asked) if of is engine]

@@ -1,8 +1,8 @@
-"""The first engine: a transformers model in this process, with keys and values kept between turns.
+"""The default engine: a transformers model in this process, which keeps keys and values between turns.
 
-Batches wait for every rollout in flight and are ordered by when the rollouts began: on a CPU, the same seed
-gives the same bits. A turn that ends before the others of its batch is answered at once, so that its
-environment works while those are sampled.
+Batches wait for every rollout in flight and are ordered by the start of the rollouts, so on a CPU the same
+seed gives the same bits. A turn that finishes early is answered immediately, so that its environment works
+while the rest of the batch is sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Cohort:
 
 
 class TransformersEngine(BatchedEngine):
-    """Samples with a Hugging Face model, `max_batch_size` rows at once.
+    """Samples with a Hugging Face model, with at most `max_batch_size` rows at a time.
 
     The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
     (`live=False`), which `update_weights` keeps current.
@@ -58,17 +58,17 @@ class TransformersEngine(BatchedEngine):
         super().begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Let batches go without a rollout, and drop its keys and values."""
+        """Stop batches from waiting for a rollout, and discard its keys and values."""
         self._known.discard(rollout_id)
         self._cohorts.pop(rollout_id, None)
         super().end(rollout_id)
 
     def forget(self, rollout_id: str) -> None:
-        """Read the conversation anew at its next turn."""
+        """Discard the cached keys and values, so that the next turn reads the whole conversation."""
         self._cohorts.pop(rollout_id, None)
 
     def update_weights(self, weights: Weights) -> None:
-        """Copy the weights into the engine's own model; those of the live model are current anyway."""
+        """Copy the weights into the engine's model, unless it is the live model."""
         if self.reads_live_weights:
             return
         own = dict(self.sampler.model.named_parameters())
@@ -109,7 +109,7 @@ class TransformersEngine(BatchedEngine):
         return [answers[job.rollout_id] for job in jobs]
 
     def _parts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], _Cohort | None]]:
-        """Split a batch into the rows that are computed together, each with its cache."""
+        """Split a batch into groups of rows that are computed together, each with its cache."""
         held: dict[str, _Cohort] = {}
         fresh: list[Job] = []
         for job in jobs:
@@ -130,19 +130,20 @@ class TransformersEngine(BatchedEngine):
         return parts
 
     def _at_most(self, jobs: list[Job]) -> list[list[Job]]:
-        """Split jobs into as many at a time as are computed at once."""
+        """Split jobs into groups of at most the maximum batch size."""
         size = self._max_batch_size
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
     def _bring_together(self, held: dict[str, _Cohort]) -> _Cohort:
-        """Return a cohort of just these rollouts; what is cached of others that go on is kept for later."""
+        """Return a cohort of only these rollouts; the cached data of other active rollouts is kept for
+        later."""
         asked: dict[str, tuple[ConversationCache, int]] = {}
         for cohort in {id(held_cohort): held_cohort for held_cohort in held.values()}.values():
             waiting: dict[str, tuple[ConversationCache, int]] = {}
             for row, name in enumerate(cohort.rollout_ids):
                 if held.get(name) is cohort:
                     asked[name] = cohort.cache, row
-                elif name not in held and self._cohorts.get(name) is cohort:  # a player whose turn it is not
+                elif name not in held and self._cohorts.get(name) is cohort:  # another player has the turn
                     waiting[name] = cohort.cache, row
             if waiting:
                 self._keep(list(waiting), ConversationCache.of_rows(list(waiting.values())))
@@ -155,7 +156,7 @@ class TransformersEngine(BatchedEngine):
         return self._keep(list(held), together)
 
     def _keep(self, names: list[str], cache: ConversationCache) -> _Cohort:
-        """Cache these rollouts together, those that go on at least."""
+        """Cache the rollouts together, except the ones that ended."""
         cohort = _Cohort(names, cache)
         self._cohorts |= {name: cohort for name in names if name in self._known}
         return cohort

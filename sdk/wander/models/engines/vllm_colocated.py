@@ -1,8 +1,8 @@
-"""vLLM in this process, on the GPU of the policy: every process of a run has its own, for its own rollouts.
+"""vLLM in this process, on the policy's GPU; every process of a run has its own for its own rollouts.
 
-TRL starts it and brings weights into it (`trl.generation.vllm_generation`, made for vLLM 0.22 to 0.31); it is
-given token ids and a seed for every turn. Turns are sampled together: a batch waits for every rollout in
-flight, as it does with transformers.
+TRL starts vLLM and transfers weights to it (`trl.generation.vllm_generation`, made for vLLM 0.22 to 0.31).
+Every turn has token ids and a seed. Turns are sampled together: a batch waits for every rollout in flight, as
+with transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from wander.models.sampling import Sample
 
 
 class VLLMColocatedEngine(BatchedEngine):
-    """Samples with vLLM beside the policy; `memory` is its share of the GPU, given back if it `sleeps`."""
+    """Samples with vLLM on the policy's GPU; `memory` is its share of the GPU, which it releases if it
+    `sleeps`."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class VLLMColocatedEngine(BatchedEngine):
         self._asleep = False
 
     def start(self, model: Any, accelerator: Any) -> None:
-        """Start vLLM with the policy that a trainer holds, once it holds it."""
+        """Start vLLM with the policy, once a trainer holds it."""
         with require_extra("vllm", needed_for='`inference.engine = "vllm"`'):
             from trl.generation.vllm_generation import VLLMGeneration
 
@@ -58,25 +59,25 @@ class VLLMColocatedEngine(BatchedEngine):
             )
 
     def update_weights(self, weights: Weights) -> None:
-        """Load the policy's weights, as TRL reads them from the model that it was started with."""
+        """Load the policy's weights; TRL reads them from the model that vLLM was started with."""
         self._generation.sync_weights()
         if self._sleeps:
             self._generation.llm.wake_up(tags=["kv_cache"])
         self._asleep = False
 
     def rest(self) -> None:
-        """Give the GPU's memory to the update."""
+        """Release the GPU's memory for the update."""
         if self._sleeps and not self._asleep:
             self._generation.llm.sleep(level=2)
             self._asleep = True
 
     @property
     def wants_weights(self) -> bool:
-        """True when it sleeps: it discarded its weights."""
+        """Whether it is asleep, because it then discarded its weights."""
         return self._asleep
 
     def describe(self) -> dict[str, Any]:
-        """Return what samples."""
+        """Return the facts about the engine."""
         return {"engine": "vllm", "memory": self._memory, "context_length": self._context_length}
 
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
@@ -100,10 +101,10 @@ class VLLMColocatedEngine(BatchedEngine):
 
 
 def sample_of(output: Any) -> Sample:
-    """Turn vLLM's `CompletionOutput` into a sample."""
+    """Convert vLLM's `CompletionOutput` to a sample."""
     ids = list(output.token_ids)
     if output.logprobs is None or len(output.logprobs) != len(ids) or not ids:
-        raise ModelError("vLLM sampled without log-probabilities")
+        raise ModelError("vLLM returned no log-probabilities")
     logprobs = [float(at[token].logprob) for token, at in zip(ids, output.logprobs, strict=True)]
     return Sample(
         ids=ids,

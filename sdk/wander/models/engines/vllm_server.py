@@ -1,11 +1,12 @@
-"""A vLLM server samples: token ids in, token ids and their log-probabilities out, one request a turn.
+"""Sampling with a vLLM server: token ids in, token ids with log-probabilities out, a request for each turn.
 
-Requests go out as they come, so one rollout's environment computes while another's turn is sampled, and
-vLLM's prefix cache keeps what turns share. Each carries its own seed. New weights reach the server
+Requests are sent immediately, so the environment of a rollout computes while the turn of another rollout is
+sampled. vLLM's prefix cache keeps the shared parts of turns. Each request has its own seed. New weights reach
+the server in one of two ways:
 
-- through NCCL, as TRL does it (`trl.generation.vllm_client`): the trainer and the server on GPUs;
-- or as a checkpoint in a folder that both see, which the server reloads in place (`collective_rpc` with
-  `reload_weights`): any devices, several servers, no rendezvous.
+- through NCCL, like in TRL (`trl.generation.vllm_client`), with the trainer and the server on GPUs;
+- as a checkpoint in a shared folder, which the server reloads in place (`collective_rpc` with
+  `reload_weights`). This works with any devices and several servers, and needs no rendezvous.
 
 Written for vLLM 0.22 to 0.32, started with `VLLM_SERVER_DEV_MODE=1` and `--logprobs-mode processed_logprobs`.
 """
@@ -33,86 +34,87 @@ from wander.models.engines.base import Engine, Job, SamplingTotals, Weights
 from wander.models.sampling import Sample, SampleRequest
 
 REQUEST_SECONDS = 1800.0
-"""A turn may wait for hundreds of others."""
+"""Timeout of a turn, which may wait for hundreds of others."""
 CONTROL_SECONDS = 900.0
-"""Loading the weights of a large model takes minutes."""
+"""Timeout of control requests; loading the weights of a large model takes minutes."""
 BUSY_SECONDS = 60.0
-"""How long a server may hold on to cached prefixes after its last turn."""
+"""Seconds that a server may keep cached prefixes in use after its last turn."""
 BUSY_PAUSE = 0.1
 SEEDS = 2**63
 
 
 class WeightSync(Protocol):
-    """How new weights reach the servers; every process of the run calls it, one of them sends."""
+    """The transfer of new weights to the servers; every process of the run calls it, and one of them
+    sends."""
 
     def send(self, weights: Weights) -> None:
-        """Bring the servers to these weights."""
+        """Update the servers to these weights."""
         ...
 
 
 class VLLMServer:
-    """The control side of one server: what it serves, its caches, its sleep."""
+    """The control interface of a server: its model, its caches, its sleep."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
 
     def look(self) -> ServerFacts:
-        """Return what the server says of itself.
+        """Return facts about the server.
 
-        Raises `ConfigError` when nothing answers there, or a server that cannot be trained with.
+        Raises `ConfigError` if no server responds, or if the server cannot be used for training.
         """
         models = self._ask("GET", "/v1/models")["data"]
         served = self._ask("GET", "/server_info?config_format=json")["vllm_config"]
         mode = served["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
             raise ConfigError(
-                f"the server at `{self.url}` answers with `{mode}`, not with what tokens were drawn with",
+                f"the server at `{self.url}` returns `{mode}`, not the log-probabilities of sampling",
                 hint="start it with `--logprobs-mode processed_logprobs`",
             )
         return ServerFacts(models[0]["id"], int(models[0]["max_model_len"]), served)
 
     def reload(self, folder: Path) -> None:
-        """Load the checkpoint of a folder in the place of the current weights, and forget cached prefixes."""
+        """Load the checkpoint in a folder in place of the current weights, and clear cached prefixes."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._ask("POST", "/collective_rpc", call)
         asked_at = monotonic()
-        # A turn that was given up frees its part of the cache a moment later.
+        # A canceled turn frees its part of the cache a moment later.
         while self._ask("POST", "/reset_prefix_cache").get("success") is False:
             if monotonic() - asked_at > BUSY_SECONDS:
                 raise ConfigError(
                     f"the server at `{self.url}` is busy: its prefix cache cannot be cleared",
-                    hint="nothing else may ask the server of a training run",
+                    hint="make sure that only the training run sends requests to this server",
                 )
             sleep(BUSY_PAUSE)
 
     def sleep(self) -> None:
-        """Give the weights' and the cache's memory back."""
+        """Release the memory of weights and cache."""
         self._ask("POST", "/sleep?level=2")
 
     def wake(self, part: str) -> None:
-        """Take memory again for `weights` or `kv_cache`."""
+        """Allocate memory again for `weights` or `kv_cache`."""
         self._ask("POST", f"/wake_up?tags={part}")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            # In a thread of its own, since the caller may itself be inside an event loop.
+            # Use a separate thread, because the caller may be inside an event loop.
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-vllm") as pool:
                 answer = pool.submit(asyncio.run, self._send(method, path, body)).result()
         except TransportError as error:
             raise ConfigError(
                 f"no vLLM server answers at `{self.url}`: {error}",
-                hint="see `inference.url`, and the server's log",
+                hint="check `inference.url` and the server's log",
             ) from error
         if answer.status == 404:
             raise ConfigError(
                 f"the server at `{self.url}` has no `{path}`",
-                hint="start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which opens the endpoints "
-                "that take weights",
+                hint="start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which enables the endpoints "
+                "for weights",
             )
         if answer.status != 200:
             raise ConfigError(
                 f"the server at `{self.url}` answered {answer.status} to `{path}`: {complaint(answer)}",
-                hint="see the server's log",
+                hint="check the server's log",
             )
         data: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
         return data
@@ -129,29 +131,29 @@ class VLLMServer:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself."""
+    """Facts that a server reports."""
 
     name: str
-    """The name that it serves the model under."""
+    """Name of the served model."""
     context_length: int
     config: dict[str, Any]
 
     @property
     def keeps_old_output_layer(self) -> bool:
-        """True where a reload would leave the output layer as it was.
+        """Whether a reload would leave the output layer unchanged.
 
-        vLLM 0.32 on a CPU packs an output layer that is tied to the embeddings into a copy, and packs it anew
-        only when the checkpoint holds that layer by itself. On a GPU both are one tensor.
+        vLLM 0.32 on a CPU packs an output layer that is tied to the embeddings into a copy. It updates the
+        copy only if the checkpoint contains that layer separately. On a GPU, both are the same tensor.
         """
         model = self.config["model_config"]
-        # The server sends what it cannot write as JSON as text.
+        # The server converts values that are not JSON to text.
         described = " ".join(json.dumps(model.get(name)) for name in ("hf_config", "hf_text_config"))
         tied = re.search(r"tie_word_embeddings\W+true", described, re.IGNORECASE) is not None
         return tied and "cpu" in json.dumps(self.config.get("device_config"))
 
 
 class VLLMServerEngine(Engine):
-    """Samples with vLLM servers: this process with one of them, its weights brought by `sync` to all."""
+    """Samples with one of several vLLM servers; `sync` transfers weights to all of them."""
 
     def __init__(
         self,
@@ -182,7 +184,8 @@ class VLLMServerEngine(Engine):
         )
 
     def twin(self) -> VLLMServerEngine:
-        """Return one with totals of its own that samples beside this one, which brings the weights."""
+        """Return an engine with separate totals for the same server; this engine updates the weights of
+        both."""
         other = copy.copy(self)
         other._sync = None
         other.totals = SamplingTotals()
@@ -190,7 +193,7 @@ class VLLMServerEngine(Engine):
         return other
 
     async def sample(self, job: Job) -> Sample:
-        """Sample one turn; it is sent at once, unless the weights are changing."""
+        """Sample a turn; the request is sent immediately unless the weights are changing."""
         async with self._gate.turn() as step:
             sample = await self._ask(job.request)
             self.count(job.request, sample)
@@ -206,13 +209,13 @@ class VLLMServerEngine(Engine):
         except TransportError as error:
             raise ModelError(
                 f"the vLLM server at `{self._transport.base_url}` did not answer: {error}",
-                hint="see the server's log",
+                hint="check the server's log",
                 retryable=not error.is_final,
             ) from error
         finally:
             self._asking -= 1
             if not self._asking:
-                # The time in which anything was asked for, however much at once.
+                # Count the time during which at least one request was open.
                 self.totals.seconds += perf_counter() - self._asked_at
         if answer.status != 200:
             raise error_of(answer, self._transport.base_url, self.facts.name)
@@ -220,14 +223,16 @@ class VLLMServerEngine(Engine):
 
     @property
     def is_sampling(self) -> bool:
-        """True while the server is asked."""
+        """Whether requests to the server are open."""
         return self._asking > 0
 
     def _payload(self, request: SampleRequest) -> dict[str, Any]:
         room = self.facts.context_length - len(request.ids)
         if room < 1:
             most = self.facts.context_length
-            raise ContextOverflow(f"the conversation has {len(request.ids)} tokens, the server takes {most}")
+            raise ContextOverflow(
+                f"the conversation has {len(request.ids)} tokens, the server accepts {most}"
+            )
         return {
             "model": self.facts.name,
             "prompt": request.ids,
@@ -240,7 +245,7 @@ class VLLMServerEngine(Engine):
         if (failure := failure_in(answer)) is not None:
             raise ModelError(
                 f"the vLLM server at `{self._transport.base_url}` failed: {one_line(failure)}",
-                hint="see the server's log",
+                hint="check the server's log",
                 retryable=True,
             )
         try:
@@ -260,13 +265,14 @@ class VLLMServerEngine(Engine):
         return Sample(
             ids=list(ids),
             logprobs=[float(value) for value in logprobs],
-            # The mean of it is the entropy: what a server can tell without sending whole distributions.
+            # The mean of this value is the entropy. A server can return it without sending whole
+            # distributions.
             entropy=-sum(logprobs),
             finish_reason=end_of(choice["finish_reason"]),
         )
 
     def update_weights(self, weights: Weights) -> None:
-        """Bring every server to these weights; one that sleeps wakes for them."""
+        """Update every server to these weights, and wake servers that sleep."""
         if self._sync is None:
             return
         if self._sends and self._asleep:
@@ -279,15 +285,15 @@ class VLLMServerEngine(Engine):
         self._asleep = False
 
     def pause(self) -> None:
-        """Wait for the turns that the servers sample for this process, and send them no more."""
+        """Wait for this process's turns on the servers, and hold back new turns."""
         self._gate.close()
 
     def resume(self, step: int | None) -> None:
-        """Send turns again, those that were held back too."""
+        """Send turns again, including held-back turns."""
         self._gate.open(step)
 
     def rest(self) -> None:
-        """Let the servers sleep, where they share a GPU with the trainer."""
+        """Let the servers sleep if they share a GPU with the trainer."""
         if not self._sleeps:
             return
         if self._sends:
@@ -297,11 +303,11 @@ class VLLMServerEngine(Engine):
 
     @property
     def wants_weights(self) -> bool:
-        """True when the servers sleep: they discarded their weights."""
+        """Whether the servers sleep, because they then discarded their weights."""
         return self._asleep
 
     def describe(self) -> dict[str, Any]:
-        """Return what the servers are."""
+        """Return facts about the servers."""
         config = self.facts.config["model_config"]
         return {
             "engine": "vllm-server",
@@ -316,16 +322,16 @@ class VLLMServerEngine(Engine):
 
 
 def end_of(reason: Any) -> Literal["stop", "length"]:
-    """Return why vLLM ended a turn; raises a retryable `ModelError` for one that it gave up."""
+    """Return the reason why vLLM ended a turn; raises a retryable `ModelError` if vLLM aborted the turn."""
     if reason not in ("stop", "length"):
-        raise ModelError(f"vLLM gave a turn up: its finish reason is `{reason}`", retryable=True)
+        raise ModelError(f"vLLM aborted a turn: its finish reason is `{reason}`", retryable=True)
     return "stop" if reason == "stop" else "length"
 
 
 def vllm_parameters(request: SampleRequest, end_ids: list[int]) -> dict[str, Any]:
-    """Return what vLLM calls the sampling of a turn.
+    """Return the sampling arguments of a turn by vLLM's names.
 
-    All of it is said: what is left out a server takes from the model's generation_config.json.
+    All arguments are given, because a server takes missing ones from the model's generation_config.json.
     """
     return {
         "max_tokens": request.max_tokens,
@@ -344,9 +350,9 @@ def vllm_parameters(request: SampleRequest, end_ids: list[int]) -> dict[str, Any
 class TurnGate:
     """Lets turns pass, or holds them back.
 
-    Turns pass on an event loop, weights change in another thread. So a turn is sampled by one version of
-    the weights, from its first token to its last, and no key or value of older ones is in use when a cache
-    is reset.
+    Turns run on an event loop, and weights change in another thread. The gate ensures that a turn is sampled
+    by a single version of the weights, and that no keys or values of older weights are in use when a cache is
+    reset.
     """
 
     def __init__(self) -> None:
@@ -357,9 +363,9 @@ class TurnGate:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[int | None]:
-        """Keep the weights from changing inside the block; yield how many steps they have learnt."""
+        """Keep the weights from changing inside the block; yields their training step."""
         while (opens := self._enter()) is not None:
-            # Who gives up waiting takes nothing from the others.
+            # A turn that is canceled while it waits must not cancel the future for the other turns.
             await asyncio.shield(asyncio.wrap_future(opens))
         try:
             yield self._step
@@ -369,13 +375,13 @@ class TurnGate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Hold new turns back, and wait for those under way."""
+        """Hold back new turns, and wait for the running turns."""
         with self._changed:
             self._opens = self._opens or Future()
             self._changed.wait_for(lambda: self._turns == 0)
 
     def open(self, step: int | None) -> None:
-        """Let turns pass again, those that were held back too; the weights have learnt so many steps."""
+        """Let turns pass again, including held-back turns; `step` is the training step of the weights."""
         with self._changed:
             self._step = step
             opens, self._opens = self._opens, None
@@ -383,7 +389,7 @@ class TurnGate:
             opens.set_result(None)
 
     def _enter(self) -> Future[None] | None:
-        """Count a turn, or return what ends when it may try again."""
+        """Count a turn, or return the future to wait for before the next attempt."""
         with self._changed:
             self._turns += self._opens is None
             return self._opens

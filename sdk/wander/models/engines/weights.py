@@ -1,4 +1,4 @@
-"""The weights of a policy, whole and under the names of its checkpoint, and their ways to vLLM servers."""
+"""The complete weights of a policy with their names in the checkpoint, and their transfer to vLLM servers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from wander.models.engines.vllm_server import VLLMServer
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every weight of the policy, gathered where it is sharded, adapters added where it has them.
+    """Yield every weight of the policy, gathered from all processes and with adapters added.
 
-    The policy itself is not touched: merging adapters into it and out again would change its last bits. With
-    a sharded policy (FSDP2) this is a collective operation: every process iterates to the end.
+    The policy itself is not changed, because merging and unmerging adapters would alter its last bits. With a
+    sharded policy (FSDP2), this is a collective operation: every process must iterate to the end.
     """
     adapters: dict[str, Any] = {}
     if hasattr(model, "peft_config"):
@@ -44,12 +44,12 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def whole_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight, gathered from all processes where it is sharded."""
+    """Return a weight, gathered from all processes if it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 class FolderSync:
-    """Writes each policy as a checkpoint into a folder that the servers see too, and lets them reload it."""
+    """Writes each policy as a checkpoint into a folder that the servers can read, and lets them reload it."""
 
     def __init__(
         self, servers: Sequence[VLLMServer], model: Any, folder: Path, *, sends: bool = True
@@ -62,13 +62,13 @@ class FolderSync:
         self._written: Path | None = None
 
     def send(self, weights: Weights) -> None:
-        """Write the weights and have every server reload them; the checkpoint before is removed."""
+        """Write the weights and let every server reload them; then remove the previous checkpoint."""
         gathered = {name: weight.to("cpu") for name, weight in weights() if self._sends}
         if not self._sends:
             return
         self._sent += 1
         checkpoint = write_checkpoint(self._model, gathered, self._folder / f"weights-{self._sent}")
-        # A server that is given a folder it does not see ends at once; so it is asked only for what is there.
+        # A server exits if it is given a folder that it cannot see, so it gets only folders that exist.
         for server in self._servers:
             server.reload(checkpoint)
         if self._written is not None:
@@ -77,10 +77,10 @@ class FolderSync:
 
 
 def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> Path:
-    """Write weights in Hugging Face form, the output layer also where it is tied to the embeddings.
+    """Write weights in Hugging Face format, including the output layer if it is tied to the embeddings.
 
-    vLLM on a CPU packs its output layer into a copy of its own (`ServerFacts.keeps_old_output_layer`), and
-    takes it from a checkpoint only where the two are not tied.
+    vLLM on a CPU packs its output layer into a separate copy (`ServerFacts.keeps_old_output_layer`), and
+    reads it from a checkpoint only if the two are not tied.
     """
     plain = model.get_base_model() if hasattr(model, "peft_config") else model
     shutil.rmtree(folder, ignore_errors=True)
@@ -99,7 +99,7 @@ def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path)
 
 
 class NCCLSync:
-    """Broadcasts each policy to a server's GPUs, with TRL's client; vLLM must be installed here too."""
+    """Broadcasts each policy to the servers' GPUs with TRL's client; vLLM must also be installed here."""
 
     def __init__(self, servers: Sequence[VLLMServer], device: Any, group_port: int, *, sends: bool) -> None:
         if torch.device(device).type != "cuda":

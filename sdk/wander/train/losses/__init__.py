@@ -1,1 +1,1 @@
-"""The losses of `wander train` that are not GRPO's, each a trainer of TRL's on an environment's rollouts."""
+"""Losses of `wander train` other than GRPO, each with a TRL trainer on an environment's rollouts."""

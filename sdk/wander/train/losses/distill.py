@@ -1,7 +1,8 @@
-"""On-policy distillation with TRL's `DistillationTrainer`: a policy plays, a teacher says what it would say.
+"""On-policy distillation with TRL's `DistillationTrainer`: the policy plays, and a teacher rates every token.
 
-Every sampled token is learnt from the teacher's distribution over all tokens at its place, so rewards are
-told and decide nothing. The teacher reads the very ids that the policy sampled, so it needs its vocabulary.
+Every sampled token is learned from the teacher's distribution over all tokens at its position. Rewards are
+reported but do not affect learning. The teacher reads the ids that the policy sampled, so both must have the
+same vocabulary.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from wander.types import Rollout
 
 
 def distill_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> DistillationConfig:
-    """Translate the settings into TRL's, for each of so many processes."""
+    """Translate the settings to TRL's, for each of `processes` processes."""
     own = {**common_arguments(settings, folder, processes), "beta": settings.teacher.divergence}
     return hand_on(DistillationConfig, own, settings.trl, "trl")
 
 
 class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
-    """TRL's on-policy distillation, fed with the rollouts of an environment."""
+    """TRL's on-policy distillation on the rollouts of an environment."""
 
     config = staticmethod(distill_config)
     repeats_rows = False
@@ -44,7 +45,7 @@ class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
     def _get_last_hidden_state(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int
     ) -> torch.Tensor:
-        """Return what a model's last layer says of each token, without computing padding."""
+        """Return a model's last hidden state for each token, without computing padding."""
         rows, width = input_ids.shape
         size = model.get_output_embeddings().weight.shape[1]
         hidden_GSD = torch.zeros((rows + 1, width, size), device=input_ids.device)
@@ -58,10 +59,10 @@ class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
 
 
 def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str, Any], GRPOSettings]:
-    """Return what TRL's trainer takes of a teacher, and the settings with the digest of its weights.
+    """Return the teacher as arguments of TRL's trainer, and the settings with the digest of its weights.
 
-    Nothing for a run without one. Raises `ConfigError` for a teacher with another vocabulary, or other
-    weights than the settings pin.
+    Without a teacher, the arguments are empty. Raises `ConfigError` for a teacher with a different
+    vocabulary, or with other weights than those in the settings.
     """
     section = settings.teacher
     if section.path is None:
@@ -74,13 +75,13 @@ def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str
         raise ConfigError(
             f"the teacher `{teacher.name}` has another vocabulary than `{student.name}`: "
             f"{differing} tokens differ",
-            hint="take one of the same family, or learn from what it plays: `wander model sft`",
+            hint="use a teacher of the same model family, or learn from its rollouts: `wander model sft`",
         )
     digest = weights_digest(teacher.path) if teacher.path else None
     if section.weights_sha256 not in (None, digest):
         raise ConfigError(
-            f"the weights of the teacher `{section.path}` are not those that the run was begun with",
-            hint="restore them, or begin another run",
+            f"the weights of the teacher `{section.path}` changed since the run started",
+            hint="restore them, or start another run",
         )
     pinned = section.model_copy(update={"weights_sha256": digest})
     given = {"teacher_model": teacher.model.requires_grad_(False)}

@@ -1,6 +1,6 @@
-"""RLOO with TRL's `RLOOTrainer`: each rollout against the mean of the others of its group, as a whole.
+"""RLOO with TRL's `RLOOTrainer`, which compares each whole rollout with the mean of the others in its group.
 
-Its ratio is of whole rollouts: the product over their tokens, of which only the sampled ones count.
+Its policy ratio is that of a whole rollout: the product over the rollout's sampled tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wander.train.step_trainer import StepTrainer, common_arguments, group_argum
 
 
 def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLOOConfig:
-    """Translate the settings into TRL's, for each of so many processes."""
+    """Translate the settings to TRL's, for each of `processes` processes."""
     own = {
         **common_arguments(settings, folder, processes),
         **group_arguments(settings, processes),
@@ -29,17 +29,17 @@ def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLO
 
 
 class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
-    """TRL's RLOO, fed with the rollouts of an environment."""
+    """TRL's RLOO on the rollouts of an environment."""
 
     config = staticmethod(rloo_config)
 
     def __init__(self, *args: Any, **given: Any) -> None:
-        """Take what `StepTrainer` takes."""
+        """Create the trainer, with the arguments of `StepTrainer`."""
         self.rewards: list[float | None] = []
         self.sampled_GT = torch.empty(0)
-        """1 for the tokens of the rows computed next that the policy sampled."""
+        """Mask of the rows to compute next: 1 for tokens that the policy sampled."""
         self.sampling_GT = torch.empty(0)
-        """Log-probabilities with which they were sampled."""
+        """Log-probabilities of these tokens when they were sampled."""
         super().__init__(*args, **given, reward_funcs=[reward])
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
@@ -64,7 +64,7 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
         return {**output, "tool_mask": self.sampled_GT, "sampling_per_token_logps": self.sampling_GT}
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **given: Any) -> tuple[Any, Any, Any]:
-        """Return TRL's values, 0 for what the environment said: TRL sums over all tokens."""
+        """Return TRL's values with 0 for the environment's tokens, because TRL sums over all tokens."""
         logprobs_GT, entropies_GT, unused = super()._get_per_token_logps_and_entropies(*args, **given)
         return logprobs_GT * self.sampled_GT, entropies_GT, unused
 

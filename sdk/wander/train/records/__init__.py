@@ -1,1 +1,1 @@
-"""What a training run leaves behind, and how it is repeated from that."""
+"""The files that a training run writes, and the repetition of a run from them."""

@@ -1,8 +1,8 @@
-"""What a training run saves: its checkpoints and models, each sealed when it is whole.
+"""The checkpoints and models of a training run, each sealed when it is complete.
 
 A checkpoint is a folder of many files, and a process may be killed between any two of them. Its seal is
-written last. A folder without a seal was never finished, and is skipped. The seal has the digest of every
-file, so that a damaged checkpoint is refused, and the length of the run's record.
+written last, so a folder without a seal is incomplete and is skipped. The seal contains the digest of every
+file, to detect damaged checkpoints, and the length of the run's record.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from wander.wire.postings import Checkpoint, file_digest
 
 SEAL = "seal.json"
 SEALED = "sealed.jsonl"
-"""The steps of a run's checkpoints, one line each, so that a missing checkpoint is noticed."""
+"""Steps of a run's checkpoints, one per line, so that a missing checkpoint is noticed."""
 SAVED = "checkpoints.jsonl"
-"""Digests of the weights that a run saved, one line each."""
+"""Digests of the weights that a run saved, one per line."""
 BATCH = "batch-{}.pt"
 """Rollouts of each process, in a checkpoint between two updates that learn from the same rollouts."""
 MODEL, BEST_MODEL = "model", "best"
-"""Folders of the weights of the end, and of the best weights."""
+"""Folders of the final weights and of the best weights."""
 
 
 class Seal(Record):
-    """The files of a folder that a run saved."""
+    """The digests of the files in a folder that a run saved."""
 
     step: int
     rollouts_bytes: int = 0
-    """Length of the run's plain `rollouts.jsonl` at that step."""
+    """Length of the run's uncompressed `rollouts.jsonl` at that step."""
     files: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of every file, by its path in the folder."""
 
@@ -57,7 +57,7 @@ class SavedCheckpoint:
     path: Path
 
     def fault(self) -> str | None:
-        """Return what is wrong with its files, in words, or None."""
+        """Return the problem with its files, in words, or None."""
         try:
             seal = read_seal(self.path)
         except RunError as error:
@@ -67,13 +67,13 @@ class SavedCheckpoint:
 
 
 def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the files that do not have these digests, and what is wrong with each, in words."""
+    """Yield the files that do not have these digests, each with a description of the problem."""
     for name, sha256 in sorted(files.items()):
         try:
             with open_plain_file(folder / name, below=folder) as file:
                 same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
             if not same:
-                yield name, "is damaged: its bytes are not those that were saved"
+                yield name, "is damaged: it changed since it was saved"
         except FileNotFoundError:
             yield name, "is missing"
         except OSError as error:
@@ -81,7 +81,7 @@ def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, s
 
 
 def seal_folder(folder: Path, step: int, rollouts_bytes: int = 0) -> None:
-    """Seal a folder, once everything in it is written."""
+    """Seal a folder after all of its files are written."""
     files = {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
@@ -97,7 +97,7 @@ class SealedStep(Record):
 
 
 def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
-    """Seal the checkpoint of a step, once everything in it is written; return its folder."""
+    """Seal the checkpoint of a step after all of its files are written; return its folder."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
     seal_folder(folder, step, rollouts_bytes)
     sealed = [*(earlier for earlier in list_sealed_steps(run) if earlier != step), step]
@@ -106,12 +106,12 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
 
 
 def list_sealed_steps(run: Path) -> list[int]:
-    """Return the steps of all checkpoints that a run sealed, also of those that were removed."""
+    """Return the steps of all sealed checkpoints, including removed ones."""
     return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
 
 
 def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
-    """Return the sealed checkpoints of a run by step."""
+    """Return the sealed checkpoints of a run, sorted by step."""
     checkpoints = [
         SavedCheckpoint(int(path.name.rpartition("-")[2]), path)
         for path in (run / "checkpoints").glob("checkpoint-*")
@@ -121,10 +121,10 @@ def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
 
 
 def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | None:
-    """Return the checkpoint from which a run resumes, after a check; None means from its beginning.
+    """Check and return the checkpoint to resume a run from; None means the beginning.
 
-    That is the newest, or the checkpoint of step `at` (0: the beginning). Raises `RunError` for a missing or
-    damaged checkpoint, and names an older sound one.
+    It is the newest checkpoint, or the checkpoint of step `at` (0: the beginning). Raises `RunError` for a
+    missing or damaged checkpoint, with a hint about an older intact checkpoint.
     """
     if at == 0:
         return None
@@ -137,18 +137,18 @@ def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | 
         return None  # the run was stopped before its first checkpoint
     if chosen is None or (wanted is not None and chosen.step < wanted):
         raise _refusal(
-            run, f"`{run}` has no checkpoint of step {wanted}: it was removed", checkpoints, wanted or 0
+            run, f"the checkpoint of step {wanted} in `{run}` was removed", checkpoints, wanted or 0
         )
     fault = chosen.fault()
     if fault is not None:
         raise _refusal(
-            run, f"the checkpoint of step {chosen.step} cannot be used: {fault}", checkpoints, chosen.step
+            run, f"cannot use the checkpoint of step {chosen.step}: {fault}", checkpoints, chosen.step
         )
     return chosen
 
 
 def _refusal(run: Path, problem: str, checkpoints: list[SavedCheckpoint], before: int) -> RunError:
-    """Return the error with an older checkpoint from which the run can resume."""
+    """Return the error with an older checkpoint that the run can resume from."""
     sound = next(
         (
             checkpoint.step
@@ -157,12 +157,12 @@ def _refusal(run: Path, problem: str, checkpoints: list[SavedCheckpoint], before
         ),
         0,
     )
-    goes_on = f"goes on from that of step {sound}" if sound else "begins again, no older one is whole"
-    return RunError(problem, hint=f"`wander train --resume {run} --checkpoint {sound}` {goes_on}")
+    start = f"resume from step {sound}" if sound else "start again, because no older checkpoint is intact"
+    return RunError(problem, hint=f"{start}: `wander train --resume {run} --checkpoint {sound}`")
 
 
 def give_up_later(run: Path, step: int) -> None:
-    """Remove the checkpoints after a step from which the run resumes."""
+    """Remove the checkpoints after the step that the run resumes from."""
     for path in (run / "checkpoints").glob("checkpoint-*"):
         number = path.name.rpartition("-")[2]
         if number.isdecimal() and int(number) > step:
@@ -176,7 +176,7 @@ def give_up_later(run: Path, step: int) -> None:
 
 
 def read_saved(run: Path) -> list[Checkpoint]:
-    """Return the weights that a training run saved, the oldest first."""
+    """Return the weights that a training run saved, oldest first."""
     return jsonl.read_records(run / SAVED, Checkpoint)
 
 

@@ -1,10 +1,10 @@
-"""The files of a training run's folder, read and written without PyTorch.
+"""The files in a training run's folder, read and written without PyTorch.
 
-A line of `metrics.jsonl` is a step, one of `evaluations.jsonl` an evaluation of a cell, one of `alerts.jsonl`
-an alert. `samples.jsonl` has rollouts on the same few examples: example, index and seeds are the same at
-every step, so every difference between two samples was learnt.
-`trl.json` has the arguments that TRL computed with.
-`outcome.json` says how the run ended, and `best.json` which weights were its best.
+A line of `metrics.jsonl` is a step, a line of `evaluations.jsonl` an evaluation of a cell, and a line of
+`alerts.jsonl` an alert. `samples.jsonl` contains rollouts of the same few examples. Example, index and seeds
+are the same at every step, so all differences between samples are the result of learning. `trl.json` contains
+the arguments that TRL computed with. `outcome.json` describes how the run ended, and `best.json` its best
+weights.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OUTCOME = "outcome.json"
 BEST = "best.json"
 
 EVALUATION = "evaluation/"
-"""Prefix of the metrics of a step that its evaluations measured."""
+"""Prefix of the metrics of a step that come from its evaluations."""
 
 
 def write_arguments(folder: Path, arguments: Any) -> None:
-    """Write the arguments that TRL computed with, its own defaults included, without paths and tokens."""
+    """Write the arguments that TRL computed with, including its defaults, without paths and tokens."""
     values = {
         name: value
         for name, value in arguments.to_dict().items()
@@ -56,7 +56,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of metrics, without a last one that a kill cut short.
+    """Return the lines of a file of metrics, except an incomplete last line.
 
     Raises `RunError` for a line that is not a step.
     """
@@ -69,13 +69,13 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
         except ValueError:
             entry = {}
         if not isinstance(entry.get("step"), int):
-            raise RunError(f"`{file}` is damaged: line {number} is no step")
+            raise RunError(f"`{file}` is damaged: line {number} is not a step")
         entries.append(entry)
     return entries
 
 
 def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a step, or None if the step has no number under that name."""
+    """Return a metric of a step, or None if it is not a number."""
     value = entry.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return None
@@ -83,7 +83,7 @@ def number(entry: Mapping[str, Any], name: str) -> float | None:
 
 
 def read_samples(folder: Path) -> list[Rollout]:
-    """Return the samples of a training run, by step."""
+    """Return the samples of a training run, sorted by step."""
     return jsonl.read_records(folder / SAMPLES, Rollout)
 
 
@@ -100,13 +100,13 @@ def write_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
 
 
 class CellEvaluation(Record):
-    """One cell, evaluated once: a line of `evaluations.jsonl`."""
+    """An evaluation of a cell: a line of `evaluations.jsonl`."""
 
     step: int
-    """Steps that the policy had learnt; 0 for the model that training began with."""
+    """Training step of the policy; 0 for the initial model."""
     cell: str
     split: Literal["train", "eval"]
-    """`train` if the environment has no eval split."""
+    """Split of the examples; `train` if the environment lacks an eval split."""
     task_set_sha256: str
     """Digest of the ordered examples: lines with the same digest can be compared."""
     examples: int
@@ -114,30 +114,30 @@ class CellEvaluation(Record):
     lines: int | None = None
     """Number of lines; None if examples were played."""
     failed: int = 0
-    """Rollouts that failed twice. They are left out of every mean."""
+    """Number of rollouts that failed twice. They are left out of every mean."""
     reward: float | None
-    """Mean over the examples; None when every rollout failed."""
+    """Mean over the examples; None if every rollout failed."""
     interval: Interval | None = None
     """95 % interval of the reward."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Mean of every reward function and metric. For an exhaustive cell, number of lines by their end."""
+    """Mean of every reward function and metric. For an exhaustive cell, numbers of lines by their ending."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
     """95 % intervals of the metrics."""
     turns: float | None = None
     truncated: int = 0
     tokens: float = 0.0
-    """Sampled tokens per rollout."""
+    """Number of sampled tokens per rollout."""
     seconds: float = 0.0
 
     def values(self) -> dict[str, float | None]:
-        """Return the results by their names in settings: `CELL/reward`, `CELL/METRIC`."""
+        """Return the results by their names in settings: `CELL/reward` and `CELL/METRIC`."""
         return {f"{self.cell}/reward": self.reward} | {
             f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
         }
 
 
 def read_evaluations(folder: Path) -> list[CellEvaluation]:
-    """Return the evaluations of a training run, the oldest first."""
+    """Return the evaluations of a training run, oldest first."""
     return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
 
 
@@ -157,15 +157,15 @@ def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
 
 
 def pick_value(values: Mapping[str, float | None], name: str) -> float | None:
-    """Return one of the values of a step's cells, or None if every rollout of its cell failed.
+    """Return a value of a step's cells, or None if every rollout of its cell failed.
 
-    Raises `ConfigError` for a name that they lack.
+    Raises `ConfigError` for an unknown name.
     """
     if name in values:
         return values[name]
     if values.get(f"{name.partition('/')[0]}/reward", 0.0) is None:
         return None
-    raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
+    raise ConfigError(f"no evaluation has `{name}`", hint=f"evaluations have {', '.join(sorted(values))}")
 
 
 AlertKind = Literal[
@@ -182,7 +182,7 @@ AlertKind = Literal[
 
 
 class Alert(Record):
-    """One alert, at the step that raised it."""
+    """An alert, at the step that raised it."""
 
     step: int
     rule: AlertKind
@@ -190,12 +190,12 @@ class Alert(Record):
 
 
 def read_alerts(folder: Path) -> list[Alert]:
-    """Return the alerts of a training run, the oldest first."""
+    """Return the alerts of a training run, oldest first."""
     return jsonl.read_records(folder / ALERTS, Alert)
 
 
 def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
-    """Replace all alerts, or remove the file if there are none."""
+    """Replace all alerts; an empty list removes the file."""
     if not alerts:
         (folder / ALERTS).unlink(missing_ok=True)
         return
@@ -206,48 +206,48 @@ StopKind = Literal["collapse", "gradient", "target"]
 
 
 class Stopped(Record):
-    """Why a run ended before its last step."""
+    """The reason why a run ended before its last step."""
 
     kind: StopKind
     step: int
     reason: str
-    """In words, with the numbers."""
+    """Explanation in words, with the numbers."""
 
     @property
     def collapsed(self) -> bool:
-        """True if the run ended because learning failed."""
+        """Whether the run ended because learning failed."""
         return self.kind != "target"
 
 
 class BestCheckpoint(Record):
-    """The weights in `best`, and the value by which they are the best: `best.json`."""
+    """The weights in `best`, and their value: `best.json`."""
 
     metric: str
     mode: Literal["max", "min"]
     value: float
     step: int
-    """Step of the weights, which also has evaluations."""
+    """Step of the weights, which was also evaluated."""
     weights_sha256: str | None = None
 
     def is_beaten_by(self, value: float) -> bool:
-        """Return whether a value is strictly better: of equal values the first one counts."""
+        """Return whether a value is strictly better, so that the first of equal values stays the best."""
         return value > self.value if self.mode == "max" else value < self.value
 
 
 class Outcome(Record):
-    """How a training run ended."""
+    """The end of a training run."""
 
     steps: int
     finished: bool
-    """False if it was interrupted and can be resumed."""
+    """Whether the run finished; False if it was interrupted and can be resumed."""
     stopped: Stopped | None = None
-    """None if it played all its steps, or was interrupted."""
+    """Reason for an early end; None if it played all steps, or was interrupted."""
     best: BestCheckpoint | None = None
-    """None if it kept no best weights."""
+    """Best weights; None if the run did not keep any."""
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Return how a run ended; None while it plays, or if it was killed."""
+    """Return how a run ended; None while it is running, or if it was killed."""
     return jsonl.read_record(folder / OUTCOME, Outcome)
 
 
@@ -257,17 +257,17 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 
 
 def read_best(folder: Path) -> BestCheckpoint | None:
-    """Return which weights a run kept as its best, or None."""
+    """Return the description of the best weights that a run kept, or None."""
     return jsonl.read_record(folder / BEST, BestCheckpoint)
 
 
 def write_best(folder: Path, best: BestCheckpoint) -> None:
-    """Write which weights are in `best`."""
+    """Write the description of the weights in `best`."""
     jsonl.write_record(folder / BEST, best)
 
 
 def forget_best(folder: Path) -> None:
-    """Remove the best weights of a run and their description, if it kept any."""
+    """Remove the best weights of a run and their description, if any."""
     if (folder / BEST).is_file():
         shutil.rmtree(folder / BEST_MODEL, ignore_errors=True)
         (folder / BEST).unlink()

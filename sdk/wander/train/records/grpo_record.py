@@ -1,8 +1,8 @@
-"""The run folder of a GRPO run: manifest, metrics and hashes of every step, sample rollouts, the digests of
-the weights that it saved, and how it ended.
+"""The run folder of a GRPO run: its manifest, the metrics and hashes of every step, sample rollouts, the
+digests of saved weights, and its outcome.
 
-It has the form of every other run, so `wander view` and `wander post` accept it. Its `kind` is `training`,
-and its rollouts are a sample: the first group of every `output.rollouts_every`-th step.
+It has the same form as other run folders, so `wander view` and `wander post` accept it. Its `kind` is
+`training`, and its rollouts are a sample: the first group of every `output.rollouts_every`-th step.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from wander.wire.run_record import MixedEnvironment
 
 
 class GRPORecord(TrainingRecord):
-    """Writes what a GRPO run leaves behind; each of several processes has one, in a folder of its own."""
+    """Writes the record of a GRPO run. Each of several processes has its own, in a separate folder."""
 
     def __init__(
         self,
@@ -91,16 +91,17 @@ class GRPORecord(TrainingRecord):
         self.folder = folder
         self.settings = settings
         self.checkpoint = checkpoint
-        """Where a resumed run continues; None from the beginning."""
+        """Checkpoint that a resumed run continues from; None means the beginning."""
         self.agree = world.any
         self._source = source
         self._world = world
-        # Hashing a sharded policy takes all processes, each of which has its part of it.
+        # Hashing a sharded policy needs all processes, because each holds a part of it.
         self._hashes = world.is_main or shards_policy(settings)
         steps = [line for line in read_steps(self.path / STEPS) if line.step <= covered]
         last = steps[-1] if steps else None
         self._played = (last.rollouts, last.rewards) if last else None
-        """Hashes of the rollouts that the next update learns from, which may be those of the one before."""
+        """Hashes of the rollouts that the next update learns from, which may be the same as those of the last
+        update."""
         self._clock = WeightClock()
         known = read_samples(self.path) if covered else []
         self._samples = [sample for sample in known if sample.step is not None and sample.step <= covered]
@@ -122,10 +123,10 @@ class GRPORecord(TrainingRecord):
         allow_changes: bool = False,
         progress: Progress | None = None,
     ) -> GRPORecord:
-        """Write the manifest before the first rollout, or check that a resumed run is the same one.
+        """Write the manifest before the first rollout, or check that a resumed run is the same run.
 
-        Raises `RunError` when the folder holds a run already, or, on resume, another one, and names all that
-        differs; `allow_changes` writes that into the record instead.
+        Raises `RunError` if the folder already contains a run, or if a resumed run would differ, with a list
+        of all differences. `allow_changes` records the differences instead.
         """
         manifest, diff = make_manifest(settings, source, client, loaded, pin)
         if not resume:
@@ -140,8 +141,8 @@ class GRPORecord(TrainingRecord):
         if differences and not allow_changes:
             listed = "".join(f"\n  {difference}" for difference in differences)
             raise RunError(
-                f"`{path}` would not go on as it was begun:{listed}",
-                hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
+                f"`{path}` cannot be resumed, because these values changed since it started:{listed}",
+                hint=f"restore them, or record the changes: `wander train --resume {path} --allow-changes`",
             )
         if start is not None:
             _require_processes(path, start, world.size)
@@ -155,29 +156,29 @@ class GRPORecord(TrainingRecord):
             folder.change_manifest(
                 reproduction=reproduction.model_copy(update={"allowed": [*reproduction.allowed, *changes]})
             )
-        (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
+        (path / OUTCOME).unlink(missing_ok=True)  # because the run has not ended
         folder.cut(read_seal(start.path).rollouts_bytes if start else 0)
         give_up_later(path, begun)
         return cls(folder, settings, source, world, start, progress)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Leave out the samples of steps that are repeated."""
+        """Remove the samples of steps that will be repeated."""
         if self._takes_samples:
             write_samples(self.path, self._samples)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Play the fixed prompts before a step if it is their turn."""
+        """Play the fixed prompts before a step if samples are due."""
         if self._takes_samples and state.global_step % self.settings.output.rollouts_every == 0:
             self._play_samples(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Record one step and its hashes."""
+        """Record a step and its hashes."""
         super().on_log(args, state, control, logs, **kwargs)
         if logs and "loss" in logs and self._hashes:
             self._hash_step(state, logs, kwargs.get("model"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Play the fixed prompts with the weights of the end, unless the run is to be resumed."""
+        """Play the fixed prompts with the final weights, unless the run was interrupted."""
         if self._takes_samples and not self.stop_requested:
             self._play_samples(state.global_step)
 
@@ -187,7 +188,8 @@ class GRPORecord(TrainingRecord):
         return self._world.is_main and bool(output.rollouts_every and output.fixed_prompts)
 
     def _play_samples(self, step: int) -> None:
-        """Have the policy play the first examples, with the seeds of training: it changes nothing of it."""
+        """Let the policy play the first examples with the seeds of training; this does not influence the
+        training."""
         if any(sample.step == step for sample in self._samples):
             return
         started = perf_counter()
@@ -200,8 +202,8 @@ class GRPORecord(TrainingRecord):
         append_samples(self.path, fresh)
 
     def _hash_step(self, state: Any, logs: Mapping[str, Any], model: Any) -> None:
-        # Before the return: of a sharded policy all processes hash, and after a resume only the main one
-        # knows what the update learns from.
+        # All processes must hash a sharded policy, so this comes before the return: after a resume, only the
+        # main process knows the rollouts that the update learns from.
         weights = self._clock.hash_weights(model, state.global_step, state.max_steps)
         if self._played is None:
             return
@@ -217,22 +219,22 @@ class GRPORecord(TrainingRecord):
             stream.write(line.model_dump_json() + "\n")
 
     def seal(self, step: int) -> None:
-        """Declare the checkpoint of a step whole once all processes have written their part of it."""
+        """Mark the checkpoint of a step as complete after all processes have written their parts."""
         self._world.exchange([])
         if self._world.is_main:
             self.keep_weights(step, seal_checkpoint(self.path, step, self.folder.plain_bytes()))
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Compute as the record says: in its mode, with its number of threads."""
+        """Return a context that computes in the record's mode with its number of threads."""
         reproduction = self.folder.manifest.reproduction
         if reproduction is None:
             return contextlib.nullcontext()
         return arithmetic(reproduction.mode, reproduction.threads)
 
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
-        """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.
+        """Hash the rollouts of the steps from `step` on, and save their first group if a sample is due.
 
-        `version` counts the updates before the weights that played them, where their turns do not tell it.
+        `version` is the training step of the weights that played them, for turns that do not record it.
         """
         self._played = rollouts_hash(played.rollouts), rewards_hash(played.rollouts)
         every, steps = self.settings.output.rollouts_every, self.settings.algorithm.num_iterations
@@ -245,7 +247,7 @@ class GRPORecord(TrainingRecord):
         self.folder.sync()
 
     def keep_weights(self, step: int, folder: Path) -> None:
-        """Keep the digest of weights that were just saved, so that evaluations of them find this run."""
+        """Record the digest of saved weights, so that evaluations of them can be linked to this run."""
         sha256 = weights_digest(folder)
         if sha256 is None:
             return
@@ -254,7 +256,7 @@ class GRPORecord(TrainingRecord):
         write_saved(self.path, [*earlier, line])
 
     def end(self, steps: int, stopped: Stopped | None, best: BestCheckpoint | None) -> Outcome:
-        """Keep the digests of the models that the run ends with, its summary and its outcome.
+        """Record the digests of the final models, the summary and the outcome.
 
         An interrupted run can be resumed, so its folder stays open.
         """
@@ -273,12 +275,12 @@ class GRPORecord(TrainingRecord):
         return outcome
 
     def close(self) -> None:
-        """Close the folder as it is; the run can be resumed."""
+        """Close the folder unfinished, so that the run can be resumed."""
         self.folder.close()
 
 
 def _require_processes(run: Path, checkpoint: SavedCheckpoint, processes: int) -> None:
-    """Raise `RunError` where a checkpoint keeps rollouts that other processes share than so many."""
+    """Raise `RunError` if a checkpoint contains rollouts of a different number of processes."""
     sharing = _count_sharing(checkpoint)
     if sharing in (None, processes):
         return
@@ -293,15 +295,15 @@ def _require_processes(run: Path, checkpoint: SavedCheckpoint, processes: int) -
         0,
     )
     raise RunError(
-        f"the checkpoint of step {checkpoint.step} keeps rollouts for {sharing} processes to share, "
-        f"and now there are {processes}",
-        hint=f"`wander train --resume {run} --checkpoint {step} --allow-changes` goes on "
-        + (f"from that of step {step}" if step else "from the beginning"),
+        f"the checkpoint of step {checkpoint.step} contains rollouts of {sharing} processes, "
+        f"but now there are {processes}",
+        hint=(f"resume from step {step}" if step else "start again")
+        + f": `wander train --resume {run} --checkpoint {step} --allow-changes`",
     )
 
 
 def _count_sharing(checkpoint: SavedCheckpoint) -> int | None:
-    """Return how many processes share the rollouts that a checkpoint keeps; None where it keeps none."""
+    """Return the number of processes whose rollouts a checkpoint contains; None without rollouts."""
     ahead = {kept.process for kept in jsonl.read_records(checkpoint.path / AHEAD, KeptStep)}
     return len(ahead) or len(list(checkpoint.path.glob(BATCH.format("*")))) or None
 
@@ -313,9 +315,10 @@ def make_manifest(
     loaded: LoadedModel,
     pin: PinSource | None,
 ) -> tuple[RunManifest, bytes]:
-    """Return what pins the run, and the diff of uncommitted changes.
+    """Return the manifest of the run, and the diff of uncommitted changes.
 
-    That is environment, every example it will play, starting weights, settings, and what computes.
+    The manifest contains the environment, every example that the run will play, the initial weights, the
+    settings, and the machine and software.
     """
     reproduction, diff = reproduction_of(
         [opened.info for opened in source.environments],

@@ -1,4 +1,4 @@
-"""What every training run leaves behind while it learns: the metrics of each step, and whole checkpoints."""
+"""The record of every training run while it learns: the metrics of each step, and sealed checkpoints."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from wander.train.records.checkpoints import seal_checkpoint
 from wander.train.records.files import METRICS, read_entries
 
 Progress = Callable[[dict[str, Any]], None]
-"""Called with the metrics of every step; `step` and `steps` are always there."""
+"""Function that is called with the metrics of every step, which always include `step` and `steps`."""
 
 STEP_SECONDS = ("seconds/step", "seconds/update")
-"""Metrics of a step that are measured from the end of the step before."""
+"""Metrics of a step that are measured from the end of the previous step."""
 
 
 class TrainingRecord(TrainerCallback):  # type: ignore[misc]
-    """Appends the metrics of every step to a file, seals checkpoints, and stops the run on an interrupt.
+    """Appends the metrics of every step to a file, seals checkpoints, and stops the run after an interrupt.
 
-    Each line is flushed as it is written, so an interrupted run keeps every finished step. A trainer calls it
-    after everything that writes into a checkpoint, and before everything that reads the metrics.
+    Each line is flushed immediately, so an interrupted run keeps every finished step. A trainer calls this
+    callback after all callbacks that write into a checkpoint, and before all callbacks that read the metrics.
     """
 
     def __init__(self, path: Path, covered: int = 0, progress: Progress | None = None) -> None:
-        """`covered` is the number of steps in the checkpoint from which a run is resumed."""
+        """Open the record; `covered` is the number of steps in the checkpoint that the run resumes from."""
         self.path = path
         self.entries: list[dict[str, Any]] = []
         self.extra: Callable[[], dict[str, Any]] = dict
-        """Returns the metrics of a step that the trainer itself does not know."""
+        """Function that returns more metrics of a step, which do not come from the trainer."""
         self.first_failure: str | None = None
         """Message of the first rollout of the step that failed."""
         self.stop_requested = False
         self.is_updating = False
-        """Whether weights may be those of no step, half of them changed."""
+        """Whether an update is running, during which the weights may be changed only in part."""
         self.agree: Callable[[bool], bool] = bool
-        """Returns whether any process of the run asks to stop; all of them call it."""
+        """Function that returns whether any process of the run wants to stop; all processes must call it."""
         self._progress = progress
         self._paused = 0.0
         self._pause_metrics: dict[str, float | None] = {}
@@ -58,11 +58,11 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         entry |= {name: value for name, value in logs.items() if isinstance(value, int | float)}
         entry |= self.extra()
         if self._paused:
-            # Work between two steps is not part of either.
+            # Work between two steps does not count as time of either step.
             entry |= {name: entry[name] - self._paused for name in STEP_SECONDS if name in entry}
             entry |= {"seconds/evaluation": self._paused, **self._pause_metrics}
         self._paused, self._pause_metrics = 0.0, {}
-        # JSON has no NaN: a mean over nothing is null.
+        # JSON cannot represent NaN, so a mean without values becomes null.
         entry = {
             name: value if value is not None and math.isfinite(value) else None
             for name, value in entry.items()
@@ -77,16 +77,17 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
             self._progress(entry)
 
     def note_pause(self, seconds: float, values: dict[str, float | None]) -> None:
-        """Take the time of an evaluation out of the next step's, and add what it measured to its line."""
+        """Subtract the time of an evaluation from the next step, and add its results to the metrics of that
+        step."""
         self._paused += seconds
         self._pause_metrics |= values
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the weights change until the step has ended."""
+        """Note that the weights are changing until the step has ended."""
         self.is_updating = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Stop after this step, with a checkpoint, if an interrupt came."""
+        """After an interrupt, stop after this step with a checkpoint."""
         self.is_updating = False
         self.stop_requested = self.agree(self.stop_requested)
         if self.stop_requested:
@@ -99,5 +100,5 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self.seal(state.global_step)
 
     def seal(self, step: int) -> None:
-        """Declare the checkpoint of a step whole."""
+        """Mark the checkpoint of a step as complete."""
         seal_checkpoint(self.path, step, 0)

@@ -1,7 +1,8 @@
-"""What it takes to train again to the same bits: mode, threads, machine, libraries, code.
+"""Conditions for repeating a training run with the same bits: mode, threads, machine, libraries, code.
 
-Exact: on a CPU, in one process, with a fixed number of threads, the same seed gives the same bits. Everything
-that can break that makes a run fast: then it can be repeated only within chance, and its record says why.
+In exact mode (on a CPU, in a single process, with a fixed number of threads), the same seed gives the same
+bits. All conditions that break this put a run into fast mode. It can then be repeated only approximately, and
+its record contains the reason.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ LIBRARIES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors", "datasets"),
     *("numpy", "vllm"),
 )
-"""Distributions that can change a weight."""
+"""Distributions that can affect the weights."""
 CHANGES = "changes.diff"
 MOST_CHANGES = 1 << 20
-"""Bytes of a diff that is kept; of a longer one only the digest is."""
+"""Maximum size in bytes of a stored diff; of a longer diff only the digest is stored."""
 _DRIVER_SECONDS = 10.0
 _SHOWN = 60
-"""Characters of a value that an error shows."""
+"""Maximum number of characters of a value in an error."""
 
 
 def reproduction_of(
@@ -53,7 +54,7 @@ def reproduction_of(
     processes: int = 1,
     engine: str = "transformers",
 ) -> tuple[Reproduction, bytes]:
-    """Return what a run that starts now records of itself, and the diff of uncommitted changes."""
+    """Return the reproduction record of a run that starts now, and the diff of uncommitted changes."""
     mode, reason = decide_mode(environments, device, processes, engine)
     diff = read_uncommitted_diff(Path.cwd()) or b""
     kept = CHANGES if len(diff) <= MOST_CHANGES else None
@@ -79,12 +80,12 @@ def decide_mode(
     processes: int = 1,
     engine: str = "transformers",
 ) -> tuple[TrainingMode, str]:
-    """Return whether the same seed will give the same bits, and why."""
+    """Return whether the same seed gives the same bits (`exact`), and the reason."""
     reasons = []
     if engine != "transformers":
-        reasons.append(f"`{engine}` samples, in batches that depend on when requests arrive")
+        reasons.append(f"`{engine}` samples in batches that depend on the arrival of requests")
     if device.type != "cpu":
-        reasons.append(f"the policy computes on `{device.type}`, where the order of sums is not fixed")
+        reasons.append(f"the policy computes on `{device.type}`, where the order of additions is not fixed")
     if processes > 1:
         reasons.append(f"{processes} processes add up the gradient")
     reasons += [
@@ -99,10 +100,10 @@ def decide_mode(
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not what it was when a run was begun."""
+    """A value that changed since a run started."""
 
     field: str
-    """Its dotted name in the manifest."""
+    """Dotted name of the value in the manifest."""
     before: Any
     after: Any
 
@@ -111,15 +112,16 @@ class Difference:
 
 
 def training_differences(recorded: RunManifest, now: RunManifest) -> list[Difference]:
-    """Return what keeps a run from going on as the same run; changes that were allowed before count as known.
+    """Return the differences that keep a run from being resumed as the same run.
 
-    What the manifest pins counts, and what computes: libraries, the SDK's own code, the device, in exact mode
-    also the processor. Threads do not: a run that goes on sets them.
+    The comparison covers the manifest and the computation: libraries, the SDK's own code, the device, and the
+    processor in exact mode. The number of threads is not compared, because a resumed run sets it. Changes
+    that were allowed earlier are not differences.
     """
     fields = pin_differences(_with_deciding_settings(recorded), _with_deciding_settings(now))
     if recorded.reproduction:
         fields += find_differences(_pick_computation(recorded), _pick_computation(now))
-    # The task set's digest says the same of the examples, in fewer words.
+    # The digest of the task set covers the examples with a shorter value.
     differences = {name: Difference(name, a, b) for name, a, b in fields if name != "example_ids"}
     first: dict[str, Any] = {}
     latest: dict[str, Any] = {}
@@ -134,7 +136,8 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
 
 
 def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
-    """Return a manifest with those settings that decide the weights; added ones have their default."""
+    """Return a manifest with only the settings that determine the weights; new settings have their
+    defaults."""
     others: Any = {
         "environment": {"workers"},
         "environments": {"__all__": {"workers"}},
@@ -148,7 +151,7 @@ def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
 
 
 def _pick_computation(manifest: RunManifest) -> dict[str, Any]:
-    """Return what else decides the weights, apart from what `pin_differences` compares."""
+    """Return other values that determine the weights, which `pin_differences` does not compare."""
     reproduction = manifest.reproduction
     if reproduction is None:
         return {}
@@ -171,7 +174,7 @@ def _pick_computation(manifest: RunManifest) -> dict[str, Any]:
 
 
 _MIXED = {"owner", "name", "version", "wheel_sha256", "lock_sha256", "source_sha256", "arguments"}
-"""What pins one environment of several."""
+"""Fields that identify an environment in a mixture."""
 
 
 def _format(value: Any) -> str:
@@ -181,7 +184,8 @@ def _format(value: Any) -> str:
 
 @contextlib.contextmanager
 def arithmetic(mode: TrainingMode, threads: int) -> Iterator[None]:
-    """Compute with so many threads inside the block and, in exact mode, by deterministic algorithms alone."""
+    """Compute with `threads` threads inside the block and, in exact mode, only with deterministic
+    algorithms."""
     before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -189,7 +193,8 @@ def arithmetic(mode: TrainingMode, threads: int) -> Iterator[None]:
     torch.set_num_threads(threads)
     if mode == "exact":
         torch.use_deterministic_algorithms(True)
-        # Only code that reads what it never wrote would notice; it costs a pass over every new tensor.
+        # Filling new tensors would take a pass over each of them, and only helps code that reads
+        # uninitialized memory.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
@@ -200,7 +205,7 @@ def arithmetic(mode: TrainingMode, threads: int) -> Iterator[None]:
 
 
 def this_hardware(device: torch.device) -> Hardware:
-    """Return the machine that this process runs on; GPUs only where one is used."""
+    """Return a description of this machine; GPUs are included only if one is used."""
     gpus: list[str] = []
     if device.type == "cuda":
         gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
@@ -225,7 +230,7 @@ def trainer_digest() -> str:
 
 
 def _cpu_name() -> str | None:
-    with contextlib.suppress(OSError):  # there is no such file but on Linux
+    with contextlib.suppress(OSError):  # this file exists only on Linux
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":

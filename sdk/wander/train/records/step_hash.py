@@ -1,9 +1,9 @@
-"""A hash of every training step, in parts, so that a repetition tells where it first differs and in what.
+"""Hashes of every training step by part, so that a repetition shows the first difference and its part.
 
-`rollouts`: the tokens that were seen and sampled, and the log-probabilities of the sampled ones. `rewards`:
-what the environment gave for them. `update`: loss, gradient norm and learning rate. All by their bits. The
-weights after a step are hashed as often as half a percent of the time allows, and always after the first and
-the last step.
+`rollouts` covers the tokens that were seen and sampled, and the log-probabilities of the sampled tokens.
+`rewards` covers the environment's results. `update` covers loss, gradient norm and learning rate. All values
+are hashed bit for bit. The weights are hashed as often as half a percent of the time allows, and always after
+the first and the last step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from wander.types import Record, Rollout
 
 STEPS = "steps.jsonl"
 SHARE = 0.005
-"""Most of the training time that hashing weights may take."""
+"""Maximum share of the training time for hashing weights."""
 
 UPDATE = ("loss", "grad_norm", "learning_rate")
-"""What `update` is the hash of."""
+"""Metrics that `update` covers."""
 
 Part = Literal["rollouts", "rewards", "update", "weights"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""In the order in which a step makes them: what differs first is the cause of the rest."""
+"""Parts in the order in which a step computes them, so that the first difference is the cause of later
+ones."""
 
 
 class StepHash(Record):
@@ -44,10 +45,11 @@ class StepHash(Record):
     rewards: str
     update: str
     weights: str | None = None
-    """Of the parameters that learn, after the step; None where they were not hashed."""
+    """Hash of the trained parameters after the step; None if they were not hashed."""
 
     def first_difference(self, other: StepHash) -> Part | None:
-        """Return the first part in which two steps differ; weights count where both have them."""
+        """Return the first part in which two steps differ; weights are compared only if both steps have
+        them."""
         for part in PARTS:
             own, theirs = getattr(self, part), getattr(other, part)
             if own != theirs and None not in (own, theirs):
@@ -63,9 +65,9 @@ class WeightClock:
         self._spent = self._last = 0.0
 
     def hash_weights(self, model: Any, step: int, steps: int) -> str | None:
-        """Return the hash of the weights after a step of so many, or None if it is not their turn."""
+        """Return the hash of the weights after step `step` of `steps`, or None if hashing is not due."""
         now = perf_counter()
-        # Of a sharded policy all processes hash at the same steps, whatever their clocks say.
+        # All processes must hash a sharded policy at the same steps, so their clocks must not decide.
         due = not is_sharded(model) and self._spent + self._last <= SHARE * (now - self._started)
         if model is None or not (due or step in (1, steps)):
             return None
@@ -76,7 +78,7 @@ class WeightClock:
 
 
 def rollouts_hash(rollouts: Sequence[Rollout]) -> str:
-    """Hash what the policy saw and sampled, in the order of the step."""
+    """Hash the tokens that the policy saw and sampled, in the order of the step."""
     whole = hashlib.sha256()
     for rollout in rollouts:
         whole.update(_frame(rollout.example_id, rollout.index, rollout.seed, len(rollout.turns)))
@@ -92,7 +94,7 @@ def rollouts_hash(rollouts: Sequence[Rollout]) -> str:
 
 
 def rewards_hash(rollouts: Sequence[Rollout]) -> str:
-    """Hash what the environment gave: reward and every metric, or at which boundary a rollout failed."""
+    """Hash the environment's results: the reward and every metric, or the boundary of the failure."""
     whole = hashlib.sha256()
     for rollout in rollouts:
         failed = rollout.failure.boundary if rollout.failure is not None else ""
@@ -102,12 +104,13 @@ def rewards_hash(rollouts: Sequence[Rollout]) -> str:
 
 
 def update_hash(metrics: Mapping[str, Any]) -> str:
-    """Hash what the trainer made of the rollouts."""
+    """Hash the results of the update."""
     return hashlib.sha256(_frame(*(_bits(metrics.get(name)) for name in UPDATE))).hexdigest()
 
 
 def weights_hash(model: Any) -> str:
-    """Hash the names and bytes of the parameters that learn; of a sharded policy, in all processes."""
+    """Hash the names and bytes of the trained parameters; for a sharded policy, all processes must call
+    this."""
     whole = hashlib.sha256()
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -119,15 +122,15 @@ def weights_hash(model: Any) -> str:
 
 
 def read_steps(file: Path) -> list[StepHash]:
-    """Return the hashes of every finished step; none where there is no such file.
+    """Return the hashes of every finished step; empty if the file does not exist.
 
-    A last line that a kill cut short is left out.
+    An incomplete last line is left out.
     """
     return jsonl.read_records(file, StepHash)
 
 
 def _bits(value: Any) -> str | None:
-    """Return a number so that no bit of it is lost, and that 1 and 1.0 are the same."""
+    """Return a number as text without losing bits; 1 and 1.0 give the same text."""
     return None if value is None else float(value).hex()
 
 

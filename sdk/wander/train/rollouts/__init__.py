@@ -1,1 +1,1 @@
-"""How the rollouts of a step come about: which examples, on which environments, by which engine."""
+"""Rollouts of a training step: the choice of examples, their environments, and the playing of rollouts."""

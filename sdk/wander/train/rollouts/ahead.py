@@ -1,19 +1,19 @@
-"""The rollouts of steps to come, played while the policy learns (`batch.max_staleness`).
+"""Steps that are played in advance while the policy learns (`batch.max_staleness`).
 
-With a staleness of S, step k (counted from 0) is played, as a whole, with the weights after k - S updates: it
-begins when step k - S has been collected, on the engine that this one leaves, whose copy of the weights is
-then brought up to date. So no generation is ever in flight where weights change, no more than S steps are
-under way, none is thrown away, and which weights sampled what, and which turns were sampled together, is
-decided by the settings and never by the clock: in exact mode the same seed gives the same bits.
+With a staleness of S, step k (counted from 0) is played as a whole with the weights after k - S updates. It
+starts when step k - S has been collected, on the engine of that step, whose copy of the weights is then
+updated. Weights therefore never change while rollouts are generated, at most S steps are in progress, and no
+step is discarded. Only the settings decide which weights sampled a turn, and which turns were sampled
+together. The clock has no influence, so in exact mode the same seed gives the same bits.
 
-A vLLM server has the newest weights at any time, so there the later turns of a rollout may be fresher than
-its first ones (`wander.models.engines.vllm_server`).
+A vLLM server always has the newest weights, so later turns of a rollout may use newer weights than its first
+turns (`wander.models.engines.vllm_server`).
 
-What is refilled is played when the step is collected, by the policy as it is. Of several processes each plays
-its share, and all begin, collect and forget the same steps.
+Replaced groups are played by the current policy when the step is collected. Each of several processes plays
+its share, and all of them start, collect and discard the same steps.
 
-A checkpoint waits for the steps under way and keeps them (`AHEAD`), since the weights that played them are
-gone when the run is resumed.
+A checkpoint waits for the steps in progress and stores them (`AHEAD`), because the weights that played them
+no longer exist when the run is resumed.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from wander.train.rollouts.step import PlayedStep, StepPlayer
 from wander.types import Record
 
 AHEAD = "ahead.jsonl"
-"""In a checkpoint: the rollouts of the steps that come next."""
+"""File in a checkpoint with the rollouts of the next steps."""
 _TICK = 0.1
 
 
 class KeptStep(Record):
-    """A line of `ahead.jsonl`: a step that was played and not learnt from yet."""
+    """A line of `ahead.jsonl`: a step that was played and has not been learned from yet."""
 
     step: int
-    """Updates before the one that learns from it."""
+    """Number of updates before the one that learns from it."""
     version: int
-    """Updates before the weights that played it."""
+    """Number of updates before the weights that played it."""
     picks: list[Pick]
     played: StepRollouts
     process: int = 0
-    """Which of the run's processes played it: its share of the step."""
+    """Rank of the process that played it, which is its share of the step."""
 
 
 @dataclass
@@ -56,14 +56,14 @@ class _UnderWay:
     picks: list[Pick]
     version: int
     sampler: dict[str, Any]
-    """The state of what decides the examples, before these were drawn."""
+    """State of the sampler of examples before these examples were drawn."""
     playing: Future[StepRollouts]
 
 
 class StepsAhead:
-    """Plays the steps of a run before they are wanted, one with each of the `clients`.
+    """Plays the steps of a run in advance, one with each of the `clients`.
 
-    `weights` gives those of the policy as they are; `steps` is how many the run has.
+    `weights` returns the current weights of the policy, and `steps` is the number of steps in the run.
     """
 
     def __init__(
@@ -81,16 +81,17 @@ class StepsAhead:
         self._under_way: dict[int, _UnderWay] = {}
         self._slots: Sequence[int] = ()
         self._taken: tuple[int, dict[str, Any]] | None = None
-        """The step that was taken last, and the sampler before it was drawn."""
+        """Last collected step, and the state of the sampler before it was drawn."""
 
     def take(self, step: int, slots: Sequence[int]) -> tuple[PlayedStep, int]:
-        """Return this process's share of a step, once it is played, and the version of its weights.
+        """Wait for this process's share of a step, and return it with the version of its weights.
 
-        The share is the groups in these `slots`, the same of every step. Steps that may begin now do. Raises
-        `RunError` as `StepPlayer.play` does; the sampler is then where it was before the step.
+        The share consists of the groups in `slots`, which must be the same for every step. Also starts the
+        steps that may start now. Raises `RunError` like `StepPlayer.play`; the sampler is then restored to
+        its state before the step.
         """
         self._slots = slots
-        # Who plays beside the policy where groups are played again with the weights of now.
+        # The other players that replaced groups are played with, at the current weights.
         self.player.opponents.prepare(self.player.source.client, step, self._weights)
         for number in range(step, step + len(self._clients)):
             if number not in self._under_way:
@@ -107,16 +108,16 @@ class StepsAhead:
         return played, current.version
 
     def forget_from(self, step: int) -> None:
-        """Have a step and those after it drawn again, even if it was taken and not learned from."""
+        """Redraw a step and later ones, even if the step was collected but not learned from."""
         if self._under_way:
             self._forget(min(self._under_way))
         if self._taken is not None and self._taken[0] == step:
             self.player.mixture.restore(self._taken[1])
 
     def save(self, checkpoint: Path) -> None:
-        """Write the steps that come next into a checkpoint, before the sampler is written: all processes do.
+        """Write the next steps into a checkpoint; all processes must call this before the sampler is written.
 
-        One that cannot be played is left out with those after it: it is drawn again.
+        A step that cannot be played is left out together with later steps, and they are drawn again.
         """
         wait([ahead.playing for ahead in self._under_way.values()])
         failed = [step for step, ahead in self._under_way.items() if ahead.playing.exception() is not None]
@@ -138,7 +139,7 @@ class StepsAhead:
             jsonl.write_records(checkpoint / AHEAD, kept)
 
     def close(self) -> None:
-        """Stop what is played for steps that never come."""
+        """Stop playing steps that are no longer needed."""
         playing = [step.playing for step in self._under_way.values()]
         while wait(playing, timeout=_TICK).not_done:
             self.player.source.interrupt()
@@ -158,7 +159,7 @@ class StepsAhead:
         self._under_way[step] = _UnderWay(picks, version, sampler, playing)
 
     def _forget(self, first: int) -> None:
-        """Have a step and those after it drawn again."""
+        """Redraw a step and later ones."""
         self.player.mixture.restore(self._under_way[first].sampler)
         for step in [step for step in self._under_way if step >= first]:
             while wait([self._under_way[step].playing], timeout=_TICK).not_done:
@@ -166,7 +167,7 @@ class StepsAhead:
             del self._under_way[step]
 
     def load(self, checkpoint: Path) -> None:
-        """Continue with the steps that a checkpoint kept, once the sampler is where it was."""
+        """Continue with the steps in a checkpoint, after the sampler was restored."""
         for kept in jsonl.read_records(checkpoint / AHEAD, KeptStep):
             if kept.process != self.player.rank:
                 continue

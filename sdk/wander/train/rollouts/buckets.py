@@ -1,12 +1,13 @@
-"""How the rows of a step are computed: sequence by sequence, in buckets of similar length.
+"""Computation of a step's rows: sequence by sequence, in buckets of similar length.
 
-A row holds its sequences one after another, padded on both sides. They are computed without the padding. An
-opening that several sequences share is computed once: the rollouts of a group have the same prompt, and those
-of a game the same rules. If every layer attends to all tokens before, each sequence reads the keys and values
-of its opening, and gradients flow back through them. So only tokens that differ cost time.
+A row contains its sequences one after another, padded on both sides. They are computed without the padding.
+An opening that several sequences share is computed only once. For example, the rollouts of a group have the
+same prompt, and those of a game have the same rules. If every layer attends to all earlier tokens, each
+sequence reads the keys and values of its opening, and gradients flow back through them. Only tokens that
+differ therefore take time.
 
-`G`: rows. `K`: most sequences of a row after its first. `P`: sequences of all rows. `N`: openings that are
-shared. `W`: their tokens, padded on the right. Other letters are those of `wander.train.grpo`.
+`G`: rows. `K`: maximum number of sequences of a row after its first. `P`: sequences of all rows. `N`: shared
+openings. `W`: their tokens, padded on the right. Other letters are those of `wander.train.grpo`.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from transformers import DynamicCache
 from wander.train.rollouts.rows import Line
 
 ROWS_PER_FORWARD = 32
-"""Maximum number of sequences that are computed together; more need bigger matrices."""
+"""Maximum number of sequences that are computed together, which limits the size of the matrices."""
 
 
 @dataclass
 class Pieces:
-    """The sequences of a batch: each is a range of columns of a row."""
+    """The sequences of a batch; each is a range of columns in a row."""
 
     rows_P: torch.Tensor
     starts_P: torch.Tensor
-    """First column."""
+    """First column of the sequence."""
     owns_P: torch.Tensor
-    """First column after the sequence's own prompt: tokens from there on are scored."""
+    """First column after the sequence's own prompt; tokens from this column on are scored."""
     lengths_P: torch.Tensor
 
 
 def later_sequences(lines: Sequence[Line], device: torch.device) -> torch.Tensor | None:
-    """Return `later_GK2`, the places of each row's sequences after the first; None if there are none.
+    """Return `later_GK2`, the positions of each row's sequences after the first; None without such sequences.
 
-    The two places are those of `Line.later`; rows with fewer sequences are filled with -1.
+    The two positions are those of `Line.later`. Rows with fewer sequences are filled with -1.
     """
     most = max(len(line.later) for line in lines)
     if most == 0:
@@ -50,7 +51,7 @@ def later_sequences(lines: Sequence[Line], device: torch.device) -> torch.Tensor
 
 
 def cut_rows(real_GS: torch.Tensor, width: int, later_GK2: torch.Tensor | None) -> Pieces:
-    """Return the sequences of padded rows whose completions begin at column `width`."""
+    """Return the sequences of padded rows whose completions start at column `width`."""
     lengths_G, starts_G = real_GS.sum(1), real_GS.argmax(1)
     rows_G = torch.arange(len(real_GS), device=real_GS.device)
     if later_GK2 is None:
@@ -65,9 +66,9 @@ def cut_rows(real_GS: torch.Tensor, width: int, later_GK2: torch.Tensor | None) 
 
 
 def fill_up(pieces: Pieces, most: int, scratch: int) -> Pieces:
-    """Return the pieces, and blanks up to `most`, whose results belong to the row `scratch`.
+    """Return the pieces, with blanks up to `most` whose results belong to the row `scratch`.
 
-    A blank is the first two tokens of the first piece.
+    A blank consists of the first two tokens of the first piece.
     """
     missing = most - len(pieces.rows_P)
     start = pieces.starts_P[:1].expand(missing)
@@ -90,29 +91,29 @@ class Bucket:
 
     ids_BL: torch.Tensor
     real_BL: torch.Tensor
-    """True for tokens that are not padding."""
+    """Whether each token is real, not padding."""
     scored_BL: torch.Tensor
-    """True for tokens after the sequence's own prompt."""
+    """Whether each token comes after the sequence's own prompt."""
     target: tuple[torch.Tensor, torch.Tensor]
     """Row and column of each scored token."""
     context: dict[str, Any]
-    """Other inputs of the model: the mask of the ids, and the shared openings before them."""
+    """Other inputs of the model: the mask of the ids, and their shared openings."""
 
 
 @dataclass
 class Openings:
-    """Prompts of several sequences, without the last token, whose output is scored."""
+    """Prompts of several sequences, without their last token, whose output is scored."""
 
     ids_NW: torch.Tensor
     real_NW: torch.Tensor
     numbers_P: torch.Tensor
-    """The opening of each sequence; any number for a sequence without one."""
+    """Number of the opening of each sequence; arbitrary for a sequence without one."""
     lengths_P: torch.Tensor
     """Number of the opening's tokens in a sequence: all of them, or 0."""
 
 
 def find_openings(ids_GS: torch.Tensor, pieces: Pieces) -> Openings | None:
-    """Return the openings that are worth a pass of their own; None if they save nothing."""
+    """Return the openings that are worth a separate pass; None if they save nothing."""
     rows = ids_GS.tolist()
     places = ((pieces.rows_P % len(rows)).tolist(), pieces.starts_P.tolist(), pieces.owns_P.tolist())
     prompts = [tuple(rows[row][start : own - 1]) for row, start, own in zip(*places, strict=True)]
@@ -132,7 +133,7 @@ def find_openings(ids_GS: torch.Tensor, pieces: Pieces) -> Openings | None:
 
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, (N, heads, W, head size)."""
+"""Keys and values of each layer, with shape (N, heads, W, head size)."""
 
 
 def read_openings(openings: Openings, model: Callable[..., Any], size: int = ROWS_PER_FORWARD) -> Layers:
@@ -161,9 +162,10 @@ def split_evenly(count: int, size: int) -> list[int]:
 
 
 def split_by_cost(lengths: Sequence[int], size: int, cost: int) -> list[int]:
-    """Return sizes of buckets for sequences of ascending lengths, so that padding and passes cost least."""
+    """Return the bucket sizes for sequences of ascending lengths that minimize the cost of padding and
+    passes."""
     least: list[tuple[int, int]] = [(0, 0)]
-    """For each number of first lengths: their cost, and where the last bucket begins."""
+    """Minimum cost of the first n sequences, and the start of their last bucket, for each n."""
     for end, width in enumerate(lengths, start=1):
         begins = range(max(0, end - size), end)
         least.append(min((least[begun][0] + (end - begun) * width + cost, begun) for begun in begins))
@@ -181,9 +183,9 @@ def cut_buckets(
     split: Callable[[list[int]], list[int]],
     shared: tuple[Openings, Layers] | None = None,
 ) -> Iterator[Bucket]:
-    """Yield sequences by length; `split` returns the sizes of buckets for ascending lengths."""
+    """Yield sequences by length; `split` returns bucket sizes for ascending lengths."""
     rows, width = ids_GS.shape
-    if shared:  # the sequences without their openings
+    if shared:  # compute the sequences without their openings
         known_P = shared[0].lengths_P
         pieces = replace(pieces, starts_P=pieces.starts_P + known_P, lengths_P=pieces.lengths_P - known_P)
     order_P = pieces.lengths_P.argsort(stable=True)
@@ -196,7 +198,7 @@ def cut_buckets(
         columns_BL = (starts_B[:, None] + places_L[None]).clamp(max=width - 1)
         ids_BL = ids_GS[rows_B % rows].gather(1, columns_BL)
         scored_BL = real_BL & (columns_BL >= pieces.owns_P[chosen_B][:, None])
-        # The output has one entry less than a row has tokens: nothing predicts the first token.
+        # The output has one entry fewer than a row has tokens, because nothing predicts the first token.
         scored = scored_BL[:, 1:]
         target = (rows_B[:, None].expand_as(columns_BL)[:, 1:][scored], columns_BL[:, 1:][scored])
         context = _after(*shared, chosen_B, real_BL) if shared else {"attention_mask": real_BL.long()}
@@ -206,7 +208,7 @@ def cut_buckets(
 def _after(
     openings: Openings, layers: Layers, chosen_B: torch.Tensor, real_BL: torch.Tensor
 ) -> dict[str, Any]:
-    """Return the inputs with which a model computes sequences after their openings."""
+    """Return the inputs for a model that computes sequences after their openings."""
     numbers_B, known_B = openings.numbers_P[chosen_B], openings.lengths_P[chosen_B]
     width = int(known_B.max())
     if width == 0:

@@ -1,4 +1,4 @@
-"""Which environments a training run opens, and who opens them."""
+"""The environments of a training run, and how they are opened."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from wander.wire import EnvironmentPin
 
 @dataclass(frozen=True)
 class EnvironmentChoice:
-    """One environment with its arguments."""
+    """An environment with its arguments."""
 
     name: str | None = None
-    """`owner/name@version` or a folder; None is the environment that the command names."""
+    """`owner/name@version` or a folder; None means the environment that the command names."""
     arguments: dict[str, Any] = field(default_factory=dict)
     label: str | None = None
-    """What it is called in the metrics; None means the name that it gives itself."""
+    """Name in the metrics; None means the environment's own name."""
     workers: int | list[str] | None = None
-    """Processes that play it here, or addresses of those elsewhere; None leaves that to who opens it."""
+    """Number of local worker processes, or addresses of remote workers; None leaves the choice to the
+    opener."""
 
 
 EnvironmentOpener = Callable[[EnvironmentChoice], AbstractAsyncContextManager[EnvironmentHandle]]
-"""Opens an environment on the event loop that will use it, and closes it; it may be asked more than once."""
+"""Function that opens an environment on the event loop that uses it, and closes it; it may be called several
+times."""
 
 PinSource = Callable[[EnvironmentChoice], EnvironmentPin]
-"""Tells how a manifest names an environment that is open."""
+"""Function that returns the manifest's description of an open environment."""
 
 
 def choices_of(settings: GRPOSettings) -> list[EnvironmentChoice]:
-    """Return the environments that a run trains on: one, or those of `[[environments]]`."""
+    """Return the environments that a run trains on: a single one, or those in `[[environments]]`."""
     if not settings.environments:
         return [EnvironmentChoice(arguments=settings.environment.arguments)]
     return [
@@ -44,9 +46,9 @@ def choices_of(settings: GRPOSettings) -> list[EnvironmentChoice]:
 
 
 def require_distinct(labels: Sequence[str]) -> None:
-    """Raise `ConfigError` when two environments of one run are called the same."""
+    """Raise `ConfigError` if two environments of a run have the same label."""
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(
             f"two of the environments are called `{twice}`",
-            hint="tell them apart: `label` in each of the `[[environments]]`",
+            hint="set a different `label` in each of the `[[environments]]`",
         )

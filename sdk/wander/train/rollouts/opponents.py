@@ -37,10 +37,10 @@ STATE = "players.json"
 
 
 class SharedEngine(TransformersEngine):
-    """Samples from a model that others sample from too, in threads of their own."""
+    """Samples from a model that other engines also sample from, in their own threads."""
 
     turn = Lock()
-    """Shared by all such models: only sampling uses them, and one at a time is faster."""
+    """Lock that all such engines share. They only sample, and one at a time is faster."""
 
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         with self.turn:
@@ -61,32 +61,33 @@ class OtherPolicy(PolicyClient):
         self._path, self._revision = loaded.path, loaded.revision
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records, with the digest of the weights that training begins with."""
+        """Return the facts that a manifest records, with the digest of the initial weights."""
         digest = weights_digest(self._path) if self._path else None
         return {**super().describe(), "revision": self._revision, "weights_sha256": digest}
 
 
 @dataclass
 class _Earlier:
-    """An earlier self."""
+    """An earlier policy."""
 
     section: PlayerSection
     load: Callable[[], LoadedModel]
-    """Loads the model that training begins with."""
+    """Function that loads the initial model."""
     models: list[LoadedModel] = field(default_factory=list)
-    """First the model with its weights, then models that still play with older weights, or did."""
+    """Models of this player: first the model with its current weights, then models that are or were used with
+    older weights."""
     version: int = 0
     """Number of updates before its weights; 0 for the weights that training begins with."""
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model with its weights."""
+        """Model with its current weights."""
         if not self.models:
             self.models.append(self.load())
         return self.models[0]
 
     def become(self, version: int, weights: Weights, playing: Collection[Any] = ()) -> None:
-        """Copy the policy after `version` updates; the models `playing` keep their weights."""
+        """Copy the policy after `version` updates; the models in `playing` keep their weights."""
         free = next((loaded for loaded in self.models if loaded.model not in playing), None) or self.load()
         self.models = [free, *(loaded for loaded in self.models if loaded is not free)]
         own = dict(free.model.named_parameters())
@@ -116,15 +117,16 @@ class Opponents:
         }
 
     def require(self, info: EnvironmentInfo) -> None:
-        """Raise `ConfigError` for players that the environment lacks, or if the policy plays none of them.
+        """Raise `ConfigError` for players that the environment lacks, or if the policy plays none of its
+        players.
 
-        The same holds if a process's groups cannot be shared evenly by the players that the policy learns as.
+        It is also an error if the players that the policy learns as cannot share a process's groups evenly.
         """
         require_players(info, self.settings.players, first=True)
         if self.models and self.models.keys() == set(info.players):
             raise ConfigError(
-                f"none of the players of `{info.name}` is the policy, so nothing would be learnt",
-                hint=f'leave one out of `players`, or let it be `"{SELF}"`',
+                f"the policy plays none of the players of `{info.name}`, so it would learn nothing",
+                hint=f'leave a player out of `players`, or set it to `"{SELF}"`',
             )
         roles = self.settings.count_roles(info.players)
         groups = self.settings.batch.groups // current_world(self.settings.model.device).size
@@ -136,19 +138,19 @@ class Opponents:
             )
 
     def join(self, client: PolicyClient) -> Client:
-        """Return a client of the policy together with those of the other players."""
+        """Return a client of the policy together with the clients of the other players."""
         if client not in self._joined:
             self._joined[client] = self.join_models(client, self.models)
         return self._joined[client]
 
     def join_models(self, client: PolicyClient, models: Mapping[str, str]) -> Client:
-        """Return a client of the policy together with clients of these models, by player."""
+        """Return a client of the policy together with clients of the given models, by player."""
         others: dict[str, Client | str] = {}
         for player, model in models.items():
             if model.startswith(SCRIPTED):
                 others[player] = model
             elif model != SELF:
-                assert isinstance(client.engine, BatchedEngine)  # the settings refuse any other
+                assert isinstance(client.engine, BatchedEngine)  # the settings reject any other engine
                 loaded = self._load(player, model)
                 name = model if model in (FROZEN, EARLIER) else loaded.name
                 others[player] = OtherPolicy(loaded, name, self.settings, client.engine)
@@ -162,9 +164,9 @@ class Opponents:
         return self._loaded[model]
 
     def prepare(self, client: PolicyClient, version: int, weights: Weights) -> None:
-        """Bring the earlier selves of a client to their state after `version` updates of the policy.
+        """Set the earlier policies of a client to their state after `version` updates of the policy.
 
-        `weights` returns the current weights of the policy. All processes call this at the same place.
+        `weights` returns the current weights of the policy. All processes must call this at the same point.
         """
         own = self.join(client)
         for player, earlier in self._earlier.items():
@@ -173,7 +175,7 @@ class Opponents:
             own.others[player].engine.sampler.model = earlier.loaded.model  # type: ignore[attr-defined]
 
     def load(self, checkpoint: Path) -> None:
-        """Restore the earlier selves of a checkpoint."""
+        """Restore the earlier policies from a checkpoint."""
         if not self._earlier:
             return
         for player, version in json.loads((checkpoint / STATE).read_bytes()).items():
@@ -183,7 +185,7 @@ class Opponents:
                 self._earlier[player].become(version, weights.items)
 
     def save(self, checkpoint: Path) -> None:
-        """Write the earlier selves into a checkpoint."""
+        """Write the earlier policies into a checkpoint."""
         if not self._earlier:
             return
         for player, earlier in self._earlier.items():
@@ -195,5 +197,5 @@ class Opponents:
 
 
 def _weights_file(player: str) -> str:
-    # Not in safetensors form: all such files of a folder are the weights of its model.
+    # The file is not in safetensors format, because all such files in a folder count as weights of its model.
     return f"player-{player}.pt"

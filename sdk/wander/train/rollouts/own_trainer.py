@@ -1,16 +1,17 @@
-"""Rollouts of an environment for a `GRPOTrainer` of the user's own, through TRL's `rollout_func`.
+"""Rollouts of an environment for your own `GRPOTrainer`, through TRL's `rollout_func`.
 
     trainer = GRPOTrainer(
         model=model, args=config, train_dataset=training_prompts(examples),
         rollout_func=EnvironmentRollouts(open_environment), reward_funcs=reward,
     )
 
-Each prompt carries the place of its example, as only prompts reach `rollout_func`. Samples are drawn from
-the trainer's model in this process, by the temperature and the length of its arguments; the trainer's own
-sampling is not used. For one process; `wander train` shares a step among several.
+Each prompt carries the index of its example, because TRL passes only prompts to `rollout_func`. The trainer's
+model is sampled in this process, with the temperature and length from its arguments. The trainer's own
+sampling is not used. This works in a single process; `wander train` can share a step among several.
 
-Such a trainer computes a row as one sequence. Of a rollout that was sampled in several, because the chat
-template rewrites history, it gets one, drawn by the rollout's seed; `wander train` learns from all of them.
+Such a trainer computes a row as a single sequence. If a rollout was sampled in several sequences because the
+chat template rewrites history, the trainer gets one of them, drawn with the rollout's seed. `wander train`
+learns from all of them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PLACE = "wander_position"
-"""Key of a prompt's last message: the place of its example in the training order."""
+"""Key in a prompt's last message with the index of its example in the training order."""
 
 
 def training_prompts(examples: Iterable[Example]) -> Dataset:
-    """Return examples without faults as a dataset of prompts that `EnvironmentRollouts` knows again."""
+    """Return examples without faults as a dataset of prompts that `EnvironmentRollouts` recognizes."""
     with require_extra("train", needed_for="a `GRPOTrainer`"):
         from datasets import Dataset
     return Dataset.from_list(
@@ -49,16 +50,16 @@ def training_prompts(examples: Iterable[Example]) -> Dataset:
 
 
 def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
-    """Hand TRL the rewards that the environment gave; None for a rollout that failed."""
+    """Return the rewards that the environment gave to TRL; None for a failed rollout."""
     return environment_reward
 
 
 class EnvironmentRollouts:
-    """Plays the prompts that a trainer draws; TRL's `rollout_func`.
+    """Plays the prompts that a trainer draws; use it as TRL's `rollout_func`.
 
-    `max_tokens` bounds one turn, by default as the trainer's `max_completion_length`, `max_rollout_tokens`
-    the whole conversation, whose oldest turns are left out from `compact_at` tokens on. A failed rollout is
-    played `retries` times more, and has no reward then.
+    `max_tokens` limits a turn, by default to the trainer's `max_completion_length`. `max_rollout_tokens`
+    limits the whole conversation, and `compact_at` leaves out its oldest turns above that number of tokens. A
+    failed rollout is played up to `retries` more times; if it still fails, it has no reward.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class EnvironmentRollouts:
     ) -> None:
         if max_rollout_tokens is not None and compact_at is not None:
             raise ConfigError(
-                "`max_rollout_tokens` ends a conversation that `compact_at` makes go on",
-                hint="give one of them",
+                "`max_rollout_tokens` ends a conversation that `compact_at` would continue",
+                hint="use only one of them",
             )
         self._open_environment = open_environment
         self._max_tokens = max_tokens
@@ -84,10 +85,10 @@ class EnvironmentRollouts:
         self._retries = retries
         self._source: RolloutSource | None = None
         self._played: Counter[int] = Counter()
-        """How often each example was drawn: when it comes again it meets new chances."""
+        """Number of times that each example was drawn, so that it gets different random numbers each time."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Play one rollout a prompt, those of one example as a group."""
+        """Play a rollout for each prompt; rollouts of the same example are a group."""
         source = self._source = self._source or self._open(trainer)
         length = source.length() or 0
         asked: Counter[int] = Counter()
@@ -119,8 +120,8 @@ class EnvironmentRollouts:
 
         if trainer.accelerator.num_processes > 1:
             raise ConfigError(
-                "rollouts for a trainer of your own play in a single process",
-                hint="`wander train` shares its steps among several",
+                "rollouts for your own trainer work only in a single process",
+                hint="use `wander train`, which can share a step among several processes",
             )
         model = trainer.accelerator.unwrap_model(trainer.model)
         turn_off_dropout(model)  # it would train with other probabilities than it samples with
@@ -142,6 +143,6 @@ def _place(prompt: Any) -> int:
     place = prompt[-1].get(PLACE) if isinstance(prompt, list) else None
     if place is None:
         raise ConfigError(
-            "a prompt is none of the environment's", hint="train on `train_dataset=env.train_dataset()`"
+            "a prompt does not come from the environment", hint="train on `train_dataset=env.train_dataset()`"
         )
     return int(place)

@@ -1,13 +1,13 @@
 """Rows: the tokens that the policy saw and sampled in a rollout, with its reward.
 
-A rollout is one sequence of tokens as long as each turn continues the turn before. If the chat template
-rewrites history, or a turn is sampled from a shortened history, it is several sequences. A row holds all
-sequences that share a reward. They share the advantage, and every sampled token is learnt once, in the
-context in which it was sampled.
+A rollout is a single sequence of tokens as long as each turn continues the previous one. If the chat template
+rewrites history, or a turn is sampled from a shortened history, it consists of several sequences. A row
+contains all sequences that share a reward. They also share the advantage. Every sampled token is learned
+once, in the context in which it was sampled.
 
-A trainer gets a row as one line of tokens, with its sequences one after another. Each sequence is computed by
-itself (`wander.train.rollouts.buckets`). So a loss treats a rollout in the same way, in one sequence or
-several.
+A trainer gets a row as a single line of tokens, with its sequences one after another. Each sequence is
+computed separately (`wander.train.rollouts.buckets`), so a loss does not depend on the number of sequences in
+a rollout.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Trajectory:
 
     prompt_ids: list[int]
     completion_ids: list[int]
-    """Everything after the first prompt, with the environment's tokens."""
+    """Token ids after the first prompt, including the environment's tokens."""
     mask: list[int]
-    """1 for a token of the policy, 0 for one of the environment; as long as `completion_ids`."""
+    """Mask of `completion_ids`: 1 for a token of the policy, 0 for a token of the environment."""
     logprobs: list[float]
     """Log-probability with which each policy token was sampled; 0.0 for the environment's tokens."""
 
@@ -47,12 +47,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Row:
-    """The sequences of one rollout, which share a reward."""
+    """The sequences of a rollout, which share a reward."""
 
     sequences: list[Trajectory]
-    """Sequences in the order of their beginnings; empty if nothing was sampled."""
+    """Sequences in the order in which they started; empty if no token was sampled."""
     reward: float | None
-    """None if the rollout failed, or too few of its group are scored."""
+    """Reward; None if the rollout failed, or if too few rollouts of its group were scored."""
 
     @classmethod
     def of(cls, rollout: Rollout, learner: str | None = None) -> Row:
@@ -63,9 +63,10 @@ class Row:
         return cls(sequences, float(reward) if scored and reward is not None else None)
 
     def penalized(self, tokens: int, limit: int, *, by_turn: bool) -> Row:
-        """Return the row with DAPO's soft penalty: up to 1 for the last `tokens` before a limit.
+        """Return the row with DAPO's soft penalty.
 
-        The limit is of the longest turn, or of the longest sequence.
+        The penalty grows from 0 to 1 over the last `tokens` before a limit. The limit applies to the longest
+        turn if `by_turn`, otherwise to the longest sequence.
         """
         if self.reward is None or tokens == 0:
             return self
@@ -80,7 +81,7 @@ class Row:
 
 
 def draw_learner(players: Iterable[str], seed: int) -> str | None:
-    """Return the player that a rollout teaches; None if there are no players.
+    """Return the player that a rollout teaches; None without players.
 
     The example's seed decides it, so it is the same for all rollouts of a group.
     """
@@ -89,9 +90,9 @@ def draw_learner(players: Iterable[str], seed: int) -> str | None:
 
 
 def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Trajectory]:
-    """Join the turns of a rollout, or of one of its players, to sequences; none if a turn has no tokens.
+    """Join the turns of a rollout, or of one of its players, to sequences; empty if a turn has no tokens.
 
-    A turn continues the latest sequence with which its context begins. Otherwise it begins a new sequence.
+    A turn continues the latest sequence that its context starts with. Otherwise it starts a new sequence.
     """
     own = [turn.tokens for turn in rollout.turns if turn.player == player]
     turns = [tokens for tokens in own if tokens is not None]
@@ -111,7 +112,7 @@ def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Traject
 
 
 def _join_turns(turns: Sequence[TurnTokens]) -> Trajectory:
-    """Join turns that each continue the turn before."""
+    """Join turns that each continue the previous turn."""
     prompt = turns[0].prompt_ids
     ids: list[int] = []
     mask: list[int] = []
@@ -142,7 +143,8 @@ class Line:
 
     tokens: Trajectory
     later: list[tuple[int, int]]
-    """Places in the completion where each sequence after the first begins, and where its own prompt ends."""
+    """Positions in the completion of the start and of the end of the prompt, for each sequence after the
+    first."""
 
 
 def lay_out(row: Row, end: int) -> Line:

@@ -1,10 +1,12 @@
-"""Which example each group plays: in the dataset's order or shuffled, strata evenly, by difficulty.
+"""The choice of the example for each group: in the dataset's order or shuffled, evenly by strata, or by
+difficulty.
 
-Several environments share a step in the proportion of their weights (`Mixture`). Everything is a function of
-the settings, the seed and what was drawn and observed before, and that is a small JSON value: a resumed run
-draws what it would have drawn.
+Several environments share a step in proportion to their weights (`Mixture`). The choice depends only on the
+settings, the seed, and the earlier draws and rewards. This state is a small JSON value, so a resumed run
+draws the same examples.
 
-A place in the training order is `epoch * length + row`, so an example that comes again meets new chances.
+A position in the training order is `epoch * length + row`, so an example gets different random numbers in
+each epoch.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from wander.train.config import POOL_WEIGHTS, DataSection, Pool
 
 @dataclass
 class _Seen:
-    """What is known of an example that was played under a curriculum."""
+    """The history of an example that was played under a curriculum."""
 
     visits: int = 0
     last: int = -1
-    """Number of the draw in which it was last taken."""
+    """Number of the last draw that chose it."""
     pool: Pool = "normal"
 
 
 class ExampleSampler:
-    """Draws the examples of one environment, group by group.
+    """Draws the examples of an environment, group by group.
 
-    `length` is the number of training rows, None where they are endless: then they come in their order.
-    `strata` has the stratum of every row; strata take turns, so that any number of groups drawn one after
-    another holds each of them as evenly as that number allows.
+    `length` is the number of training rows. It is None for an endless dataset, whose rows are drawn in order.
+    `strata` has the stratum of every row. Strata take turns, so any number of consecutive draws contains each
+    stratum as evenly as possible.
     """
 
     def __init__(
@@ -47,19 +49,19 @@ class ExampleSampler:
         self.seed = seed
         self._lanes = _lanes(length, strata)
         self._drawn = [0] * len(self._lanes)
-        """How far each stratum's order has been walked."""
+        """Number of draws in the order of each stratum."""
         self._draws = 0
         self._seen: dict[int, _Seen] = {}
         self._busy: set[int] = set()
-        """Rows that are being played: none is drawn twice in a step while another is left."""
+        """Rows that are being played. A row is drawn twice in a step only if no other row is available."""
 
     @property
     def adapts(self) -> bool:
-        """True when what was observed decides what is drawn."""
+        """Whether earlier rewards influence the draws."""
         return self.settings.curriculum and self.length is not None
 
     def draw(self) -> int:
-        """Return the next place in the training order."""
+        """Return the next position in the training order."""
         lane = self._draws % len(self._lanes)
         self._draws += 1
         if not self.adapts:
@@ -73,27 +75,27 @@ class ExampleSampler:
         return place
 
     def observe(self, place: int, rewards: Sequence[float]) -> None:
-        """Learn what a group's rollouts earned; a group without a scored rollout tells nothing."""
+        """Note the rewards of a group's rollouts; a group without a scored rollout is ignored."""
         if self.adapts and self.length and rewards:
             self._seen[place % self.length].pool = pool_of(rewards, self.settings)
 
     def end_step(self) -> None:
-        """Let the examples of this step be drawn again."""
+        """Allow the examples of this step to be drawn again."""
         self._busy.clear()
 
     def state(self) -> dict[str, Any]:
-        """Return what a later `restore` needs, as JSON."""
+        """Return the state for `restore`, as JSON."""
         rows = {str(row): [seen.visits, seen.last, seen.pool] for row, seen in self._seen.items()}
         return {"draws": self._draws, "drawn": list(self._drawn), "examples": rows}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Continue from the point where `state` was called."""
         self._draws, self._drawn = state["draws"], list(state["drawn"])
         self._seen = {int(row): _Seen(*values) for row, values in state["examples"].items()}
         self._busy.clear()
 
     def _walk(self, lane: int) -> tuple[int, int]:
-        """Return the next epoch and row of a stratum, and step past them."""
+        """Return the next epoch and row of a stratum, and advance past them."""
         number = self._drawn[lane]
         self._drawn[lane] += 1
         rows = self._lanes[lane]
@@ -105,7 +107,8 @@ class ExampleSampler:
         return epoch, rows[place]
 
     def _row_by_difficulty(self, lane: int) -> int:
-        """Return an example never played, or one of a pool: of that, the one not played for longest."""
+        """Return an unplayed example, or the example of a drawn pool that was not played for the longest
+        time."""
         rng = derived_rng(self.seed, "pool", self._draws)
         rows = self._lanes[lane] or ()
         known = [row for row in rows if row in self._seen and row not in self._busy]
@@ -124,9 +127,9 @@ class ExampleSampler:
 
 
 def pool_of(rewards: Sequence[float], settings: DataSection) -> Pool:
-    """Return the pool of an example by what its last group earned.
+    """Return the pool of an example, given the rewards of its last group.
 
-    Where every rollout earned the same and not little, there is nothing left to learn now: solved.
+    If all rollouts earned the same reward and it is not low, there is nothing left to learn: `solved`.
     """
     mean = sum(rewards) / len(rewards)
     if mean < settings.hard_below:
@@ -137,12 +140,12 @@ def pool_of(rewards: Sequence[float], settings: DataSection) -> Pool:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Tell whether a group's rewards differ: otherwise every advantage is zero."""
+    """Return whether a group's rewards differ; if not, every advantage is zero."""
     return len(set(rewards)) > 1
 
 
 def _lanes(length: int | None, strata: Sequence[int | None]) -> list[Sequence[int] | None]:
-    """Return the rows of each stratum, strata in the order in which the dataset first has them."""
+    """Return the rows of each stratum, with strata in the order of their first row."""
     if length is None:
         return [None]
     rows: dict[int | None, list[int]] = {}
@@ -160,23 +163,23 @@ def _shuffle(seed: int, lane: int, epoch: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Pick:
-    """What one group plays."""
+    """The example of a group."""
 
     environment: int
     """Number of the environment in the mixture."""
     position: int
-    """Place in its training order."""
+    """Position in its training order."""
 
 
 SAMPLER = "sampler.json"
-"""In a checkpoint: what decides the next examples."""
+"""File in a checkpoint with the state that determines the next examples."""
 
 
 class Mixture:
-    """Draws what the groups of a step play.
+    """Draws the examples of the groups in a step.
 
-    Environments take turns by weight without chance, so every step holds each as evenly as its number of
-    groups allows.
+    Environments take turns by weight, without randomness, so every step contains each of them as evenly as
+    its number of groups allows.
     """
 
     def __init__(self, samplers: Sequence[ExampleSampler], weights: Sequence[float] = (1.0,)) -> None:
@@ -185,12 +188,12 @@ class Mixture:
         self._taken = [0] * len(self.samplers)
 
     def draw(self, groups: int) -> list[Pick]:
-        """Return what the groups of a new step play."""
+        """Return the examples for the groups of a new step."""
         for sampler in self.samplers:
             sampler.end_step()
         picks = []
         for _ in range(groups):
-            # The environment that is furthest behind its share has its turn.
+            # The environment that is furthest behind its share is next.
             total = sum(self._taken) + 1
             behind = [share * total - taken for share, taken in zip(self.weights, self._taken, strict=True)]
             number = behind.index(max(behind))
@@ -199,27 +202,27 @@ class Mixture:
         return picks
 
     def refill(self, environments: Sequence[int]) -> list[Pick]:
-        """Return what more groups of this step play, one for each environment named."""
+        """Return examples for additional groups of this step, one for each named environment."""
         return [Pick(number, self.samplers[number].draw()) for number in environments]
 
     def observe(self, pick: Pick, rewards: Sequence[float]) -> None:
-        """Learn what a group's scored rollouts earned."""
+        """Note the rewards of a group's scored rollouts."""
         self.samplers[pick.environment].observe(pick.position, rewards)
 
     def state(self) -> dict[str, Any]:
-        """Return what a later `restore` needs, as JSON."""
+        """Return the state for `restore`, as JSON."""
         return {"taken": list(self._taken), "samplers": [sampler.state() for sampler in self.samplers]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Continue from the point where `state` was called."""
         self._taken = list(state["taken"])
         for sampler, inner in zip(self.samplers, state["samplers"], strict=True):
             sampler.restore(inner)
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from where a checkpoint was saved."""
+        """Continue from the state in a checkpoint."""
         self.restore(json.loads((checkpoint / SAMPLER).read_bytes()))
 
     def save(self, checkpoint: Path) -> None:
-        """Write what decides the next examples into a checkpoint."""
+        """Write the state that determines the next examples into a checkpoint."""
         jsonl.write_whole(checkpoint / SAMPLER, (json.dumps(self.state()) + "\n").encode())

@@ -1,8 +1,8 @@
-"""Rollouts for training: played on any environment by the policy.
+"""Rollouts for training, played by the policy on any environment.
 
-The environment lives on an event loop in a thread of its own, so a synchronous trainer can ask for a batch
-and wait, and a worker process's connection stays open between steps. A failed rollout never costs the step:
-it is played once more, and if that fails too it counts as unscored.
+The environment runs on an event loop in a separate thread. A synchronous trainer can therefore request a
+batch and wait, and the connection of a worker process stays open between steps. A failed rollout never stops
+the step: it is played again, and if it still fails, it counts as unscored.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from wander.train.rollouts.together import is_lost, play_together
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 
 PAGE = 1000
-"""Rows that are asked for at once when only their strata are of interest."""
+"""Number of rows that are requested at a time to read their strata."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One rollout to play: which row of the training order, and which of its group."""
+    """A rollout to play: its row in the training order, and its index in its group."""
 
     position: int
-    """Place in the training order, `epoch * length + row`."""
+    """Position in the training order, `epoch * length + row`."""
     index: int
     environment: int = 0
-    """Number of the environment, where several are trained on."""
+    """Number of the environment, if the run trains on several."""
 
     @property
     def group(self) -> tuple[int, int]:
-        """What the rollouts of one group share."""
+        """Key that all rollouts of a group share."""
         return self.environment, self.position
 
     @property
     def name(self) -> str:
-        """The rollout's id in its step."""
+        """Id of the rollout in its step."""
         mixed = f"{self.environment}:" if self.environment else ""
         return f"{mixed}{self.position}/{self.index}"
 
 
 @dataclass
 class StepRollouts:
-    """What one step played, in the order it was asked for."""
+    """The rollouts of a step, in the requested order."""
 
     rollouts: list[Rollout]
     seconds: float = 0.0
@@ -62,15 +62,15 @@ class StepRollouts:
     retried: int = 0
     sampled_tokens: int = 0
     entropy: float = 0.0
-    """Mean over sampled tokens, nats."""
+    """Mean over sampled tokens, in nats."""
 
 
 Played = Callable[[int, int], None]
-"""Hears how many rollouts have ended, of how many that are played at once."""
+"""Function that is called with the number of finished rollouts and the number that are played together."""
 
 
 class RolloutSource:
-    """Plays training rollouts on one environment, or several, with one policy.
+    """Plays training rollouts on one environment or several, with a single policy.
 
     A rollout that fails is played again up to `retries` times.
     """
@@ -87,9 +87,10 @@ class RolloutSource:
         at_once: int | None = None,
         opponents: Opponents | None = None,
     ) -> None:
-        """`at_once` bounds the rollouts that play at the same time; None plays all that are asked for.
+        """Open the environments.
 
-        `opponents` play beside the policy; without them it plays everybody.
+        `at_once` limits the rollouts that play at the same time; None plays all requested rollouts.
+        `opponents` play the other players; without them the policy plays all players.
         """
         self.opponents = opponents
         self.client = client
@@ -100,12 +101,13 @@ class RolloutSource:
         self.at_once = at_once
         self.environments: list[EnvironmentHandle] = []
         self.thread = LoopThread("wander-rollouts")
-        """Where the client and all environments of the run live: connections belong to one loop."""
+        """Loop on which the client and all environments of the run live, because connections belong to a
+        single loop."""
         self.thread.open.push_async_callback(client.close)
         self._examples: dict[tuple[int, int], Example] = {}
         self._strata: dict[int, list[int | None]] = {}
         self._playing: dict[PolicyClient, float] = {}
-        """Policies whose rollouts play, and since when."""
+        """Policies whose rollouts are being played, and the time when they started."""
         try:
             for choice in self.choices:
                 self.environments.append(self.thread.enter(open_environment(choice)))
@@ -121,23 +123,23 @@ class RolloutSource:
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the (first) environment says about itself."""
+        """Facts about the environment, or about the first of several."""
         return self.environments[0].info
 
     @property
     def labels(self) -> list[str]:
-        """What the environments are called in the metrics."""
+        """Names of the environments in the metrics."""
         return [
             choice.label or opened.info.name
             for choice, opened in zip(self.choices, self.environments, strict=True)
         ]
 
     def length(self, environment: int = 0) -> int | None:
-        """Return the number of training rows, or None when they are endless."""
+        """Return the number of training rows, or None for an endless dataset."""
         return self.environments[environment].info.train_examples
 
     def strata(self, environment: int = 0) -> list[int | None]:
-        """Return the stratum of every training row; empty where the environment declares none."""
+        """Return the stratum of every training row; empty if the environment does not declare strata."""
         length = self.length(environment)
         if not self.environments[environment].info.strata or length is None:
             return []
@@ -148,11 +150,11 @@ class RolloutSource:
         return strata
 
     def examples(self, positions: Sequence[int], environment: int = 0) -> list[Example]:
-        """Return the examples at these places of an environment's training order."""
+        """Return the examples at these positions in an environment's training order."""
         length = self.length(environment)
         rows = [position % length if length else position for position in positions]
         missing = sorted({row for row in rows if (environment, row) not in self._examples})
-        # Each run of consecutive rows is asked for at once, and nothing else.
+        # Each range of consecutive rows is requested at once, and no other rows.
         for _, run in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
             asked = [row for _, row in run]
             fetched = self.thread.run(self.environments[environment].examples("train", asked[0], len(asked)))
@@ -167,11 +169,11 @@ class RolloutSource:
         played: Played | None = None,
         client: PolicyClient | None = None,
     ) -> StepRollouts:
-        """Play rollouts and return them in order; those that failed to the end among them.
+        """Play rollouts and return them in order, including rollouts that failed in every attempt.
 
-        `client` None asks the source's own; several threads may play at once, each with a client of its own.
-        `played` hears of their ends, in another thread. Raises `RunError` when a worker of an environment is
-        lost and no other can be had.
+        If `client` is None, the source's own client is used. Several threads may call this at the same time,
+        each with its own client. `played` is called from another thread. Raises `RunError` if an environment
+        lost a worker and no other worker can take over.
         """
         started, policy = perf_counter(), client or self.client
         everybody = self.join(policy)
@@ -181,7 +183,7 @@ class RolloutSource:
             rollouts = self._play(everybody, assignments, examples, played=played)
             for attempt in range(1, self.retries + 1):
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
-                # A reward function that compares the rollouts of a group wants all of them again.
+                # If a reward function compares the rollouts of a group, the whole group is played again.
                 together = {assignments[n].group for n in failed if self._scores_groups(assignments[n])}
                 again = [n for n, asked in enumerate(assignments) if n in failed or asked.group in together]
                 if not again:
@@ -205,7 +207,7 @@ class RolloutSource:
             )
 
     def join(self, client: PolicyClient) -> Client:
-        """Return a client of the policy together with those of who plays beside it."""
+        """Return a client of the policy together with the clients of the other players."""
         return client if self.opponents is None else self.opponents.join(client)
 
     def _examples_of(self, assignments: Sequence[Assignment]) -> list[Example]:
@@ -216,11 +218,12 @@ class RolloutSource:
         return [examples[assignment] for assignment in assignments]
 
     def _require_workers(self, assignments: Sequence[Assignment], rollouts: Sequence[Rollout]) -> None:
-        """Raise `RunError` rather than have a step learn from what was played before the last worker went."""
+        """Raise `RunError` if the last worker was lost, so that a step does not learn from a partial
+        result."""
         for assignment, rollout in zip(assignments, rollouts, strict=True):
             if rollout.failure is not None and is_lost(rollout, for_good=True):
                 reason = self.environments[assignment.environment].lost_reason or rollout.failure.message
-                raise RunError(f"no worker is left to play the environment: {reason}", hint="see its log")
+                raise RunError(f"no worker is left to play the environment: {reason}", hint="check its log")
 
     def _scores_groups(self, assignment: Assignment) -> bool:
         return self.environments[assignment.environment].info.group_rewards
@@ -233,7 +236,7 @@ class RolloutSource:
         attempt: int = 0,
         played: Played | None = None,
     ) -> list[Rollout]:
-        # Rollouts that a reward function compares are one piece of work, every other is its own.
+        # Rollouts that a reward function compares are played as a unit; all other rollouts are separate.
         pieces: dict[Any, list[int]] = {}
         for number, assignment in enumerate(assignments):
             key = assignment.group if self._scores_groups(assignment) else number
@@ -242,7 +245,7 @@ class RolloutSource:
         for numbers in pieces.values():
             first = assignments[numbers[0]]
             environment, length = self.environments[first.environment], self.length(first.environment)
-            # Rows that come again meet new chances; within a group they are shared.
+            # Repeated rows get different random numbers; the rollouts of a group share them.
             epoch = first.position // length if length else 0
             request = RolloutRequest.of(
                 client,
@@ -280,18 +283,18 @@ class RolloutSource:
             del self._playing[policy]
 
     def idle_seconds(self) -> float:
-        """Return for how long no turn of the rollouts that play was sampled; 0 if none plays."""
+        """Return the seconds since the last turn of the current rollouts was sampled; 0 without rollouts."""
         playing = dict(self._playing)
         if not playing or any(policy.engine.is_sampling for policy in playing):
             return 0.0
         return monotonic() - max(max(began, policy.answered_at) for policy, began in playing.items())
 
     def interrupt(self) -> None:
-        """Cancel what other threads play at this moment."""
+        """Cancel the rollouts that other threads are playing."""
         self.thread.interrupt()
 
     def release(self, client: PolicyClient) -> None:
-        """Close a client that plays no more."""
+        """Close a client after its last use."""
         self.thread.run(client.close())
 
     def close(self) -> None:

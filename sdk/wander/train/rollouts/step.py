@@ -1,8 +1,8 @@
-"""Plays a step: its groups, then other groups in place of those that teach nothing.
+"""Playing of a step: its groups, then other groups in place of groups that teach nothing.
 
-If all rewards of a group are equal, its advantages are zero. Late in a run most groups are like that. With
-`data.refill_rounds` other examples are played in their place, until every group of the step teaches something
-or the rounds are over (DAPO calls this dynamic sampling). Groups that could not be replaced stay.
+If all rewards of a group are equal, its advantages are zero. Late in a run, most groups are like that. With
+`data.refill_rounds`, other examples are played in their place until every group of the step teaches something
+or the rounds are used up (DAPO calls this dynamic sampling). Groups that could not be replaced stay.
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ FEWEST_SCORED = 2
 """Scored rollouts that a group needs to learn from it: a single one has nothing to be compared with."""
 
 Exchange = Callable[[list[Any]], list[Any]]
-"""Takes this process's items and returns the items of all processes, by rank."""
+"""Function that sends this process's items and returns the items of all processes, by rank."""
 
 
 @dataclass
 class Group:
-    """The rollouts of one example, and their rows, which are compared with each other."""
+    """The rollouts of an example, and their rows, which are compared with each other."""
 
     pick: Pick
     rollouts: list[Rollout]
     rows: list[Row]
     learner: str | None = None
-    """The player that the rows are for; None if the environment has no players."""
+    """Player that the rows are for; None without players."""
 
     @property
     def rewards(self) -> list[float | None]:
-        """The reward of each row; None for a failed rollout, which gets no advantage."""
+        """Reward of each row; None for a failed rollout, which gets no advantage."""
         return [row.reward for row in self.rows]
 
     @property
     def scored(self) -> list[float]:
-        """The rewards without None."""
+        """Rewards of the scored rows."""
         return [reward for reward in self.rewards if reward is not None]
 
 
 @dataclass
 class PlayedStep:
-    """One step's rollouts."""
+    """The rollouts of a step."""
 
     groups: list[Group]
     """Groups to learn from, one for each slot."""
     played: list[Group]
-    """All groups that were played, with those that were replaced."""
+    """All groups that were played, including replaced groups."""
     rows: list[Row] = field(default_factory=list)
-    """Rows to learn from, groups together. Rows of a group that was left out have no reward."""
+    """Rows to learn from, with groups together. Rows of a group that was left out have no reward."""
     first_idle: int = 0
-    """Groups of the first round that teach nothing."""
+    """Number of groups in the first round that teach nothing."""
     refilled: int = 0
-    """Groups of the first round that another group replaced."""
+    """Number of groups in the first round that were replaced."""
     left_out: int = 0
-    """Groups with too few scored rollouts that were not replaced."""
+    """Number of groups with too few scored rollouts that were not replaced."""
     calls: list[StepRollouts] = field(default_factory=list)
     """Time and tokens of each round."""
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The rollout of each row, groups together."""
+        """Rollout of each row, with groups together."""
         return [rollout for group in self.groups for rollout in group.rollouts]
 
 
 class StepPlayer:
-    """Plays the steps of a run, or one process's share of them."""
+    """Plays the steps of a run, or a process's share of them."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class StepPlayer:
         opponents: Opponents,
         played: Played | None = None,
     ) -> None:
-        """`played` is called when rollouts of a step end."""
+        """Create the player; `played` is called when rollouts of a step end."""
         self.played = played
         self.opponents = opponents
         self.roles = settings.count_roles(source.info.players)
@@ -101,19 +101,20 @@ class StepPlayer:
         self.exchange = exchange
 
     def draw(self, slots: Sequence[int]) -> list[Pick]:
-        """Draw the next step, the same in every process; return what the groups in these slots play."""
+        """Draw the next step, which is the same in every process; return the examples for these slots."""
         picks = self.mixture.draw(self.settings.batch.groups // self.roles)
         return [picks[number] for number in dict.fromkeys(slot // self.roles for slot in slots)]
 
     def play(self, picks: Sequence[Pick]) -> PlayedStep:
-        """Play groups of a step, and other groups in place of those that teach nothing.
+        """Play groups of a step, and other groups in place of groups that teach nothing.
 
         Raises `RunError` if every rollout failed.
         """
         return self.finish(picks, self.play_groups(picks))
 
     def play_groups(self, picks: Sequence[Pick], client: PolicyClient | None = None) -> StepRollouts:
-        """Play groups, with their own `client` if they are of a later step; `finish` takes the result."""
+        """Play groups, with their own `client` if they belong to a later step; `finish` processes the
+        result."""
         size = self.settings.batch.group_size
         return self.source.play(
             [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
@@ -122,9 +123,9 @@ class StepPlayer:
         )
 
     def finish(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
-        """Return the step, after other groups were played in place of some; raises as `play` does.
+        """Return the step after some of its groups were replaced; raises the same errors as `play`.
 
-        Its rewards influence which examples are drawn next.
+        The rewards influence which examples are drawn next.
         """
         groups = self._groups(picks, call)
         step = PlayedStep(list(groups), list(groups), calls=[call])
@@ -142,7 +143,7 @@ class StepPlayer:
         return step
 
     def _refill(self, step: PlayedStep) -> bool:
-        """Play one round of other groups; False if no process needs any."""
+        """Play a round of replacement groups; returns False if no process needs any."""
         idle = self._idle(step)
         wanted = [step.groups[idle[n % len(idle)]].pick.environment for n in range(self._count(step, idle))]
         everyone = self.exchange([wanted])
@@ -166,7 +167,7 @@ class StepPlayer:
         return True
 
     def _count(self, step: PlayedStep, idle: Sequence[int]) -> int:
-        """Return how many examples to play so that enough of them are likely to teach something."""
+        """Return the number of examples to play so that enough of them are likely to teach something."""
         if not idle:
             return 0
         taught = sum(self._teaches(group) for group in step.played)
@@ -229,7 +230,7 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
 
 
 def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int = 0) -> list[str]:
-    """Return the players that the policy plays and learns as; none if there are no players."""
+    """Return the players that the policy plays and learns as; empty without players."""
     others = settings.other_players
     return [player for player in source.environments[environment].info.players if player not in others]
 
@@ -237,9 +238,11 @@ def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int 
 def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
     """Return, for each environment, every example that the run may play, in the order of its steps.
 
-    For endless datasets these are only the first groups of each step: the number of refills is unknown.
+    For endless datasets, these are only the first groups of each step, because the number of replacements is
+    unknown.
     """
-    data = settings.data.model_copy(update={"curriculum": False})  # which only changes how often
+    # a curriculum only changes how often an example is played
+    data = settings.data.model_copy(update={"curriculum": False})
     mixture = mixture_of(source, settings.model_copy(update={"data": data}))
     steps, groups = settings.batches, settings.batch.groups // settings.count_roles(source.info.players)
     rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
@@ -274,7 +277,7 @@ def _merge_round(calls: Sequence[StepRollouts]) -> StepRollouts:
     tokens = sum(call.sampled_tokens for call in calls)
     return StepRollouts(
         rollouts=[rollout for call in calls for rollout in call.rollouts],
-        # They play at the same time, and wait for the slowest.
+        # The processes play at the same time, and the step waits for the slowest.
         seconds=max(call.seconds for call in calls),
         model_seconds=max(call.model_seconds for call in calls),
         retried=sum(call.retried for call in calls),

@@ -12,10 +12,10 @@ from wander.types import Rollout
 
 
 def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -> dict[str, Any]:
-    """Return rewards, each reward function, lengths, failures and times of a step.
+    """Return the rewards, metrics, lengths, failures and times of a step.
 
-    Means are over everything that was played, the groups that were replaced too: the policy as it is, not the
-    choice that is learnt from. With several environments each has its own beside them.
+    Means cover all groups that were played, including replaced groups, so they describe the policy and not
+    the selection that it learns from. With several environments, each also has separate metrics.
     """
     scored = _pick_scored(step.played)
     rollouts = sum(len(call.rollouts) for call in step.calls)
@@ -77,9 +77,9 @@ def _by_environment(played: Sequence[Group], labels: Sequence[str]) -> dict[str,
 
 
 def means_by_player(scored: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means of each player of rollouts that were scored: reward, turns and the other metrics.
+    """Return the means of each player over scored rollouts: reward, turns and the other metrics.
 
-    Nothing if the environment has no players.
+    Empty if the environment has no players.
     """
     means: dict[str, float] = {}
     for player in dict.fromkeys(name for rollout in scored for name in rollout.rewards):
@@ -100,12 +100,12 @@ def means_by_player(scored: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
-    """Return where the time went.
+    """Return the times of a step's parts.
 
-    Generation is the time in which the model computed; what environments do meanwhile costs the step nothing.
-    In all the rest of the time the step waited: for environments' code, their processes, the chat template
-    and the ids of what they said, for scoring, and for the slowest rollout. It is shared between environment
-    and scoring as the rollouts' own times are.
+    Generation is the time during which the model computed. Environments may work during this time at no cost.
+    During the rest of the time, the step waited for environments' code and processes, the chat template and
+    tokenization of their messages, scoring, and the slowest rollout. This time is divided between environment
+    and scoring in proportion to the rollouts' own times.
     """
     seconds = sum(call.seconds for call in step.calls)
     generation = sum(call.model_seconds for call in step.calls)
@@ -131,6 +131,6 @@ def _pick_scored(groups: Sequence[Group]) -> list[Rollout]:
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the values that are known; NaN of none."""
+    """Return the mean of the values that are not None; NaN without values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else float("nan")

@@ -1,4 +1,5 @@
-"""Plays rollouts at the same time; one whose worker is lost goes on in another, from where it stood."""
+"""Concurrent playing of rollouts; if a worker is lost, its rollouts continue in another worker from the same
+point."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from wander.types import Message, Rollout
 Asked = tuple[EnvironmentHandle, RolloutRequest]
 
 MOST_LOST = 5
-"""Workers that a rollout may lose before it fails: it may be what ends them."""
+"""Maximum number of workers that a rollout may lose before it fails, because it may be the cause."""
 
 
 async def play_together(
@@ -23,11 +24,12 @@ async def play_together(
     ended: Callable[[int], None] = lambda rollouts: None,
     at_once: int | None = None,
 ) -> list[list[Rollout]]:
-    """Play requests at the same time; return the rollouts of each. `ended` hears how many a request had.
+    """Play requests concurrently; return the rollouts of each. `ended` is called with the number of rollouts
+    in a request.
 
-    All begin before any asks the policy, so that every batch holds every rollout that still plays: the same
-    requests are always sampled in the same batches. Of more rollouts than `at_once` the next begins in place
-    of one that ends, before the batch that follows.
+    All rollouts begin before any of them calls the policy, so that every batch contains all active rollouts.
+    The same requests are therefore always sampled in the same batches. If there are more rollouts than
+    `at_once`, the next one begins when one ends, before the next batch.
     """
     found: list[list[Rollout]] = [[] for _ in asked]
     waiting = iter(enumerate(asked))
@@ -55,18 +57,19 @@ async def play_together(
     try:
         await asyncio.gather(*(play(begun) for begun in first))
     finally:
-        for _, request in asked:  # those too that never came to play
+        for _, request in asked:  # including requests that never started
             for name in request.rollout_ids:
                 client.end(name)
     return found
 
 
 async def play_on(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:
-    """Play a request; where its worker is lost, once more in another, with what was sampled already.
+    """Play a request; if its worker is lost, play it again in another worker with the turns that were already
+    sampled.
 
-    An environment that answers as it did gets the same completions for it, down to the one that was being
-    sampled, so the rollout ends as if nothing had happened, and batches have waited for it. One that answers
-    otherwise gets new completions from there.
+    If the environment repeats its messages, it gets the same completions, including the one that was being
+    sampled. Batches wait for the rollout, so it ends as if nothing had happened. If the environment's
+    messages differ, it gets new completions from that point on.
     """
     answers = _KeptAnswers(request.client)
     try:
@@ -81,7 +84,8 @@ async def play_on(environment: EnvironmentHandle, request: RolloutRequest) -> li
 
 
 def is_lost(rollout: Rollout, *, for_good: bool = False) -> bool:
-    """Tell whether a rollout's worker ended and another can play it, or, `for_good`, no other will come."""
+    """Return whether a rollout's worker was lost and another can play it, or, with `for_good`, no other
+    worker exists."""
     failure = rollout.failure
     return failure is not None and failure.type == "WorkerLost" and failure.retryable is not for_good
 
@@ -90,26 +94,26 @@ def is_lost(rollout: Rollout, *, for_good: bool = False) -> bool:
 class _Answer:
     turn: int
     messages: int
-    """Of the conversation that was answered."""
+    """Number of messages in the conversation that was answered."""
     said: list[Message]
-    """Those of them that were not there when the model was asked before."""
+    """Messages that were added since the previous answer."""
     response: asyncio.Task[ModelResponse]
 
 
 class _KeptAnswers(WrappedClient):
-    """Gives a rollout that is played once more the completions that it had, and hides that it ended."""
+    """Gives a repeated rollout its earlier completions, and hides from the client that it ended."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._answers: dict[str, list[_Answer]] = {}
-        """Of each rollout of the request, of its players, and of what its code asked, in the order of the
-        questions."""
+        """Answers in the order of the requests, for each rollout, each of its players, and each call by its
+        code."""
         self._asked: Counter[str] = Counter()
         self._ending: list[asyncio.Handle] = []
         self._attempt = 0
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the completion that is known, or the client's."""
+        """Return the recorded completion, or a new one from the client."""
         name, attempt = request.conversation, self._attempt
         answers, number = self._answers.setdefault(name, []), self._asked[name]
         self._asked[name] += 1
@@ -119,33 +123,35 @@ class _KeptAnswers(WrappedClient):
             if (known.turn, known.messages, known.said) != (request.turn, len(request.messages), messages):
                 _cancel(answers[number:])
                 del answers[number:]
-                # The conversation that the client knows is another one from here.
+                # From this point on, the conversation differs from the one that the client has.
                 self._client.end(request.rollout_id)
                 self._client.begin(request.rollout_id)
         if number >= len(answers):
-            # A task, since losing the worker that waits must not take back what is being sampled.
+            # A task is used so that losing the waiting worker does not cancel the sampling.
             response = asyncio.ensure_future(self._client.complete(request))
             answers.append(_Answer(request.turn, len(request.messages), messages, response))
         response = answers[number].response
         try:
             return await asyncio.shield(response)
         except asyncio.CancelledError:
-            if attempt == self._attempt:  # no worker was lost: the environment wants no answer any more
+            # no worker was lost: the environment itself no longer needs the answer
+            if attempt == self._attempt:
                 response.cancel()
             raise
 
     def end(self, rollout_id: str) -> None:
-        """Pass on that a rollout ended, unless it turns out at once that its worker was lost."""
+        """Tell the client that a rollout ended, unless the loss of its worker becomes known immediately."""
         self._ending.append(asyncio.get_running_loop().call_soon(self._client.end, rollout_id))
 
     def begin_again(self) -> None:
-        """Take back what just ended, as batches have to wait for it, and give the known answers again."""
+        """Undo the last endings, because batches must wait for these rollouts, and start to repeat the known
+        answers."""
         self._cancel_endings()
         self._asked.clear()
         self._attempt += 1
 
     def stop(self) -> None:
-        """Stop what is still being sampled; who asked ends the rollouts."""
+        """Cancel turns that are still being sampled; the caller ends the rollouts."""
         self._cancel_endings()
         for answers in self._answers.values():
             _cancel(answers)

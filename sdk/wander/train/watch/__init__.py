@@ -1,1 +1,1 @@
-"""What is measured and shown of a training run: evaluations, alerts, trackers, curves."""
+"""Measuring and showing a training run: evaluations, alerts, trackers, curves."""

@@ -1,7 +1,7 @@
-"""Evaluation while the policy learns: the same examples and seeds each time, played by the policy itself.
+"""Evaluation during training, by the policy itself, on the same examples and seeds each time.
 
-It changes nothing of the training: rollouts draw from seeds of their own, never from a global generator, and
-are sampled beside no rollout of a step. Several processes deal the examples out among themselves.
+It does not influence the training. Its rollouts use their own seeds, never a global generator, and are
+sampled separately from the rollouts of steps. Several processes share the examples.
 """
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ from wander.types import (
 from wander.wire import RunSummary
 
 MOST_LINES = 20_000
-"""An exhaustive cell with more is refused: it would take longer than the training."""
+"""Maximum number of lines in an exhaustive cell. More lines would take longer than the training."""
 
 Choices = tuple[Any, ...]
-"""What the environment answers at the beginning of a line."""
+"""Choices of the environment at the start of a line."""
 
 
 def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return how the lines of an exhaustive cell ended: they are all that there are, so without intervals."""
+    """Return the endings of an exhaustive cell's lines. They are complete counts, so they have no
+    intervals."""
     count = {**vars(count_lines(rollouts)), "bad": sum(map(is_bad, rollouts))}
     return {"lines": count.pop("lines"), "metrics": count}
 
 
 def collect_means(summary: RunSummary, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return what a cell of examples says of its metrics: means and their intervals, and means by player."""
+    """Return the metrics of a cell of examples: means and their intervals, and means by player."""
     return {
         "interval": _interval(summary.reward_low, summary.reward_high),
         "metrics": {name: metric.mean for name, metric in summary.metrics.items()}
@@ -80,14 +81,15 @@ def _interval(low: float | None, high: float | None) -> Interval | None:
 
 
 SaveBest = Callable[[Path], str | None]
-"""Saves the weights as they are in a folder, and returns their digest."""
+"""Function that saves the current weights in a folder and returns their digest."""
 
 
 class Evaluation:
-    """Plays the cells with the policy before the first step, every so many steps and after the last.
+    """Plays the cells with the policy before the first step, every `evaluation.every` steps, and after the
+    last.
 
-    It keeps the weights that did best. Each environment is opened once and stays open. A checkpoint holds the
-    evaluation of its step: a resumed run makes those that came later again.
+    It keeps the weights with the best result. Each environment is opened once and stays open. A checkpoint
+    includes the evaluation of its step, and a resumed run repeats later evaluations.
     """
 
     def __init__(
@@ -100,9 +102,10 @@ class Evaluation:
         save_best: SaveBest,
         covered: int,
     ) -> None:
-        """`source` plays the run's rollouts: its client plays here too, on its loop, and it closes all.
+        """Prepare the evaluation.
 
-        `covered` is the number of steps in the checkpoint from which a run is resumed.
+        `source` plays the run's rollouts. Its client also plays here, on its loop, and it closes all
+        environments. `covered` is the number of steps in the checkpoint that the run resumes from.
         """
         self.world = world
         self.client = source.client
@@ -126,11 +129,11 @@ class Evaluation:
         self._thread = source.thread
         self._handles: dict[str, EnvironmentHandle] = {}
         self._joined: dict[str, Client] = {}
-        """The policy with those of who plays beside it in a cell."""
+        """Clients of the policy and the other players, by cell."""
         self._examples: dict[str, list[Example]] = {}
 
     def begin(self, step: int) -> None:
-        """Remove what a resumed run makes again; evaluate the model that training begins with."""
+        """Remove evaluations that a resumed run repeats, and evaluate the initial model."""
         write_evaluations(self.folder, self.evaluations)
         if self.best is None:
             forget_best(self.folder)
@@ -138,17 +141,17 @@ class Evaluation:
             self._evaluate(0)
 
     def end_step(self, step: int, steps: int) -> None:
-        """Evaluate if it is this step's turn, before its metrics and checkpoint are written."""
+        """Evaluate if it is due, before the step's metrics and checkpoint are written."""
         if step % self.settings.evaluation.every == 0 or step == steps:
             self._evaluate(step)
 
     def _evaluate(self, step: int) -> None:
-        """Play every cell once, with the weights as they are now."""
+        """Play every cell once with the current weights."""
         started = perf_counter()
         self.client.refresh()
         self.client.take_totals()
         cells = [self._evaluate_cell(cell, step) for cell in self.settings.evaluation_cells]
-        self.client.take_totals()  # none of it counts towards the step that follows
+        self.client.take_totals()  # so that it does not count in the next step
         self.evaluations += cells
         write_evaluations(self.folder, self.evaluations)
         self._keep_best(step, cells)
@@ -219,13 +222,14 @@ class Evaluation:
         return handle, self._examples[cell.name]
 
     def _play_lines(self, handle: EnvironmentHandle, name: str, openings: Sequence[Example]) -> list[Rollout]:
-        """Play every line, wave after wave; those of a wave part from lines of the one before."""
+        """Play every line in waves; the lines of a wave branch off from lines of the previous wave."""
         rollouts: list[Rollout] = []
         wave: list[tuple[Example, Choices | None]] = [(opening, ()) for opening in openings]
         while wave:
             if len(rollouts) + len(wave) > MOST_LINES:
                 raise ConfigError(
-                    f"cell `{name}` has more than {MOST_LINES:,} lines", hint="evaluate it on examples"
+                    f"cell `{name}` has more than {MOST_LINES:,} lines",
+                    hint="evaluate it on examples instead",
                 )
             played = self._play(handle, name, wave)
             rollouts += played
@@ -239,7 +243,7 @@ class Evaluation:
     def _play(
         self, handle: EnvironmentHandle, name: str, asked: Sequence[tuple[Example, Choices | None]]
     ) -> list[Rollout]:
-        """Play examples, or lines that begin with these choices, dealt out among the processes."""
+        """Play examples, or lines that start with these choices, shared among the processes."""
         own = self.world.together(lambda: self._play_share(handle, name, asked))
         played = dict(self.world.exchange(list(own.items())))
         return [played[number] for number in range(len(played))]
@@ -247,9 +251,9 @@ class Evaluation:
     def _play_share(
         self, handle: EnvironmentHandle, name: str, asked: Sequence[tuple[Example, Choices | None]]
     ) -> dict[int, Rollout]:
-        """Play this process's share; return the rollouts by their numbers."""
+        """Play this process's share; return the rollouts by number."""
         share = range(self.world.rank, len(asked), self.world.size)
-        # As many at once as a step plays: what fits in memory there fits here.
+        # At most the number of rollouts in a step, because that number is known to fit in memory.
         size = self.settings.batch.rollouts // self.world.size
         rollouts: dict[int, Rollout] = {}
         for first in range(0, len(share), size):
@@ -295,12 +299,12 @@ class Evaluation:
 
 
 class LineClient(WrappedClient):
-    """Tells rollouts which lines they play."""
+    """Gives rollouts the lines that they play."""
 
     def __init__(self, client: Client, lines: Mapping[str, Choices]) -> None:
         super().__init__(client)
         self._lines = lines
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the line that a rollout plays; None where it plays an example."""
+        """Return the line for a rollout; None if it plays an example."""
         return ask_for_line(self._lines[rollout_id]) if rollout_id in self._lines else None

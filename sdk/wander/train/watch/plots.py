@@ -1,9 +1,9 @@
-"""The curves of training runs as files: one run in detail, or several on the same axes.
+"""Learning curves of training runs as files: a single run in detail, or several on the same axes.
 
-Small multiples, one metric each: the reward with its spread and the evaluations with their intervals, each
-reward function, what tells whether the policy is sound, and where the time goes. Every step is drawn thin,
-the mean of the last ten thick. Of more than `MOST_POINTS` steps the least and the greatest of each bucket are
-drawn, so that no spike is lost, and the title says so.
+Each metric has a small chart: the reward with its spread and the evaluations with their intervals, each
+reward function, the policy's health, and the time of each part of a step. Every step is a thin line, and the
+mean of the last ten steps a thick one. If there are more than `MOST_POINTS` steps, the minimum and maximum of
+each bucket are drawn, so that spikes stay visible, and the title mentions it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from wander.evals.report import charts
 from wander.train.records.files import CellEvaluation, number, read_evaluations, read_metrics
 
 Across = Literal["step", "rollouts", "hours"]
-"""What the horizontal axis counts."""
+"""Unit of the horizontal axis."""
 
 PANELS = (
     ("reward", "mean reward"),
     ("groups_without_variance", "groups that teach nothing"),
-    ("entropy", "entropy (nats a token)"),
-    ("tokens", "sampled tokens a rollout"),
+    ("entropy", "entropy (nats per token)"),
+    ("tokens", "sampled tokens per rollout"),
     ("truncated", "truncated rollouts"),
     ("loss", "loss"),
     ("grad_norm", "gradient norm"),
-    ("seconds/step", "seconds a step"),
+    ("seconds/step", "seconds per step"),
 )
-"""Metric and title of the panels beside the reward functions; a metric that no run has is left out."""
+"""Metric and title of the charts, in addition to those of the reward functions. Metrics that no run has are
+left out."""
 
 TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
-"""Parts of a step's time, of the metrics `seconds/...`."""
+"""Parts of a step's time in the metrics `seconds/...`."""
 
 WINDOW = 10
-"""Steps of the running mean that is drawn thick."""
+"""Number of steps in the running mean, which is drawn as a thick line."""
 MOST_POINTS = 1500
 SUFFIXES = (".svg", ".png", ".html", ".json")
 
 
 @dataclass(frozen=True)
 class PlottedRun:
-    """A run as it is drawn."""
+    """A run to draw."""
 
     name: str
     entries: Sequence[dict[str, Any]]
@@ -51,7 +52,7 @@ class PlottedRun:
     evaluations: Sequence[CellEvaluation] = field(default_factory=list)
 
     def places(self, across: Across) -> dict[int, float]:
-        """Return where on the horizontal axis each step lies; 0 is where the run begins."""
+        """Return the position of each step on the horizontal axis; the run starts at 0."""
         places, at = {0: 0.0}, 0.0
         for entry in self.entries:
             if across == "step":
@@ -65,20 +66,20 @@ class PlottedRun:
         return places
 
     def known(self, name: str) -> list[tuple[int, float]]:
-        """Return step and value wherever the metric is a number."""
+        """Return step and value for all steps whose metric is a number."""
         pairs = ((entry["step"], number(entry, name)) for entry in self.entries)
         return [(step, value) for step, value in pairs if value is not None]
 
 
 def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
-    """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
+    """Read a run from its folder; raises `RunError` if it is not a training run."""
     return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 
 
 def draw_learning_curve(entries: Sequence[dict[str, Any]], folder: Path, *, title: str) -> list[Path]:
-    """Write `learning_curve.svg` and `.png` and return their paths; nothing for fewer than two steps.
+    """Write `learning_curve.svg` and `.png` and return their paths; empty for fewer than two steps.
 
-    The evaluations are those that lie in the folder. Raises `MissingExtra`.
+    The evaluations are read from the folder. Raises `MissingExtra`.
     """
     run = PlottedRun(title, entries, read_evaluations(folder))
     files = [folder / "learning_curve.svg", folder / "learning_curve.png"]
@@ -93,14 +94,17 @@ def draw_runs(
     across: Across = "step",
     metrics: Sequence[str] = (),
 ) -> list[Path]:
-    """Draw runs on the same axes into files, by their suffix; return these, none where nothing can be drawn.
+    """Draw runs on the same axes into files, by their suffix; return the files, or an empty list without
+    data.
 
-    Of one run the spread of the reward and the shares of time are drawn too. `metrics` chooses the panels.
-    Raises `ConfigError` for a suffix or a metric that there is not, and `MissingExtra`.
+    A single run also shows the spread of the reward and the shares of time. `metrics` selects the charts.
+    Raises `ConfigError` for an unknown suffix or metric, and `MissingExtra`.
     """
     for file in files:
         if file.suffix not in SUFFIXES:
-            raise ConfigError(f"`{file}` is no plot", hint=f"end its name in one of {', '.join(SUFFIXES)}")
+            raise ConfigError(
+                f"`{file}` is not the name of a plot", hint=f"use one of the suffixes {', '.join(SUFFIXES)}"
+            )
     whole = chart_runs(runs, title=title, across=across, metrics=metrics)
     if whole is None:
         return []
@@ -114,14 +118,14 @@ def draw_runs(
 def chart_runs(
     runs: Sequence[PlottedRun], *, title: str, across: Across = "step", metrics: Sequence[str] = ()
 ) -> Any | None:
-    """Return the chart that `draw_runs` writes; None where nothing can be drawn.
+    """Return the chart that `draw_runs` writes; None without data.
 
-    Raises `ConfigError` for a metric that there is not, and `MissingExtra`.
+    Raises `ConfigError` for an unknown metric, and `MissingExtra`.
     """
     names = list(metrics) or _panel_names(runs)
     if missing := [name for name in metrics if not any(run.known(name) for run in runs)]:
         known = sorted({name for run in runs for entry in run.entries for name in entry})
-        hint = did_you_mean(missing[0], known) or f"they have {', '.join(known)}"
+        hint = did_you_mean(missing[0], known) or f"the runs have {', '.join(known)}"
         raise ConfigError(f"no run has a metric `{missing[0]}`", hint=hint)
     panels = [
         charts.chart_curve(
@@ -140,12 +144,13 @@ def chart_runs(
     if not panels:
         return None
     if any(len(run.entries) > MOST_POINTS for run in runs):
-        title = f"{title} (of many steps the least and the greatest)"
+        title = f"{title} (minimum and maximum of several steps)"
     return charts.arrange_panels(panels, title=title)
 
 
 def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
-    """Return the metrics of which a run knows two steps; the reward, its functions, then the others."""
+    """Return the metrics that a run has for at least two steps: the reward, its functions, then the
+    others."""
     present = {name for run in runs for entry in run.entries for name in entry}
     functions = sorted(
         name for name in present if name.startswith(("rewards/", "reward/")) and name.count("/") == 1
@@ -153,7 +158,7 @@ def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
     first, *rest = [name for name, _ in PANELS]
     wanted = [first, *functions, *rest]
     drawn = [name for name in wanted if any(len(run.known(name)) > 1 for run in runs)]
-    # Nothing was ever truncated: no panel.
+    # These metrics get no chart if they are always zero.
     always_zero = {"truncated", "groups_without_variance"}
     return [
         name
@@ -163,7 +168,7 @@ def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
 
 
 def _points(run: PlottedRun, name: str, across: Across) -> list[dict[str, Any]]:
-    """Return each step's place, value, mean of the last ten, and, of the reward, its spread."""
+    """Return the position, value and running mean of each step, and the spread if it is the reward."""
     places = run.places(across)
     spread = dict(run.known("reward_std")) if name == "reward" else {}
     recent: list[float] = []
@@ -180,7 +185,7 @@ def _points(run: PlottedRun, name: str, across: Across) -> list[dict[str, Any]]:
 
 
 def thin_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `MOST_POINTS` rows: of each bucket those with the least and the greatest value."""
+    """Return at most `MOST_POINTS` rows: those with the minimum and the maximum of each bucket."""
     if len(rows) <= MOST_POINTS:
         return rows
     size = -(-len(rows) // (MOST_POINTS // 2))
@@ -206,7 +211,7 @@ def _evaluations(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
 
 
 def _times(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
-    """Return how long each part of a step took, where that is known."""
+    """Return the seconds of each part of a step, if they are known."""
     places = run.places(across)
     return [
         {"at": places[entry["step"]], "part": part, "seconds": seconds}

@@ -33,8 +33,8 @@ def require_trackers(names: Sequence[str]) -> None:
 def open_reporters(section: LoggingSection, folder: Path, step: int) -> Iterator[list[TrainerCallback]]:
     """Yield the callbacks that report to the run's trackers; the run starts after `step`.
 
-    They must be called after the callback that completes the metrics of a step. What trackers print goes to
-    stderr, since stdout is for answers.
+    They must be called after the callback that completes the metrics of a step. The output of trackers goes
+    to stderr, because stdout is for results.
     """
     reporters: list[TrainerCallback] = []
     if section.profile_steps:
@@ -46,7 +46,7 @@ def open_reporters(section: LoggingSection, folder: Path, step: int) -> Iterator
             if name == "tensorboard":
                 from torch.utils.tensorboard import SummaryWriter
 
-                # A resumed run repeats the steps after its checkpoint, so their values are struck out.
+                # A resumed run repeats the steps after its checkpoint, so their earlier values are removed.
                 purge = step + 1 if step else None
                 writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=purge)
                 reporters.append(TensorBoardCallback(writer))
@@ -82,7 +82,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
 
 
 def _open_wandb(section: LoggingSection, folder: Path) -> None:
-    """Open the W&B run that transformers' callback then writes to: offline if W&B knows no key."""
+    """Open the W&B run that transformers' callback then writes to; it is offline if W&B has no key."""
     import wandb
 
     folder = folder.resolve()

@@ -1,4 +1,4 @@
-"""Watches a training run while it learns: one table of rules raises alerts and ends the run early.
+"""The watch of a training run: a table of rules that raise alerts and can end the run early.
 
 A rule reads the lines of `metrics.jsonl` one after another, so a resumed run raises the same alerts as an
 uninterrupted one. A rule fires when its condition has held for a number of consecutive steps. It fires again
@@ -37,12 +37,12 @@ from wander.train.records.files import (
 from wander.train.records.record import TrainingRecord
 
 FLAT_EVALUATIONS = 3
-"""Number of consecutive evaluations that do not change, or are not better than the one before the first
-step."""
+"""Number of consecutive evaluations that do not change, or are not better than the evaluation before the
+first step."""
 FLAT_SHARE = 0.05
-"""Share of the sampled reward's change by which flat evaluations may change."""
+"""Maximum change of flat evaluations, as a share of the change of the sampled reward."""
 MOVED_SHARE = 0.1
-"""Share of its larger mean by which the sampled reward has to change in the same time."""
+"""Minimum change of the sampled reward in the same time, as a share of its larger mean."""
 
 FAILED = "failed/"
 """Prefix of the metrics that count failed rollouts by boundary."""
@@ -70,17 +70,18 @@ class Rule:
     """A condition and its consequence."""
 
     holds: Callable[[Entry], str | None]
-    """Returns what is wrong, in words; an empty text if nothing is, and None if the step lacks the metric."""
+    """Function that returns a description of the problem; an empty text without a problem, and None if the
+    step lacks the metric."""
     alert: AlertKind | None = None
-    """The alert that it raises."""
+    """Alert to raise."""
     ends: StopKind | None = None
-    """Why the run ends."""
+    """Kind of ending if the rule ends the run."""
     steps: int = 1
-    """Consecutive steps before the rule fires."""
+    """Number of consecutive steps before the rule fires."""
     held: int = 0
-    """Consecutive steps so far with the condition."""
+    """Number of consecutive steps, up to now, that met the condition."""
     quiet: int | None = None
-    """Consecutive steps without the condition since the rule fired; None if it may fire."""
+    """Number of consecutive steps without the condition since the rule fired; None if it may fire."""
 
     def read(self, entry: Entry) -> str | None:
         """Return why the rule fires at a step, or None; it fires again after `LASTING` quiet steps."""
@@ -108,7 +109,7 @@ class Rules:
         self._rules = make_rules(settings, read_first_values)
 
     def read(self, entry: Entry) -> tuple[list[Alert], Stopped | None]:
-        """Return the alerts that a step raises, and why the run ends with it, if it does."""
+        """Return the alerts of a step, and the reason if the run ends with it."""
         alerts: list[Alert] = []
         stopped: Stopped | None = None
         for rule in self._rules:
@@ -127,7 +128,7 @@ def make_rules(
 ) -> list[Rule]:
     """Return the rules of a run; if several end it at the same step, the first one counts.
 
-    `read_first_values` gives what the evaluation before the first step measured, by `CELL/METRIC`.
+    `read_first_values` returns the results of the evaluation before the first step, by `CELL/METRIC`.
     """
     stopping = settings.stopping
     compares = settings.algorithm.loss != "distill"
@@ -220,7 +221,7 @@ class _Target:
         self._conditions = {name: Condition.parse(f"value{text}") for name, text in texts.items()}
 
     def reached(self, entry: Entry) -> str | None:
-        """Raises `ConfigError` for a bound on something that is not evaluated."""
+        """Check a step; raises `ConfigError` for a bound on a metric that no evaluation measures."""
         values = _evaluated(entry)
         if not values or not self._conditions:
             return None
@@ -234,13 +235,13 @@ class _Target:
 
 
 class _FlatEvaluations:
-    """Finds a cell whose evaluations stay the same while the reward of the steps moves."""
+    """Detects cells whose evaluations stay the same while the reward of the steps changes."""
 
     def __init__(self) -> None:
         self._rewards: list[float] = []
-        """Those of the steps since the last evaluation."""
+        """Rewards of the steps since the last evaluation."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
-        """The last evaluations of each cell, each with the mean reward of the steps before it."""
+        """Last evaluations of each cell, each with the mean reward of the steps before it."""
 
     def read(self, entry: Entry) -> str | None:
         if (reward := number(entry, "reward")) is not None:
@@ -264,14 +265,15 @@ class _FlatEvaluations:
             return ""
         return (
             f"the evaluation of `{flat[0]}` has not changed {FLAT_EVALUATIONS} times in a row, while the "
-            "sampled reward has: is it greedy, or too small?"
+            "sampled reward has: check whether it is greedy, or has too few examples"
         )
 
 
 def _stays_behind(spans: Sequence[tuple[float, float]]) -> bool:
-    """Return whether evaluations stay while the sampled reward moves on, and away from them.
+    """Return whether evaluations stay the same while the sampled reward moves away from them.
 
-    A reward that comes closer to them is not a sign: sampling learns what greedy play did before.
+    A reward that moves towards them is not a problem, because sampling then learns what greedy play could do
+    before.
     """
     values = [value for value, _ in spans]
     first, last = spans[0][1], spans[-1][1]
@@ -290,7 +292,7 @@ class _NeverBetter:
         self._output = output
         self._read_first_values = read_first_values
         self._worse: int | None = 0
-        """None once an evaluation was better."""
+        """Number of evaluations that were not better; None after an evaluation was better."""
 
     def read(self, entry: Entry) -> str | None:
         name, mode = self._output.keep_best, self._output.best_mode
@@ -306,13 +308,13 @@ class _NeverBetter:
         if not is_last and self._worse != FLAT_EVALUATIONS:
             return ""
         return (
-            f"no evaluation has a better `{name}` than the one before the first step: `best` holds the "
-            "weights that training began with"
+            f"no evaluation has a better `{name}` than the evaluation before the first step: `best` contains "
+            "the initial weights"
         )
 
 
 def _evaluated(entry: Entry) -> dict[str, float | None]:
-    """Return what the evaluations of a step measured, by `CELL/METRIC`."""
+    """Return the results of a step's evaluations, by `CELL/METRIC`."""
     return {
         name.removeprefix(EVALUATION): number(entry, name) for name in entry if name.startswith(EVALUATION)
     }
@@ -323,27 +325,30 @@ REWARD_DROP = 0.3
 ENTROPY_BURST = 2.0
 """Multiple of its first value above which the entropy has burst."""
 WINDOW = 5
-"""Number of steps in a mean. It is smaller at first: a bad learning rate destroys a policy in two steps."""
+"""Number of steps in a mean. It is smaller at the start, because a bad learning rate can destroy a policy in
+two steps."""
 FEWEST = 3
-"""Steps before the first judgment."""
+"""Minimum number of steps before the first judgment."""
 SPREADS = 0.5
-"""Standard deviations of a step's rollouts by which the reward must fall."""
+"""Minimum fall of the reward, in standard deviations of a step's rollouts."""
 DEVIATIONS = 4.0
-"""Standard deviations by which two means must differ, so that it is not chance."""
+"""Minimum difference of two means, in standard deviations, that is not chance."""
 GROWN = 3.0
-"""Times its first values that the norm of the gradient must reach to be suspected of a collapse."""
+"""Growth of the gradient's norm, as a multiple of its first values, that may have caused a collapse."""
 MEDIAN_JUMP = 0.954
-"""Median of the distance of two steps, in standard deviations, if only chance moves them."""
+"""Median difference of two steps, in standard deviations, if it is only chance."""
 
 
 class _Collapse:
     """Compares the last few steps with the first few and the best few of the run.
 
     There are three ways to collapse:
-    - the reward falls far below its best value: by a share of it, by half a standard deviation of the
-      rollouts, and by more than chance;
-    - the entropy is gone and the reward has not risen: the policy repeats itself;
-    - the entropy bursts and the reward has not risen: the policy writes noise.
+
+    - The reward falls far below its best value: by a share of it, by half a standard deviation of the
+      rollouts, and by more than chance.
+    - The entropy is nearly zero and the reward has not risen: the policy repeats itself.
+    - The entropy bursts and the reward has not risen: the policy writes noise.
+
     If the entropy falls while the reward rises, the policy learns.
     """
 
@@ -352,16 +357,16 @@ class _Collapse:
         self._rewards = _Means()
         self._entropies = _Means()
         self._jumps: list[float] = []
-        """Distance of each reward from the reward before."""
+        """Distances between consecutive rewards."""
         self._spread = 0.0
-        """The largest standard deviation of a step's rollouts so far."""
+        """Largest standard deviation of the rewards in a step so far."""
         self._gradients: list[float] = []
         """Norm of the gradient of each step."""
         self._rate: float | None = None
         """Largest learning rate so far."""
 
     def read(self, entry: Entry) -> str:
-        """Return how the policy has collapsed, in words; an empty text if it has not."""
+        """Return a description of the collapse; an empty text if the policy has not collapsed."""
         reward, entropy = number(entry, "reward"), number(entry, "entropy")
         if reward is not None:
             self._spread = max(self._spread, number(entry, "rewards/reward/std") or 0.0)
@@ -411,9 +416,10 @@ class _Collapse:
         return ""
 
     def _chance(self, steps: int) -> float:
-        """Return by how much the mean of the last steps and a mean of `steps` steps may differ by chance."""
-        # Rollouts of a group share an example, so at worst they count as one. The median of the jumps between
-        # steps measures the real difference, and a collapse does not influence it.
+        """Return the distance by which the mean of the last steps and a mean of `steps` steps may differ by
+        chance."""
+        # Rollouts of a group share an example, so in the worst case they count as one. The median of the
+        # distances between steps measures the real variation, and a collapse does not influence it.
         of_step = self._spread / math.sqrt(self._groups)
         if len(self._jumps) >= 2 * WINDOW:
             of_step = min(of_step, statistics.median(self._jumps) / MEDIAN_JUMP)
@@ -427,10 +433,10 @@ class _Means:
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.first = 0.0
         self.best: dict[int, float] = {}
-        """Best mean by number of steps: only the first means are of fewer than `WINDOW` steps."""
+        """Best mean by number of steps; only the first means cover fewer than `WINDOW` steps."""
 
     def add(self, value: float) -> None:
-        """Take the value of a step."""
+        """Add the value of a step."""
         self.last.append(value)
         steps = len(self.last)
         if steps not in self.best:
@@ -439,18 +445,18 @@ class _Means:
 
     @property
     def now(self) -> float:
-        """The mean of the last steps."""
+        """Mean of the last steps."""
         return sum(self.last) / len(self.last)
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Reads the metrics of each step, after the record has written them.
 
-    A resumed run begins with the alerts of the steps that its checkpoint covers.
+    A resumed run starts with the alerts of the steps in its checkpoint.
     """
 
     def __init__(self, settings: GRPOSettings, record: TrainingRecord, *, writes: bool = True) -> None:
-        """`writes` is False in all but one of several processes."""
+        """Create the watch; `writes` is False in all processes except one."""
         self.record = record
         self.stopped: Stopped | None = None
         self.alerts: list[Alert] = []
@@ -462,7 +468,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.alerts += [known.get((alert.step, alert.rule), alert) for alert in raised]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the alerts that a resumed run begins with, without those of steps that are repeated."""
+        """Write the alerts that a resumed run starts with, without those of repeated steps."""
         if self._writes:
             write_alerts(self.record.path, self.alerts)
 
@@ -475,10 +481,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **unused: Any
     ) -> None:
-        """Keep the weights as they are if a gradient is not finite: such a step would destroy them."""
+        """Discard gradients that are not finite, because such a step would destroy the weights."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
         for gradient in [parameter.grad for parameter in parameters]:
-            # This process's part of a sharded gradient: if the norm is not finite, no part is.
+            # This is the process's part of a sharded gradient. If the norm is not finite, no part is.
             part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             if not torch.isfinite(part).all():
                 for parameter in parameters:
@@ -494,7 +500,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.alerts += raised
         if raised and self._writes:
             write_alerts(self.record.path, self.alerts)
-        # All processes end together, even if only one saw the reason.
+        # All processes end together, even if only one of them has the reason.
         stop = self.record.agree(self.stopped is not None)
         control.should_training_stop = control.should_training_stop or stop
         return control
