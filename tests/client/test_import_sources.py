@@ -118,7 +118,7 @@ def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
     git(clone, "add", ".")
     git(clone, "commit", "-q", "-m", "three")
     git(clone, "push", "-q", "origin", "main")
-    with pytest.raises(ClientError, match="leaves the folder"):
+    with pytest.raises(ClientError, match="outside the folder"):
         brought(f"file://{repository}", tmp_path / "work")
 
 

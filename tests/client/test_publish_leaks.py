@@ -204,7 +204,7 @@ def test_what_a_link_brings_from_elsewhere_is_refused(target: str, tmp_path: Pat
     (folder / "data.txt").symlink_to(target)
     (folder / "fine.txt").symlink_to("inside.txt")
     assert refused(folder, {"data.txt": b"x", "fine.txt": b"x", "inside.txt": b"x"}) == [
-        "data.txt: a link leads to it, from outside of the folder"
+        "data.txt: it is outside the folder and included through a link"
     ]
 
 

@@ -136,7 +136,7 @@ async def test_a_rollout_opens_with_its_calls_and_its_neighbours_follow(run: Pat
         assert "failed at the tool: ToolError: broke at 4" in screen(pilot)
         await typed(pilot, "escape")
         assert chosen(pilot) == "4"
-        assert "no other rollout that way" in await typed(pilot, "G", "enter", "]")
+        assert "no more rollouts in this direction" in await typed(pilot, "G", "enter", "]")
 
 
 async def test_a_long_rollout_scrolls_and_is_searched(run: Path) -> None:
@@ -176,7 +176,7 @@ async def test_filters_by_failure_and_reward_and_orders(run: Path) -> None:
         assert "1 of 2" in await typed(pilot, "r", *"none", "enter")
         assert "is not a valid bound" in await typed(pilot, "r", *"luck", "enter")
         await typed(pilot, "e", "r", *">9", "enter", "enter", "f")
-        assert "no rollout is like that" in await typed(pilot, "g")
+        assert "no rollout matches" in await typed(pilot, "g")
         assert "by reward" in await typed(pilot, "r", "enter", "e", "s", "g")
     async with opened(run, order="-reward") as pilot:
         assert chosen(pilot) == "11"

@@ -87,7 +87,7 @@ class PlayerClient(Client):
     async def _hint(self, request: ModelRequest) -> None:
         """Print the answer of the client for hints."""
         if self._hints is None:
-            self._output.line("nobody gives hints: start with `--hints MODEL`", style="dim")
+            self._output.line("no model gives hints: start with `--hints MODEL`", style="dim")
             return
         try:
             response = await self._hints.complete(request)

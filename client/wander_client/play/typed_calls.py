@@ -107,7 +107,7 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
         words = shlex.split(rest)
     except ValueError as error:
         raise UsageError(
-            "the line ends within a quotation, or after a backslash", hint="close the quotation mark"
+            "the line ends inside a quotation or after a backslash", hint="close the quotation mark"
         ) from error
     return TypedCall(name, dict(_pair(word, fields, known[name]) for word in words))
 

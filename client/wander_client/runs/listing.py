@@ -97,7 +97,7 @@ def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
-        raise UsageError(f"runs have no `{name}`", hint=hint)
+        raise UsageError(f"runs cannot be sorted by `{name}`", hint=hint)
     return sort_by(rows, lambda row: row[SORTED_BY[name]], falling=word.startswith("-"))
 
 
@@ -121,7 +121,7 @@ def require_level(word: str) -> str:
 
     known = get_args(VerificationLevel)
     if word not in known:
-        raise UsageError(f"there is no level `{word}`", hint=f"levels are {', '.join(known)}")
+        raise UsageError(f"unknown level `{word}`", hint=f"levels are {', '.join(known)}")
     return word
 
 

@@ -100,7 +100,7 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
     if word is None:
         if not folders:
             raise NotFound(
-                f"there is no run in `{runs_dir}`", hint="`wander eval` makes one", code="run_not_found"
+                f"no runs in `{runs_dir}`", hint="`wander eval` creates runs", code="run_not_found"
             )
         return folders[0]
     exact = [run for run in folders if word.rstrip("/") in (run.manifest.run_id, run.path.name)]
@@ -125,7 +125,9 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
         )
     if len(matching) > 1:
         names = "\n".join(f"{run.manifest.run_id}  {run.path}" for run in matching[:10])
-        raise UsageError(f"`{word}` means {len(matching)} runs", hint="name one of them", detail=names)
+        raise UsageError(
+            f"`{word}` matches {len(matching)} runs", hint="give more characters of the id", detail=names
+        )
     return matching[0]
 
 

@@ -95,7 +95,7 @@ def foreign_record(folder: Path, asks: Iterable[str], hint: str) -> ClientError:
     `asks` are the options that it asks for, one a line.
     """
     return ClientError(
-        f"`{folder}` was not begun by you on this machine, so the options in it are not used",
+        f"`{folder}` was not started by you on this machine, so the options in it are not used",
         detail="\n".join(["it asks for", *(f"  {line}" for line in asks)]),
         hint=hint,
         code="foreign_record",

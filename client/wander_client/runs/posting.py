@@ -58,8 +58,8 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
         _refuse_secrets(context, folder)
         for name in local_arguments(manifest.environment.arguments):
             context.output.warn(
-                f"the environment's argument `{name}` is a path of this machine: it is posted as it is, and "
-                "the run is not played again elsewhere"
+                f"the environment's argument `{name}` is a path on this machine: it is posted unchanged, and "
+                "the run cannot be replayed elsewhere"
             )
         yield parcel
 
@@ -110,10 +110,10 @@ def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
     if abs(here - hub) > _CLOCKS_APART:
         wrong = f"the clock of this machine says {here:%Y-%m-%d %H:%M} UTC"
     elif began - hub > _CLOCKS_APART:
-        wrong = f"the run began at {began:%Y-%m-%d %H:%M} UTC, says the machine that played it"
+        wrong = f"the run began at {began:%Y-%m-%d %H:%M} UTC, according to the machine that played it"
     else:
         return
-    context.output.warn(f"{wrong}, but the hub's time is {hub:%Y-%m-%d %H:%M} UTC: set the clock right")
+    context.output.warn(f"{wrong}, but the hub's time is {hub:%Y-%m-%d %H:%M} UTC: correct the clock")
 
 
 def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:

@@ -259,7 +259,7 @@ class RunViewer(App[bool]):
         before = self._cursor
         self._go_to(before + by)
         if self._open is not None:
-            self.action_read("there is no other rollout that way" if self._cursor == before else "")
+            self.action_read("no more rollouts in this direction" if self._cursor == before else "")
         else:
             self._tell()
 
@@ -278,7 +278,7 @@ class RunViewer(App[bool]):
     def action_match(self, by: int, including: bool = False) -> None:
         """Move to the next match: a line of the open rollout, or a rollout in the list."""
         if not self._query:
-            self._tell("nothing was searched for yet: `/`")
+            self._tell("press `/` to search first")
         elif self._open is not None:
             fitting = [self._query.lower() in line.text.lower() for line in self._page.lines]
             line = _next(fitting, self._line, by, including)
@@ -346,7 +346,7 @@ class RunViewer(App[bool]):
         self._answer = then
         self._question.value, self._question.display = "", True
         self.set_focus(self._question)
-        self._status.update(f"{question}: enter takes it, escape leaves it")
+        self._status.update(f"{question}: enter accepts, escape cancels")
 
     def _close_question(self) -> None:
         self._question.display = False
@@ -368,7 +368,7 @@ class RunViewer(App[bool]):
             more = f" (the first of {self._fitting:,})" if self._fitting > len(self._shown) else ""
             parts.append(f"{self._cursor + 1} of {len(self._shown)}{more}")
         else:
-            parts.append("no rollout is like that: `e` and `r` change what is shown")
+            parts.append("no rollout matches: `e` and `r` change the filters")
         parts += ["failed only"] if self._failed else []
         parts += [f"reward {self._bound}"] if self._bound else []
         parts += [f"by {self._order}"] if self._order != "number" else []

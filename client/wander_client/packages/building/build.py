@@ -89,7 +89,7 @@ class Builder:
                 if not isinstance(more, list):
                     break
                 requires += [str(read_requirement(str(each), source.name)) for each in more[:50]]
-        raise ClientError(f"{doing} failed: its backend has no answer", code="build_failed")
+        raise ClientError(f"{doing} failed: its backend returned no answer", code="build_failed")
 
     @contextlib.contextmanager
     def _environment(self, requires: Sequence[str], python: Interpreter, doing: str) -> Iterator[Path]:
@@ -128,7 +128,7 @@ class Builder:
             confinement=confinement,
         )
         if end.status is None:
-            raise ClientError(f"{doing} took longer than {_SECONDS:g} s", code="build_failed")
+            raise ClientError(f"{doing} took more than {_SECONDS:g} s", code="build_failed")
         out.seek(0)
         with contextlib.suppress(ValueError, RecursionError):
             head = json.loads(out.readline(1 << 16))
@@ -207,7 +207,7 @@ def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
         raise ClientError(
             f"`{folder.name}` has more than {_LARGEST >> 20:,} MiB, "
             f"`{largest}` alone {sizes[largest] >> 20:,} MiB",
-            hint="move what is not part of the package out of the folder",
+            hint="move files that are not part of the package out of the folder",
             code="unsafe_package",
         )
 
@@ -224,7 +224,7 @@ def _list_contents(folder: Path) -> _FolderContents:
         if is_left:
             above.remove(place)
         elif place in above:
-            contents.faults[name] = "is a link to a folder that holds it"
+            contents.faults[name] = "is a link to a folder that contains it"
         elif place not in seen:
             seen.add(place)
             above.add(place)
@@ -239,7 +239,7 @@ def _list_contents(folder: Path) -> _FolderContents:
             if count > MOST_FILES:
                 raise ClientError(
                     f"`{folder.name}` holds more than {MOST_FILES:,} files",
-                    hint="move what is not part of the package out of the folder",
+                    hint="move files that are not part of the package out of the folder",
                     code="unsafe_package",
                 )
             for each in found:
@@ -256,16 +256,16 @@ def _look_at(path: str, name: str, root: str, contents: _FolderContents) -> str 
         real = os.path.realpath(path, strict=True) if os.path.islink(path) else path
         status = os.stat(real)
     except OSError as error:
-        contents.faults[name] = f"is a link that leads nowhere: {error.strerror}"
+        contents.faults[name] = f"is a broken link: {error.strerror}"
         return None
     if os.path.commonpath([root, real]) != root:
-        contents.faults[name] = "is a link that leaves the folder"
+        contents.faults[name] = "is a link to a path outside the folder"
     elif stat.S_ISDIR(status.st_mode):
         return real
     elif not stat.S_ISREG(status.st_mode):
         contents.faults[name] = f"is {describe_kind(status.st_mode)}, not a plain file"
     elif not os.access(real, os.R_OK):
-        contents.faults[name] = "cannot be read: you lack the permission"
+        contents.faults[name] = "cannot be read: permission denied"
     else:
         contents.sizes[name] = status.st_size
     return None
@@ -290,7 +290,9 @@ def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Pat
 def too_large(name: str, file: str) -> ClientError:
     """Return the error for a package with too many bytes; `file` exceeds the limit."""
     message = f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB or {MOST_FILES:,} files, with `{file}`"
-    return ClientError(message, hint="leave out what is not part of the package", code="unsafe_package")
+    return ClientError(
+        message, hint="leave out files that are not part of the package", code="unsafe_package"
+    )
 
 
 def extract_bounded(path: Path, work: Path) -> None:

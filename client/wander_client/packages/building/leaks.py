@@ -215,7 +215,7 @@ def _leaks_of_folder(folder: Path, names: Mapping[str, list[str]]) -> Iterator[L
             if os.path.lexists(folder / place) and not any(fnmatchcase(place, made) for made in _MADE):
                 sources[place] = name
                 if not (folder / place).resolve().is_relative_to(root):
-                    yield Leak(name, "a link leads to it, from outside of the folder")
+                    yield Leak(name, "it is outside the folder and included through a link")
     for place in list_ignored(folder, list(sources)):
         yield Leak(sources[place], "git ignores it")
 

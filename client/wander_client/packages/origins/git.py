@@ -20,7 +20,7 @@ _PASSED = (
     *("SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_ASKPASS", "SSH_ASKPASS"),
     *("XDG_CONFIG_HOME", "USER", "LOGNAME"),
 )
-"""Options that let git use the user's own credentials."""
+"""Environment variables passed to git so that it can use the user's credentials."""
 _PROTOCOLS = "https:http:ssh:git:file"
 _ADDRESS = re.compile(rf"(?:{_PROTOCOLS.replace(':', '|')})://.|[\w.-]+@[\w.-]+:.")
 _PARTS = re.compile(r"(?P<url>(?:\w+://[^/]*/|[\w.-]+@[\w.-]+:|)[^@]+)(?:@(?P<revision>.*))?")

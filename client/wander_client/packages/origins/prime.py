@@ -83,7 +83,7 @@ def _download(
         detail = detail if isinstance(detail, dict) else {}
         stated = detail.get("tracked_package_url") or detail.get("package_url")
         if not isinstance(stated, str):
-            raise ClientError(f"the hub names no archive for `{what}`", hint=hint)
+            raise ClientError(f"the hub did not return an archive for `{what}`", hint=hint)
         # A signed address of a file store gets no key.
         with connection.stream("GET", connection.join(answer.url, stated), elsewhere=True) as archive:
             _require_success(what, archive.status, hint)
