@@ -233,3 +233,22 @@ async def test_who_posted_a_hidden_run_posts_and_finds_it_again(hub, pinned, run
     for private in (True, False):
         refused = await post(hub, *other, "alice", private=private)
         assert (refused.status_code, refused.json()["code"]) == (409, "run_exists")
+
+
+async def test_an_id_that_was_public_is_taken_in_the_same_words(hub, pinned, run_of, make_wheel):
+    spec = make_wheel(name="open-env")
+    body = spec.build()
+    assert (await hub.upload(body, spec.wheel_name)).status_code == 200
+    other = run_of(hashlib.sha256(body).hexdigest(), name="open-env", run_id=RUN)
+    assert (await post(hub, *run_of(pinned, run_id=RUN), "alice")).status_code == 201
+    answers = []
+    for private in (False, True):
+        visibility = "/api/v1/environments/alice/reverse-text/visibility"
+        changed = await hub.client.put(visibility, json={"private": private}, headers=hub.auth("alice"))
+        assert changed.status_code == 200, changed.text
+        answer = await post(hub, *other, "carol")
+        told = {name: value for name, value in answer.json().items() if name != "request_id"}
+        answers.append((answer.status_code, told))
+    assert answers[0] == answers[1]
+    assert (answers[0][0], answers[0][1]["code"]) == (409, "run_exists")
+    assert (await hub.get(f"/api/v1/runs/{RUN}", headers=hub.auth("carol"))).status_code == 404
