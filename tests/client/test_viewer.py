@@ -163,7 +163,7 @@ async def test_the_search_of_the_list_reads_every_message(run: Path) -> None:
         assert "no rollout with `zzz`" in await typed(pilot, "/", *"zzx", "backspace", "z", "enter")
         assert "search" not in await typed(pilot, "/", "a", "escape")
     async with opened(run) as pilot:
-        assert "nothing was searched for" in await typed(pilot, "n")
+        assert "to search first" in await typed(pilot, "n")
 
 
 async def test_filters_by_failure_and_reward_and_orders(run: Path) -> None:

@@ -53,7 +53,7 @@ _KEYS = (
     ("G,end", "end(1)", "last"),
     ("enter,l,right", "read", "open the rollout"),
     ("h,backspace,left", "leave", "back to the list, as escape"),
-    ("],[", "neighbour({})", "next, previous rollout"),
+    ("],[", "neighbor({})", "next, previous rollout"),
     ("/", "search", "search all messages"),
     ("n,N", "match({})", "next, previous match"),
     ("f,F", "failure({})", "next, previous failure"),
@@ -254,7 +254,7 @@ class RunViewer(App[bool]):
         else:
             self.action_leave()
 
-    def action_neighbour(self, by: int) -> None:
+    def action_neighbor(self, by: int) -> None:
         """Move to the next rollout, and open it if a rollout was open."""
         before = self._cursor
         self._go_to(before + by)
