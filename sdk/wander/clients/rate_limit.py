@@ -56,7 +56,7 @@ _DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 60.0, 1.0, 0.5
 """Seconds in which the rate doubles after it was lowered: usually, and if less than a second was measured.
 They halve with each second that has almost no refusals, but not shortly below the rate that was refused."""
 _PROBE_RATE, _PROBES = 10.0, 15
-"""Calls a second, and how many of them, that find out whether an endpoint refuses everything."""
+"""Calls per second, and number of calls, that test whether an endpoint refuses everything."""
 _LEAST_RATE, _MOST_RATE = 0.5, 1e6
 _KEPT = 0.85
 """Smallest share of the rate that a cut leaves, unless the endpoint refused most of the calls. An endpoint
@@ -317,7 +317,7 @@ class CallLimiter:
         self._queue.ages.pop(self._own(rollout_id), None)
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
-        """Wait until a call may leave; return when it did. Calls of no known rollout are the first."""
+        """Wait until a call may leave and return that time. Calls without a known rollout go first."""
         if self._acquire_now(pace):
             return monotonic()
         queue = self._queue
@@ -336,7 +336,7 @@ class CallLimiter:
         return monotonic()
 
     def _acquire_now(self, pace: Pace) -> bool:
-        """Have a call leave if it may at once and nobody waits; tell whether it does."""
+        """Start a call if it may leave immediately and no other call waits; return whether it started."""
         now = monotonic()
         if self._queue.waiting or not self._has_room() or pace.wait(now) > 0:
             return False

@@ -36,11 +36,11 @@ class _Entry(Generic[Request, Answer]):
 class Batcher(Generic[Request, Answer]):
     """Runs a batch when every rollout in flight waits for it, when it is full, or after a short quiet time.
 
-    `run` is called in a thread of its own, one batch at a time, so the event loop and the environments
-    continue while a batch is computed. Early answers go to their rollouts immediately. With
-    `quiet_seconds=None` a batch waits for every rollout in flight, so its composition, and every bit of the
-    result, is the same each time. A rollout whose code asks the model (`wander.clients.sub_calls`) counts as
-    waiting, and its sub-calls are not counted separately.
+    `run` is called in a separate thread, one batch at a time, so the event loop and the environments continue
+    while a batch is computed. Early answers go to their rollouts immediately. With `quiet_seconds=None`, a
+    batch waits for every rollout in flight, so its composition, and every bit of the result, is the same each
+    time. A rollout whose code calls the model (`wander.clients.sub_calls`) counts as waiting, and its
+    sub-calls are not counted separately.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Batcher(Generic[Request, Answer]):
             self._timer = None
         if self.is_computing or not self._waiting:
             return
-        # Most calls end here or soon: every rollout of a step comes by at each of its turns.
+        # Most calls return soon, because every rollout calls this method at each of its turns.
         if self._is_complete() and (not self._drop_cancelled() or self._is_complete()):
             self._flush()
         elif self._waiting and self._quiet_seconds is not None:

@@ -72,7 +72,7 @@ class BatchSection(Section):
     """Rollouts in a backward pass; a sampling batch is four times as large. Fewer use less memory."""
 
     retries: int = Field(default=1, ge=0)
-    """How often a failed rollout is played again before it is left out of its group."""
+    """Number of times that a failed rollout is played again before it is left out of its group."""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Number of steps that are played ahead while the policy learns, so that their weights are up to this
     many updates old. Each step needs a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
@@ -110,7 +110,7 @@ class DataSection(Section):
     """The choice of the examples in each step."""
 
     order: Literal["dataset", "shuffled"] = "dataset"
-    """`shuffled` draws a new order for each epoch and stratum, by `schedule.seed`."""
+    """Order of examples. `shuffled` draws a new order for each epoch and stratum, with `schedule.seed`."""
     refill_rounds: int = Field(default=0, ge=0)
     """Number of rounds that play other groups in place of groups with equal rewards; 0 keeps those groups. A
     round plays the number of groups that the step so far suggests, at most a whole step."""
@@ -291,7 +291,7 @@ class InferenceSection(Section):
     """The engine that samples the rollouts."""
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
-    """transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
+    """Engine: transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
     url: str | list[str] | None = None
     """vllm-server: address of the server, or of several. None starts one on this machine for the run."""
     python: str | None = None

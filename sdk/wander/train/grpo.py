@@ -2,11 +2,11 @@
 
 A step has these parts, in this order; draw, play and logprobs are in step_trainer.py:
 
-    draw          which example each group of the step plays              ours   rollouts/sampler.py
-    play          the policy plays each of them `group_size` times        ours   rollouts/step.py, source.py
-    advantages_G  reward minus the mean of its group, scaled if asked     TRL    0 for a failed rollout
-    logprobs_GT   log-probability of every sampled token, as it is now    ours   rollouts/buckets.py
-    loss          dapo, cispo, ...: advantages times ratios, clipped      TRL    ours: which rows are computed
+    draw          choose the example of each group                        ours   rollouts/sampler.py
+    play          play each example `group_size` times with the policy    ours   rollouts/step.py, source.py
+    advantages_G  reward minus the mean of its group, optionally scaled   TRL    0 for a failed rollout
+    logprobs_GT   current log-probability of every sampled token          ours   rollouts/buckets.py
+    loss          dapo, cispo, ...: advantages times ratios, clipped      TRL    ours: choice of the rows
     update        gradients, clipping, AdamW, schedule, checkpoints       TRL    and transformers
     sync          send the new weights to the sampling engine             ours   engine.py
 

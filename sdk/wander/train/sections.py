@@ -77,7 +77,7 @@ class PlayerSection(Section):
     `earlier` for the policy of some steps ago. Otherwise a checkpoint or a script, as for `wander eval
     --player`."""
     refresh_every: int = Field(default=20, gt=0)
-    """earlier: steps after which it becomes the current policy."""
+    """earlier: number of steps after which it becomes the current policy."""
 
 
 def _read_player(value: Any) -> Any:
@@ -95,7 +95,7 @@ class AlgorithmSection(Section):
     """Loss. `rloo` compares each whole rollout with the others of its group; `distill` learns from a
     teacher."""
     scale_rewards: Literal["none", "group", "batch"] = "none"
-    """Standard deviation by which the advantage (reward minus the group's mean) is divided."""
+    """Rollouts whose standard deviation divides the advantage (reward minus the group's mean)."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the policy ratio. By default it is 0.2 above 1, or 5 for cispo. TRL's default for cispo
     is 0.2, which multiplies every on-policy gradient by 0.2."""
@@ -171,7 +171,7 @@ def require_effect(settings: Any) -> None:
         section, _, field = name.partition(".")
         value = getattr(settings, section)
         if getattr(value, field) != type(value).model_fields[field].default:
-            raise ValueError(f"the loss `{loss}` does not go with `{name}`: leave it out")
+            raise ValueError(f"the loss `{loss}` does not support `{name}`: leave it out")
     if loss == "rloo" and settings.algorithm.scale_rewards == "group":
         raise ValueError('the loss `rloo` supports only `scale_rewards = "batch"` or `"none"`')
     if loss == "distill" and settings.teacher.path is None:

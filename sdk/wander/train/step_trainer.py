@@ -103,7 +103,7 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
             self.evaluation.begin(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Give the weights to the engine, and evaluate them."""
+        """Send the weights to the engine, and evaluate them."""
         self.trainer.weights.refresh()
         if self.evaluation:
             self.evaluation.end_step(state.global_step, state.max_steps)
@@ -165,7 +165,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )
         self.checkpoint_parts: list[Any] = [player.mixture, player.opponents]
-        """Parts of a checkpoint in addition to TRL's: each writes a file of its own."""
+        """Objects that write their own files into a checkpoint, in addition to TRL's."""
         if begun is not None:
             for part in [*self.checkpoint_parts, *([ahead] if ahead else [])]:
                 part.load(begun.path)

@@ -1,4 +1,4 @@
-"""The policy's weights: adapters on them, and how they are written."""
+"""The policy's weights: their adapters, and saving."""
 
 from __future__ import annotations
 

@@ -280,10 +280,10 @@ class Leaderboard(Record):
     models: Count = 0
     """Number of rows; a model that two accounts posted has two rows."""
     proved: Count = 0
-    """The rows whose rewards the hub derived itself: those of the levels `rescored` and `replayed`."""
+    """Number of rows whose rewards the hub computed itself: those of the levels `rescored` and `replayed`."""
     showing: Literal["best", "all"] = "best"
-    """The first run of each model and account (`best`), or all runs. Neither this nor a filter changes a
-    rank."""
+    """Runs that the rows show: the first run of each model and account (`best`), or every run (`all`). Ranks
+    depend neither on this choice nor on filters."""
     rows: list[LeaderboardRow]
     next: Address | None = None
     """Cursor of the next page."""

@@ -125,9 +125,9 @@ class Engine(ABC):
 class BatchedEngine(Engine):
     """An engine in this process that samples the next turns of all rollouts in flight in batches.
 
-    A batch waits for all of them (`wander.models.batching.Batcher`). If another model plays in the same
-    rollouts, its engine is created with `beside`, the engine of the first model. A batch then holds the turns
-    of both models: otherwise, each would wait for rollouts that wait for the other.
+    A batch waits for all rollouts (`wander.models.batching.Batcher`). If another model plays in the same
+    rollouts, the first engine is passed to the second. Batches then contain the turns of both. Otherwise each
+    engine would wait for rollouts that wait for the other.
     """
 
     def __init__(self, *, max_batch_size: int, beside: BatchedEngine | None = None) -> None:

@@ -32,7 +32,7 @@ class _Cohort:
 class TransformersEngine(BatchedEngine):
     """Samples with a Hugging Face model, with at most `max_batch_size` rows at a time.
 
-    The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
+    The model is the trainer's own. If that model is sharded over processes, it is a separate complete copy
     (`live=False`), which `update_weights` keeps current.
     """
 

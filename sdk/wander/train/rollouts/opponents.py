@@ -2,7 +2,7 @@
 
 Each other player has a client for each client of the policy. Its turns are sampled in the same batches as the
 policy's, so in exact mode they are the same each time. A model is loaded once for all clients. Every
-checkpoint has the weights of the earlier policies.
+checkpoint contains the weights of the earlier policies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
 STATE = "players.json"
-"""In a checkpoint: the version of each earlier self. Its weights are in a file of their own."""
+"""File in a checkpoint with the versions of the earlier policies. Their weights are in separate files."""
 
 
 class SharedEngine(TransformersEngine):
@@ -77,7 +77,7 @@ class _Earlier:
     """Models of this player: first the model with its current weights, then models that are or were used with
     older weights."""
     version: int = 0
-    """Number of updates before its weights; 0 for the weights that training begins with."""
+    """Number of updates before its weights; 0 for the initial weights."""
 
     @property
     def loaded(self) -> LoadedModel:

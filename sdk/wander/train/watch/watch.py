@@ -1,9 +1,9 @@
 """The watch of a training run: a table of rules that raise alerts and can end the run early.
 
 A rule reads the lines of `metrics.jsonl` one after another, so a resumed run raises the same alerts as an
-uninterrupted one. A rule fires when its condition has held for a number of consecutive steps. It fires again
-only after the condition did not hold for `LASTING` steps: a share that swings around its limit raises
-one alert.
+uninterrupted run. A rule fires when its condition has held for a number of consecutive steps. It can fire
+again only after the condition did not hold for `LASTING` steps, so that a value that oscillates around its
+limit raises a single alert.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ MOVED_SHARE = 0.1
 FAILED = "failed/"
 """Prefix of the metrics that count failed rollouts by boundary."""
 LASTING = 10
-"""Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
+"""Number of consecutive steps before a lasting condition raises an alert, and before it can raise another."""
 LOW_ENTROPY = 0.2
-"""Share of its first value under which the entropy is low."""
+"""Share of the initial entropy below which the entropy is low."""
 FIRST_ENTROPIES = 10
-"""Number of first steps whose mean is that first value."""
+"""Number of steps whose mean is the initial entropy."""
 MOST_FLAT = 0.8
 """Largest share of groups without variance."""
 MOST_TRUNCATED = 0.3
 """Largest share of rollouts cut short."""
 MOST_DIFFERING = 0.05
-"""Largest share of tokens with another probability in training than when they were sampled."""
+"""Largest share of tokens with different probabilities in training and in sampling."""
 MOST_FAILED = 0.05
 """Largest share of rollouts that failed."""
 
@@ -84,7 +84,8 @@ class Rule:
     """Number of consecutive steps without the condition since the rule fired; None if it may fire."""
 
     def read(self, entry: Entry) -> str | None:
-        """Return why the rule fires at a step, or None; it fires again after `LASTING` quiet steps."""
+        """Return the reason why the rule fires at a step, or None; it fires again after `LASTING` quiet
+        steps."""
         text = self.holds(entry)
         if text is None:
             return None
@@ -156,8 +157,8 @@ def make_rules(
             _above(
                 SHARE,
                 math.inf if is_corrected(settings) else MOST_DIFFERING,
-                f"{{:.0%}} of the tokens have another probability in training than when they were sampled "
-                f"(by more than {NATS} nats), and `inference.correction` does not act",
+                f"{{:.0%}} of the tokens have different probabilities in training and in sampling "
+                f"(by more than {NATS} nats), and `inference.correction` is not active",
             ),
             alert="logprobs_differ",
         ),
@@ -210,7 +211,7 @@ class _LowEntropy:
         usual = sum(self._first) / FIRST_ENTROPIES
         if value >= LOW_ENTROPY * usual:
             return ""
-        return f"the entropy is {value:.3g}, and was {usual:.3g} in the first {FIRST_ENTROPIES} steps"
+        return f"the entropy is {value:.3g}, but was {usual:.3g} in the first {FIRST_ENTROPIES} steps"
 
 
 class _Target:
@@ -321,9 +322,9 @@ def _evaluated(entry: Entry) -> dict[str, float | None]:
 
 
 REWARD_DROP = 0.3
-"""Share of its best value by which the reward must fall."""
+"""Minimum fall of the reward, as a share of its best value."""
 ENTROPY_BURST = 2.0
-"""Multiple of its first value above which the entropy has burst."""
+"""Multiple of the initial entropy above which the entropy has burst."""
 WINDOW = 5
 """Number of steps in a mean. It is smaller at the start, because a bad learning rate can destroy a policy in
 two steps."""
