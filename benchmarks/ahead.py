@@ -1,15 +1,17 @@
-"""Training whose next steps are played while the policy learns (`batch.max_staleness`), beside one in turns.
+"""Compares training that plays steps ahead while the policy learns (`batch.max_staleness`) with training in
+turns.
 
     .venv/bin/python benchmarks/ahead.py            # speed in alternating pairs, then learning curves
     .venv/bin/python benchmarks/ahead.py --quick    # a minute, writes nothing
-    .venv/bin/python benchmarks/ahead.py --vllm PYTHON    # a vLLM server samples, started with that Python
+    .venv/bin/python benchmarks/ahead.py --vllm PYTHON    # a vLLM server, started with that Python, samples
 
-The environment is a bandit of two pulls that answers after a time drawn from its seed, as a sandbox or a page
-does: it sleeps, so processors are free meanwhile. Speed is rollouts a second of the whole training, the first
-steps, which nothing was played ahead of, included; both kinds are measured in turns, so that load hits both.
+The environment is a bandit with two pulls that answers after a random delay drawn from its seed, like a
+sandbox or a web page. It sleeps, so processors are free in the meantime. The speed is the number of rollouts
+per second of the whole training, including the first steps, which could not be played ahead. Both kinds are
+measured alternately, so that other load affects both.
 
-What is learnt does not depend on the clock, so the curves are of the same bandit without waiting: for each
-seed both begin with the same policy, and differ in the staleness alone. They are compared in pairs.
+Learning does not depend on the clock, so the curves use the same bandit without delays. For each seed, both
+trainings start with the same policy, and differ only in the staleness. They are compared in pairs.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ RESULTS = Path(__file__).parent / "results"
 PAYOFFS = {"0": 0.0, "1": 0.2, "2": 0.5, "3": 1.0}
 PULL = XMLParser(["pull"], answer_field="pull")
 GOAL = 1.4
-"""Rollouts a second, times those of training in turns, where the environment takes time."""
+"""Minimum ratio of rollouts per second to training in turns, if the environment takes time."""
 
 
 class SlowBandit(MultiTurnEnv):
-    """Two pulls of a lever with fixed payoffs; each answer takes up to `seconds`."""
+    """Two pulls of a lever with fixed payoffs. Each answer takes up to `seconds`."""
 
     seconds = 0.0
 
     async def env_response(self, messages: Messages, state: State) -> Messages:  # type: ignore[override]
-        """Tell what the pull paid, after a while."""
-        turn, said = len(messages), str(messages[-1]["content"])
-        await asyncio.sleep(self.seconds * self.rng(state, "wait", turn, said).random())
+        """Return the payoff of the pull after a delay."""
+        turn, pull = len(messages), str(messages[-1]["content"])
+        await asyncio.sleep(self.seconds * self.rng(state, "wait", turn, pull).random())
         paid = PAYOFFS.get(self.parser.parse_answer([messages[-1]]) or "", 0.0)
         return [{"role": "user", "content": f"It paid {paid}. Pull again."}]
 
 
 def payoff(completion: Messages) -> float:
-    """Mean payoff of the pulls."""
+    """Return the mean payoff of the pulls."""
     pulls = [PULL.parse_answer([message]) for message in completion if message["role"] == "assistant"]
     return sum(PAYOFFS.get(pull or "", 0.0) for pull in pulls) / max(1, len(pulls))
 
@@ -67,7 +69,7 @@ def bandit(seconds: float = 0.0) -> SlowBandit:
 
 @contextlib.asynccontextmanager
 async def open_bandit(seconds: float, choice: Any) -> AsyncIterator[EnvironmentHandle]:
-    """Open the environment in this process: it computes nothing."""
+    """Open the environment in this process, because its own processor time is negligible."""
     from wander.environment import LocalEnvironment
 
     handle = LocalEnvironment(bandit(seconds))
@@ -78,7 +80,7 @@ async def open_bandit(seconds: float, choice: Any) -> AsyncIterator[EnvironmentH
 
 
 def tiny_policy(folder: Path, *, served: bool = False) -> Path:
-    """Return a tiny policy that answers in form and prefers no lever."""
+    """Create a tiny policy that answers in the right format and prefers no lever."""
     from wander.clients.scripted import ScriptedClient
     from wander.environment import LocalEnvironment
     from wander.models.tiny import TinySize, create_tiny
@@ -91,7 +93,7 @@ def tiny_policy(folder: Path, *, served: bool = False) -> Path:
         return f"<pull>{derived_rng('pull', request.seed).randrange(4)}</pull>"
 
     games = asyncio.run(play_transcripts(LocalEnvironment(bandit()), ScriptedClient(pull), 64))
-    # vLLM takes no smaller heads.
+    # vLLM does not support smaller heads.
     hidden, key_values = (128, 2) if served else (32, 1)
     size = TinySize(
         hidden=hidden,
@@ -115,7 +117,7 @@ def tiny_policy(folder: Path, *, served: bool = False) -> Path:
 
 @contextlib.contextmanager
 def serve(model: Path, python: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Start a vLLM server for the policy; yield the settings that have it sample."""
+    """Start a vLLM server for the policy. Yields the settings that make it sample."""
     from wander.models.engines.weights import write_checkpoint
     from wander.models.loading import load_model
     from wander.train.config import InferenceSection
@@ -135,7 +137,7 @@ def serve(model: Path, python: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def train(given: argparse.Namespace, staleness: int, seconds: float, seed: int = 0) -> dict[str, Any]:
-    """Train once and return the seconds and the rewards of every step."""
+    """Train once, and return the seconds and rewards of every step."""
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
     from wander.train.records.files import read_metrics
@@ -165,13 +167,13 @@ def train(given: argparse.Namespace, staleness: int, seconds: float, seed: int =
 
 
 def measure_speed(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return rollouts a second of each pair: one in turns, one ahead, one after the other."""
+    """Return the rollouts per second of each pair: one training in turns, one ahead, one after the other."""
     pairs = []
     for seconds in given.seconds:
         for number in range(given.rounds):
             order = [0, given.staleness] if number % 2 == 0 else [given.staleness, 0]
-            took = {each: sum(train(given, each, seconds)["seconds"]) for each in order}
-            speed = {each: given.rollouts * given.steps / took[each] for each in order}
+            took = {staleness: sum(train(given, staleness, seconds)["seconds"]) for staleness in order}
+            speed = {staleness: given.rollouts * given.steps / took[staleness] for staleness in order}
             pairs.append({"wait": seconds, "turns": speed[0], "ahead": speed[given.staleness]})
             print(f"pair {number + 1} of {given.rounds}: {pairs[-1]}", file=sys.stderr)
     return pairs
@@ -181,14 +183,14 @@ def compare_curves(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rewards of every step, in turns and ahead, for each seed."""
     curves = []
     for seed in range(given.seeds):
-        turns, ahead = (train(given, each, 0.0, seed)["rewards"] for each in (0, given.staleness))
+        turns, ahead = (train(given, staleness, 0.0, seed)["rewards"] for staleness in (0, given.staleness))
         curves.append({"seed": seed, "turns": turns, "ahead": ahead})
         print(f"curves: seed {seed} of {given.seeds}", file=sys.stderr)
     return curves
 
 
 def speed_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table of speeds."""
+    """Return the lines of the table of speeds."""
     lines = ["| longest wait of a turn, s | in turns | ahead | ratio of each pair | median |"]
     lines.append("|---:|---:|---:|---|---:|")
     for seconds in dict.fromkeys(pair["wait"] for pair in pairs):
@@ -203,7 +205,8 @@ def speed_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def curve_lines(curves: Sequence[dict[str, Any]], staleness: int) -> list[str]:
-    """Return the table of rewards by what the playing policy had learnt, with intervals of the differences.
+    """Return the lines of the table of rewards by the number of learned updates, with intervals of
+    differences.
 
     A step that is played ahead shows the policy of `staleness` updates before.
     """
@@ -226,7 +229,7 @@ def curve_lines(curves: Sequence[dict[str, Any]], staleness: int) -> list[str]:
 
 
 def tell(pairs: Sequence[dict[str, Any]], curves: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    """Return both tables, and what they are of."""
+    """Return both tables with their descriptions."""
     lines = [
         f"# Steps of {given.rollouts} rollouts of a slow bandit, played ahead and in turns",
         "",
@@ -248,19 +251,21 @@ def tell(pairs: Sequence[dict[str, Any]], curves: Sequence[dict[str, Any]], give
 
 
 def main() -> None:
-    """Measure speed and curves, print the tables, and keep them."""
+    """Measure speed and curves, print the tables, and save them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rollouts", type=int, default=64, help="of a step")
+    parser.add_argument("--rollouts", type=int, default=64, help="rollouts per step")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--seconds", type=float, nargs="+", default=[0.0, 0.5, 2.0], help="longest waits")
-    parser.add_argument("--rounds", type=int, default=3, help="pairs for each of them")
-    parser.add_argument("--seeds", type=int, default=6, help="of the curves")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs for each delay")
+    parser.add_argument("--seeds", type=int, default=6, help="seeds of the curves")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", help="of the policy")
-    parser.add_argument("--vllm", metavar="PYTHON", help="have a vLLM server sample, of this Python")
+    parser.add_argument("--device", default="cpu", help="device of the policy")
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="sample with a vLLM server, started with this Python"
+    )
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -1,10 +1,10 @@
-"""What do `wander install`, `eval` and `post` cost in two checkouts? Processor and wall seconds, in turn.
+"""Compares the cost of `wander install`, `eval` and `post` in two checkouts: processor and wall seconds.
 
     python benchmarks/client_commands.py BEFORE AFTER [--rounds 5] [--examples 200]
 
-Each checkout (a folder in which `make setup` was run) gets a hub of its own with one published environment.
-Rounds alternate between the checkouts. An endpoint that answers immediately stands for the model, so that
-what is measured is the client and its worker. Commands of AFTER run also with `--no-sandbox`.
+Each checkout (a folder after `make setup`) gets its own hub with one published environment. Rounds
+alternate between the checkouts. An endpoint that answers immediately replaces the model, so that only the
+client and its worker are measured. Commands of AFTER also run with `--no-sandbox`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENVIRONMENT = "admin/reverse-text"
 
 
 class Checkout:
-    """One checkout, its hub and its user."""
+    """A checkout with its hub and its user."""
 
     def __init__(self, root: Path, home: Path) -> None:
         self.bin = root / ".venv/bin"
@@ -52,7 +52,10 @@ class Checkout:
         self.run("publish", str(root / "environments/reverse_text"))
 
     def run(self, *words: str) -> tuple[float, float]:
-        """Run a command of the client; return its processor and wall seconds, with those of its children."""
+        """Run a command of the client.
+
+        Returns processor and wall seconds, including those of its children.
+        """
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         command = [str(self.bin / "wander"), *words, "--no-progress", "--quiet"]
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, cwd=self.home)
@@ -78,7 +81,7 @@ def main() -> None:
         }
         try:
             for number in range(given.rounds + 1):
-                for name, one in pair.items():
+                for name, checkout in pair.items():
                     play = ("eval", ENVIRONMENT, "-m", "instant", "-b", address, "-n", str(given.examples))
                     lines = [
                         ("install", ("install", "--force", ENVIRONMENT)),
@@ -88,20 +91,21 @@ def main() -> None:
                     if name == "after":
                         lines.insert(2, ("eval --no-sandbox", (*play, "--no-sandbox", "--out", "outside")))
                     for label, words in lines:
-                        seconds = one.run(*words)
+                        seconds = checkout.run(*words)
                         if number:  # the first round fills caches
                             measured.setdefault(f"{name} {label}", []).append(seconds)
                     for left in ("run", "outside"):
-                        shutil.rmtree(one.home / left, ignore_errors=True)
+                        shutil.rmtree(checkout.home / left, ignore_errors=True)
         finally:
-            for one in pair.values():
-                one.hub.terminate()
-                one.hub.wait()
+            for checkout in pair.values():
+                checkout.hub.terminate()
+                checkout.hub.wait()
     print("| command | before, s of processor (wall) | after | ratio |\n|---|---:|---:|---:|")
     for label in ("install", "eval", "eval --no-sandbox", "post"):
         old, new = measured[f"before {label.split()[0]}"], measured[f"after {label}"]
         cells = [
-            "{:.2f} ({:.2f})".format(*map(statistics.median, zip(*each, strict=True))) for each in (old, new)
+            "{:.2f} ({:.2f})".format(*map(statistics.median, zip(*seconds, strict=True)))
+            for seconds in (old, new)
         ]
         ratio = statistics.median(b[0] / a[0] for a, b in zip(old, new, strict=True))
         print(f"| `wander {label}` | {' | '.join(cells)} | {ratio:.2f} |")

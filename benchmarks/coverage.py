@@ -1,10 +1,10 @@
-"""How often 95 % intervals hold the true mean, and how wide they are beside Student's t.
+"""Measures how often 95 % intervals contain the true mean, and how wide they are compared with Student's t.
 
-    python benchmarks/coverage.py            2,000 samples a cell; prints the table of docs/statistics.md
+    python benchmarks/coverage.py            2,000 samples per cell; prints the table of docs/statistics.md
     python benchmarks/coverage.py --quick    200
 
-Rewards are drawn from distributions that evaluations meet: skewed, mostly zero, of two values, with a rare
-disaster, and from some without bounds. Nothing here depends on the machine.
+Rewards are drawn from distributions that occur in evaluations (skewed, mostly zero, two values, rare
+disasters), and from some without bounds. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Callable[[random.Random], float], float, tuple[float, flo
 
 
 def measure(case: str, examples: int, samples: int) -> tuple[float, float, float]:
-    """Return the coverage of the t interval and of ours, and the ratio of our mean width to its."""
+    """Return the coverage of the t interval and of ours, and the ratio of our mean width to that of t."""
     value, mean, bounds = CASES[case]
     draw = random.Random(f"{case}/{examples}")
     held = [0, 0]
@@ -52,7 +52,7 @@ def measure(case: str, examples: int, samples: int) -> tuple[float, float, float
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200 samples a cell")
+    parser.add_argument("--quick", action="store_true", help="200 samples per cell")
     samples = 200 if parser.parse_args().quick else 2000
     print("| rewards | " + " | ".join(f"K = {examples}" for examples in EXAMPLES) + " |")
     print("|---|" + "---|" * len(EXAMPLES))

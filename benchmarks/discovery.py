@@ -1,7 +1,8 @@
-"""How the processor time of pages and API grows from a hundred environments to a hundred thousand, and how
-well a search finds; see README.md.
+"""Measures the growth of the processor time of pages and API from a hundred environments to a hundred
+thousand, and the quality of searches. See README.md.
 
-Rows are put into the database as publishing leaves them; the answers are those of the application itself.
+Rows are inserted into the database as publishing would leave them. The answers come from the application
+itself.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ _BACKENDS = (
 )
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 _BATCH, _LEARNT = 500, 30
-"""Environments of a transaction, and of a look at which words are new: the hub learns a hundred at once."""
+"""Environments per transaction, and per update of the search index. The hub indexes a hundred at a time."""
 
 
 def describe(number: int) -> dict[str, Any]:
-    """Return what is published as environment `number`: the same for a number every time."""
+    """Return the content of environment `number`, which is always the same for a number."""
     draw = random.Random(number)
     topic = list(TOPICS)[number % len(TOPICS)] if number > 1 else "chess"
     other = draw.choice(list(TOPICS))
@@ -98,7 +99,7 @@ def describe(number: int) -> dict[str, Any]:
 
 
 def published(number: int, owners: dict[str, Owner], spread: int) -> tuple[Environment, Version]:
-    """Return environment `number` with its version, as publishing leaves them."""
+    """Return environment `number` with its version, as publishing would leave them."""
     one, at = describe(number), BEGAN + timedelta(seconds=number)
     owner = owners[f"owner-{number % spread}"]
     environment = Environment(
@@ -116,10 +117,12 @@ def published(number: int, owners: dict[str, Owner], spread: int) -> tuple[Envir
 
 
 def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None:
-    """Add environments, each with a version, and bring search and index up to date with them."""
+    """Add environments with one version each, and update search and index for them."""
     for first in range(start, end, _BATCH):
         with database.write(HUB) as session:
-            owners = {one.name: Owner(id=one.id, name=one.name) for one in session.scalars(select(Owner))}
+            owners = {
+                owner.name: Owner(id=owner.id, name=owner.name) for owner in session.scalars(select(Owner))
+            }
             found = [published(number, owners, spread) for number in range(first, min(end, first + _BATCH))]
             for environment, version in found:
                 environment.marks = search.marks_of(environment, version, service.required_names(version))
@@ -141,13 +144,13 @@ def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None
 
 
 def processor_seconds(backends: list[int]) -> float:
-    """Return what this process and those of a PostgreSQL on this machine have computed."""
+    """Return the processor seconds of this process and of a PostgreSQL on this machine."""
     spent = sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in backends)
     return time.process_time() + spent / 1e9
 
 
 async def measure(client: httpx.AsyncClient, database: Database, path: str, times: int) -> float:
-    """Return the processor time of a request in milliseconds: the least of several rounds."""
+    """Return the processor time of a request in milliseconds: the minimum of several rounds."""
     found, backends = [], list[int]()
     for _ in range(5):
         if database.engine.dialect.name == "postgresql":
@@ -162,14 +165,14 @@ async def measure(client: httpx.AsyncClient, database: Database, path: str, time
 
 
 def judge(number: int, words: str) -> bool:
-    """Tell whether an environment is about what was asked: all words stand in what tells its topic."""
+    """Return whether an environment is about the query: all words occur in its name, summary or tags."""
     one = describe(number)
     told = f"{one['name'].replace('-', ' ')} {one['summary']} {' '.join(one['tags'])}".lower()
     return all(word in told for word in words.split())
 
 
 async def relevance(client: httpx.AsyncClient) -> dict[str, float]:
-    """Return which share of the first ten answers is about what was asked, over a set of queries."""
+    """Return the share of relevant results among the first ten, over a set of queries."""
     plain = [*TOPICS, *(f"{topic} {shape}" for topic in TOPICS for shape in SHAPES)]
     slips = {topic[:2] + topic[3:]: topic for topic in TOPICS} | {f"{topic}x": topic for topic in TOPICS}
     shares: dict[str, list[float]] = {"words": [], "slips": [], "names": []}
@@ -189,7 +192,7 @@ async def relevance(client: httpx.AsyncClient) -> dict[str, float]:
 
 @contextmanager
 def opened(url: str | None) -> Iterator[tuple[Database, Settings]]:
-    """Give an empty hub."""
+    """Yield an empty hub."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(data=Path(folder), bundled_packages=False, database_url=url)
         database = Database(settings.resolved_database_url)
@@ -202,7 +205,7 @@ def opened(url: str | None) -> Iterator[tuple[Database, Settings]]:
 
 
 async def run(url: str | None, sizes: list[int], times: int) -> dict[str, Any]:
-    """Return the times of every request at each size, and at 10,000 environments what searches find."""
+    """Return the request times at each size, and the relevance of searches at 10,000 environments."""
     figures: dict[str, Any] = {"milliseconds": {name: {} for name in REQUESTS}}
     with opened(url) as (database, settings):
         app, filled = create_app(settings, database=database), 1
@@ -228,16 +231,16 @@ async def run(url: str | None, sizes: list[int], times: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write the figures where `--out` says."""
+    """Measure, print, and write the figures to `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database", help="URL of an empty PostgreSQL database, else SQLite")
+    parser.add_argument("--database", help="URL of an empty PostgreSQL database (default: SQLite)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--times", type=int, default=10, help="requests a round")
+    parser.add_argument("--times", type=int, default=10, help="requests per round")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    figures = asyncio.run(run(asked.database, asked.sizes, asked.times))
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    options = parser.parse_args()
+    figures = asyncio.run(run(options.database, options.sizes, options.times))
+    if options.out is not None:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How endpoints refuse calls: at random, for their rate, for a window that is used up, for calls in flight.
+"""Ways in which endpoints refuse calls: at random, by rate, by a used-up window, by calls in flight.
 
-A limit is asked once for each call with the time and how long the answer will take. It returns None if the
-endpoint takes the call, and the headers of the refusal if not. It reads no clock, so tests use it in
+A limit is called once per call, with the time and the duration of the answer. It returns None if the endpoint
+accepts the call, and otherwise the headers of the refusal. It does not read the clock, so tests can use
 simulated time.
 """
 
@@ -18,7 +18,7 @@ Refusal = dict[str, str]
 
 @dataclass
 class AtRandom:
-    """Refuses a share of the calls, whatever is asked."""
+    """Refuses a random share of the calls."""
 
     share: float
     retry_after: float | None = None
@@ -28,13 +28,13 @@ class AtRandom:
         return None if self.chance.random() >= self.share else told(self.retry_after)
 
     def most(self, seconds: float) -> float:
-        """Return how many calls it takes at most in that time."""
+        """Return the maximum number of calls that it accepts in that time."""
         return math.inf
 
 
 @dataclass
 class TokenBucket:
-    """Takes `rate` calls a second, and `burst` at a time."""
+    """Accepts `rate` calls per second, and up to `burst` at a time."""
 
     rate: float
     burst: float
@@ -60,7 +60,7 @@ class TokenBucket:
 
 @dataclass
 class Window:
-    """Takes `calls` in each window of `length` seconds; a refusal names the end of the window."""
+    """Accepts `calls` in each window of `length` seconds. A refusal names the end of the window."""
 
     calls: int
     length: float
@@ -83,7 +83,7 @@ class Window:
 
 @dataclass
 class SlidingWindow:
-    """Takes `calls` in any `length` seconds."""
+    """Accepts `calls` in any `length` seconds."""
 
     calls: int
     length: float
@@ -104,7 +104,7 @@ class SlidingWindow:
 
 @dataclass
 class InFlight:
-    """Takes `calls` at a time."""
+    """Accepts `calls` at a time."""
 
     calls: int
     retry_after: float | None = None

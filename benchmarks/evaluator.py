@@ -1,15 +1,16 @@
-"""Wander's evaluator beside a bare aiohttp loop and verifiers 0.1.14 and 0.3.1, its last classic release.
+"""Compares Wander's evaluator with a bare aiohttp loop and with verifiers 0.1.14 and 0.3.1, its last classic
+release.
 
-    python benchmarks/evaluator.py            everything (some 40 minutes on 2 quiet cores)
+    python benchmarks/evaluator.py            everything (about 40 minutes on 2 quiet cores)
     python benchmarks/evaluator.py --quick    fewer rollouts, one repetition, no peers, nothing written
 
-Rollouts a second at several concurrencies, of one turn and of five; memory at 2,000 rollouts; what importing
-costs. Every measurement is a fresh process; the rollouts are played against one instant endpoint (a process
-of its own on loopback). Repetitions are interleaved, so that a machine that gets slower slows everybody;
-medians are reported, of figures over repetitions and of ratios within each. Absolute figures belong to the
-machine: read the ratios. The peers are installed into virtual environments of their own under the user's
-cache folder, and left out, with a message, where that cannot be done. They play fewer rollouts, since they
-are so much slower; opening connections is still a smaller part of their time than of ours.
+It measures rollouts per second at several concurrencies with one turn and with five, the memory at 2,000
+rollouts, and the cost of importing. Every measurement is a new process. The rollouts are played against one
+instant endpoint (a separate process on loopback). Repetitions are interleaved, so that a slower machine
+affects all contenders. The results are medians, of figures over repetitions and of ratios within each.
+Absolute figures depend on the machine, so read the ratios. The peers are installed into their own virtual
+environments in the user's cache folder. If that fails, they are left out with a message. They play fewer
+rollouts because they are much slower. Opening connections is still a smaller part of their time.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ PEERS = ("verifiers 0.1.14", "verifiers 0.3.1")
 BASELINE = "bare aiohttp"
 MEMORY_ROLLOUTS, MEMORY_CONCURRENCY = 2000, 256
 IMPORTS = 5
-"""How often each import is timed in a repetition."""
+"""Number of times that each import is timed per repetition."""
 STATEMENTS = {
     "import {0}": "import {0}",
     "{0}: first environment class": "from {0} import Rubric, SingleTurnEnv",
 }
 MOST_OF_SEVERAL_TURNS = 256
-"""Concurrency above which rollouts of several turns are not measured: the peers take too long."""
+"""Maximum concurrency of measured rollouts with several turns, because the peers take too long."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the tables."""
+    """A row of the tables."""
 
     name: str
     script: str
@@ -104,11 +105,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--n", type=int, help="rollouts of one turn a measurement (default 2048, quick 512)")
+    parser.add_argument(
+        "--n", type=int, help="rollouts of one turn per measurement (default: 2048, with --quick 512)"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 32, 256, 1024])
-    parser.add_argument("--turns", type=int, nargs="+", default=[1, 5], help="turns a rollout")
-    parser.add_argument("--no-peer", action="store_true", help="leave verifiers out")
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 5], help="turns per rollout")
+    parser.add_argument("--no-peer", action="store_true", help="leave out verifiers")
     parser.add_argument("--quick", action="store_true", help="few rollouts, once, no peers, nothing written")
     given = parser.parse_args()
     given.n = given.n or (512 if given.quick else 2048)
@@ -131,7 +134,7 @@ def add_rate(
     concurrency: int,
     turns: int,
 ) -> None:
-    """Measure one contender once more at one concurrency."""
+    """Measure one contender again at one concurrency."""
     key = {"name": row.name, "concurrency": concurrency, "turns": turns}
     entry = next((each for each in report["rates"] if each.items() >= key.items()), None)
     if entry is None:
@@ -149,7 +152,7 @@ def add_rate(
 def add_memory(
     report: dict[str, Any], row: Contender, pythons: dict[str, Path], url: str, rollouts: int
 ) -> None:
-    """Measure the most memory that a contender's processes hold over so many rollouts."""
+    """Measure the peak memory of a contender's processes for this number of rollouts."""
     run = one(row, pythons, url, rollouts, MEMORY_CONCURRENCY, 1)
     worker = run["child_megabytes"] if "--worker" in row.flags else None
     report["memory"][row.name] = {"rollouts": rollouts, "caller": run["peak_megabytes"], "worker": worker}
@@ -157,7 +160,7 @@ def add_memory(
 
 
 def add_imports(report: dict[str, Any], pythons: dict[str, Path], times: int) -> None:
-    """Time what importing each library costs beyond an interpreter that starts."""
+    """Measure the time to import each library, minus the start of the interpreter."""
     names = {"wander": sys.executable, **{peer: str(python) for peer, python in pythons.items()}}
     bare = statistics.median(started(sys.executable, "pass") for _ in range(times))
     for title, form in STATEMENTS.items():
@@ -194,7 +197,7 @@ def rate(run: dict[str, Any]) -> float:
 
 
 def rollouts(row: Contender, n: int, concurrency: int, turns: int) -> int:
-    """Enough rollouts that most of the time goes by at full concurrency."""
+    """Return enough rollouts that most of the time is spent at full concurrency."""
     if row.peer is not None:
         return max(n // 2, (2 if turns == 1 else 1) * concurrency)
     return max(n, (8 if turns == 1 else 2) * concurrency) if n * turns >= 500 else n
@@ -210,7 +213,7 @@ def one(
     load = os.getloadavg()[0]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode:
-        raise SystemExit(f"{row.name} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{row.name} exited with status {done.returncode}:\n{done.stderr[-3000:]}")
     run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return run | {"load_before": load}
 
@@ -240,7 +243,7 @@ def markdown(report: dict[str, Any], rows: list[Contender], given: argparse.Name
 
 
 def rate_tables(report: dict[str, Any], rows: list[Contender], concurrencies: list[int], turns: int) -> str:
-    """Return rollouts a second, then the ratios to the peers and to the bare loop."""
+    """Return the table of rollouts per second, and those of the ratios to the peers and to the bare loop."""
     entries = {
         (entry["name"], entry["concurrency"]): entry for entry in report["rates"] if entry["turns"] == turns
     }
@@ -272,13 +275,13 @@ def rate_tables(report: dict[str, Any], rows: list[Contender], concurrencies: li
             same = f"{other}, saving" if name.endswith("saving") and other != BASELINE else other
             cells[name] = [f"{ratio(entries, name, same, c):.2f}" for c in concurrencies]
         lines += table(title, cells)
-    title = "CPU milliseconds a rollout, calling process alone"
+    title = "CPU milliseconds a rollout, calling process only"
     lines += table(title, {name: each(name, processor) for name in names})
     return "\n".join(lines)
 
 
 def ratio(entries: dict[tuple[str, int], dict[str, Any]], name: str, other: str, concurrency: int) -> float:
-    """Return the median of the ratios within each repetition: the two were measured minutes apart at most."""
+    """Return the median of the ratios within each repetition, which are measured within minutes."""
     ours, theirs = ([rate(run) for run in entries[which, concurrency]["runs"]] for which in (name, other))
     return statistics.median(one / another for one, another in zip(ours, theirs, strict=True))
 
@@ -297,7 +300,7 @@ def memory_table(report: dict[str, Any]) -> str:
 
 
 def import_table(report: dict[str, Any]) -> str:
-    """Return what importing costs; ratios are of medians, since an import is short."""
+    """Return the table of import costs. Ratios are those of the medians, because an import is short."""
     imports = report["imports"]
     medians = {name: statistics.median(entry["seconds"]) for name, entry in imports.items()}
     lines = ["| importing | seconds | times wander's | modules |", "|---|---:|---:|---:|"]

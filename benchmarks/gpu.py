@@ -1,12 +1,13 @@
-"""How fast games are played and learnt from on a GPU, and beside a bare TRL step on the same one.
+"""Measures how fast games are played and learned from on a GPU, compared with a bare TRL step on the same
+GPU.
 
-    python benchmarks/gpu.py                        # the tiny policy, 256, 1,024 and 4,096 games at once
-    python benchmarks/gpu.py --model smollm2 --lora-rank 8 --autocast          # as SmolLM2's experiment
-    python benchmarks/gpu.py --device cpu --at-once 64 --steps 2 --rounds 1    # a rehearsal
+    python benchmarks/gpu.py                        # the tiny policy, with 256, 1,024 and 4,096 games at a
+    time python benchmarks/gpu.py --model smollm2 --lora-rank 8 --autocast          # as in SmolLM2's
+    experiment python benchmarks/gpu.py --device cpu --at-once 64 --steps 2 --rounds 1    # a rehearsal
 
-Rollouts are sampled by transformers in this process, with keys and values cached between turns, and the
-environment plays in a process of its own. The bare step is that of `training.py`. OUT gets `gpu.json` and
-`gpu.md`, what is finished at any time; nothing is written of what failed.
+Rollouts are sampled by transformers in this process, with keys and values cached between turns. The
+environment runs in a separate process. The bare step is that of `training.py`. OUT gets `gpu.json` and
+`gpu.md`, which always contain the finished measurements. Failed measurements are not written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PARTS = ("generation", "environment", "scoring", "update")
 
 
 def settings_for(ground: smoke.Ground, given: argparse.Namespace, games: int) -> GRPOSettings:
-    """Return the settings of a step of so many games."""
+    """Return the settings for a step with this number of games."""
     return smoke.settings_for(
         ground,
         model={"autocast": given.autocast, "lora_rank": given.lora_rank},
@@ -44,44 +45,44 @@ def settings_for(ground: smoke.Ground, given: argparse.Namespace, games: int) ->
 
 
 def measure_rollouts(ground: smoke.Ground, given: argparse.Namespace, games: int) -> dict[str, Any]:
-    """Play so many games at once; return how many a second, and how many tokens."""
+    """Play this number of games at a time. Returns games and tokens per second."""
     settings = settings_for(ground, given, games)
     steps = [smoke.play(settings, games) for _ in range(given.rounds)]
-    found = [{"games": games / one.seconds, "tokens": one.sampled_tokens / one.seconds} for one in steps]
-    shares = [one.model_seconds / one.seconds for one in steps]
-    return {name: statistics.median(one[name] for one in found) for name in ("games", "tokens")} | {
+    rates = [{"games": games / step.seconds, "tokens": step.sampled_tokens / step.seconds} for step in steps]
+    shares = [step.model_seconds / step.seconds for step in steps]
+    return {name: statistics.median(rate[name] for rate in rates) for name in ("games", "tokens")} | {
         "at_once": games,
         "model_share": statistics.median(shares),
     }
 
 
 def measure_step(ground: smoke.Ground, given: argparse.Namespace, games: int) -> dict[str, Any]:
-    """Train some steps of so many games; return the split of the median step after the first."""
+    """Train some steps with this number of games. Returns the parts of the median step, without the first."""
     smoke.forget_peak(ground)
     folder = ground.folder / f"steps-{games}"
     train_grpo(smoke.open_tictactoe, settings_for(ground, given, games), folder)
     entries = read_metrics(folder)[1:] or read_metrics(folder)
     seconds = {
-        name: statistics.median(each[f"seconds/{name}"] for each in entries) for name in ("step", *PARTS)
+        name: statistics.median(entry[f"seconds/{name}"] for entry in entries) for name in ("step", *PARTS)
     }
     memory = smoke.peak_memory(ground)
     return {"at_once": games, "games": games / seconds["step"], "seconds": seconds, "memory_mib": memory}
 
 
 def measure_bare(ground: smoke.Ground, given: argparse.Namespace) -> dict[str, Any]:
-    """Compare the smallest step with one of TRL alone, in processes of their own."""
+    """Compare the smallest step with one of TRL, in separate processes."""
     options = argparse.Namespace(
         **{"rollouts": given.at_once[0], "group": 8, "rows": min(given.rows, given.at_once[0])},
         **{"steps": given.steps, "rounds": given.rounds, "model": str(ground.policy)},
         **{"device": given.device, "threads": given.threads},
     )
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+    results: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
     like = ground.folder / "like.json"
     for _ in range(given.rounds):
-        found["ours"].append(training.child("ours", options))
-        like.write_text(json.dumps(found["ours"][-1]))
-        found["bare"].append(training.child("bare", options, f"--like={like}"))
-    report = training.compared(found, options)
+        results["ours"].append(training.child("ours", options))
+        like.write_text(json.dumps(results["ours"][-1]))
+        results["bare"].append(training.child("bare", options, f"--like={like}"))
+    report = training.compared(results, options)
     return {"seconds": report["seconds"], "ratio": report["seconds"]["ours"] / report["seconds"]["bare"]}
 
 
@@ -90,7 +91,7 @@ def as_markdown(report: dict[str, Any]) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
     lines = [f"# Tic-tac-toe with `{report['model']}` on {machine}", ""]
     lines += [
-        "| games at once | games a second | sampled tokens a second | of it the model |",
+        "| concurrent games | games a second | sampled tokens a second | of it the model |",
         "|---:|---:|---:|---:|",
     ]
     lines += [
@@ -110,7 +111,10 @@ def as_markdown(report: dict[str, Any]) -> str:
     if bare := report.get("bare"):
         ours, theirs = bare["seconds"]["ours"], bare["seconds"]["bare"]
         games = report["steps"][0]["at_once"]
-        lines += ["", f"A step of {games} games takes {ours:.2f} s, one of TRL alone with as many tokens"]
+        lines += [
+            "",
+            f"A step of {games} games takes {ours:.2f} s, a bare TRL step with the same number of tokens",
+        ]
         lines[-1] += f" {theirs:.2f} s: {bare['ratio']:.2f} times."
     if report["device"] == "cpu":
         lines += ["", "A rehearsal on a CPU: nothing here was measured on a GPU."]
@@ -118,14 +122,14 @@ def as_markdown(report: dict[str, Any]) -> str:
 
 
 def write(report: dict[str, Any], out: Path) -> None:
-    """Write what is measured so far."""
+    """Write the finished measurements."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "gpu.md").write_text(as_markdown(report), encoding="utf-8")
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure everything, and write it as it comes."""
+    """Measure everything, and write each result as soon as it is available."""
     ground = smoke.Ground(given.device, folder, games=given.at_once[0], warm_up=given.warm_up)
     if given.model == "tiny":
         smoke.prepare(ground)
@@ -148,28 +152,28 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; return the exit status."""
+    """Measure, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
     parser.add_argument("--at-once", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--rows", type=int, default=256, help="rows of one backward pass")
+    parser.add_argument("--rows", type=int, default=256, help="rows per backward pass")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--warm-up", type=int, default=120)
     parser.add_argument("--lora-rank", type=int, default=0)
-    parser.add_argument("--autocast", action="store_true", help="bf16, as SmolLM2's experiment")
+    parser.add_argument("--autocast", action="store_true", help="bf16, as in SmolLM2's experiment")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-bare", action="store_true", help="leave TRL's own step out")
+    parser.add_argument("--no-bare", action="store_true", help="leave out TRL's step")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args(words)
     if given.device != "cpu" and not smoke.torch.cuda.is_available():
         print("error: PyTorch finds no GPU\n\nhint: `--device cpu` rehearses without one", file=sys.stderr)
         return 2
     if odd := [games for games in given.at_once if games % 8 or games % min(given.rows, games)]:
-        parser.error(f"{odd[0]} games are no multiple of 8, or of `--rows {given.rows}`")
+        parser.error(f"{odd[0]} games are not a multiple of 8, or of `--rows {given.rows}`")
     with tempfile.TemporaryDirectory() as work, quiet_libraries():
         print(as_markdown(measure(given, Path(work))))
     return 0

@@ -1,8 +1,8 @@
-"""How much processor time does an import take, the first time and once its dependencies were seen?
+"""Measures the processor time of an import, for the first time and after its dependencies were resolved once.
 
 A hub is started, and three plain single-turn packages of the classic API with the same dependencies are
-imported one after the other; uv's cache is the user's. Processor time is that of the command and all that it
-starts; the hub's own stands beside it.
+imported one after the other, with the user's uv cache. The processor time is that of the command and all of
+its children. That of the hub is shown separately.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ dependencies = ["verifiers>=0.1.3"]
 
 
 def write_package(folder: Path) -> Path:
-    """Write a plain package that is called as its folder."""
+    """Write a plain package with the name of its folder."""
     folder.mkdir(parents=True)
     (folder / f"{folder.name.replace('-', '_')}.py").write_text(MODULE)
     (folder / "pyproject.toml").write_text(PROJECT.format(name=folder.name))
@@ -56,7 +56,7 @@ def write_package(folder: Path) -> Path:
 
 
 def processor_seconds(process: int | None) -> float:
-    """Return what a running process has used, or all processes that this one started and waited for."""
+    """Return the processor seconds of a running process, or of all finished children of this process."""
     if process is None:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
@@ -65,7 +65,7 @@ def processor_seconds(process: int | None) -> float:
 
 
 def main() -> None:
-    """Import, and print a line for each."""
+    """Import, and print a line for each package."""
     with tempfile.TemporaryDirectory(prefix="wander-bench-") as name:
         os.environ["WANDER_CACHE_DIR"] = str(Path(name) / "cache")
         place = Workplace(Path(name) / "place")

@@ -1,13 +1,14 @@
-"""Requests a second of Wander's package index, beside devpi, pypiserver, nginx and a bare ASGI application.
+"""Compares the package index with devpi, pypiserver, nginx and a bare ASGI application, in requests per
+second.
 
     python benchmarks/index_server.py            the whole table (about 8 minutes)
     python benchmarks/index_server.py --quick    shorter measurements, no peers, nothing written
 
-Needs `wrk`, and `nginx` for the rows that have it (`apt-get install wrk nginx`). Every server has the same
-wheels on loopback, one process each; measurements are interleaved and repeated, medians are reported, of
-ratios within each repetition. Absolute figures belong to the machine: read the ratios. devpi and pypiserver
-are installed into virtual environments under the user's cache folder, and left out, with a message, where
-that cannot be done.
+Needs `wrk`, and `nginx` for its rows (`apt-get install wrk nginx`). Every server has the same wheels on
+loopback, with one process each. Measurements are interleaved and repeated. The results are medians, of ratios
+within each repetition. Absolute figures depend on the machine, so read the ratios. devpi and pypiserver are
+installed into virtual environments in the user's cache folder. If that fails, they are left out with a
+message.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import httpx
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "index_contenders"))
 
-import servers  # noqa: E402 - beside this file, as the applications that uvicorn loads
+import servers  # noqa: E402 - next to this file, like the applications that uvicorn loads
 import wheels  # noqa: E402
 from peers import peer_environment  # noqa: E402
 from servers import JSON_V1, Server  # noqa: E402
@@ -50,9 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=int, default=2, help="of one measurement")
+    parser.add_argument("--seconds", type=int, default=2, help="seconds per measurement")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--environments", type=int, default=100_000, help="of the large hub")
+    parser.add_argument("--environments", type=int, default=100_000, help="environments of the large hub")
     parser.add_argument("--quick", action="store_true", help="one second, once, no peers, nothing written")
     given = parser.parse_args()
     if given.quick:
@@ -71,7 +72,7 @@ def main() -> int:
 
 
 def measured(work: Path, given: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
-    """Start every server, publish to those that take uploads, and measure."""
+    """Start every server, publish to the servers that accept uploads, and measure."""
     built = wheels.make_wheels(work / "wheels")
     timed = [one for one in built if one.name.startswith(("bench_pkg_00", "bench_pkg_01", "bench_many-"))]
     large = wheels.make_large(work / "large")
@@ -111,7 +112,7 @@ def measured(work: Path, given: argparse.Namespace, stack: ExitStack) -> dict[st
 
 
 def before_nginx(work: Path, data: Path, stack: ExitStack) -> list[Server]:
-    """Return nginx alone, and nginx before hubs of the same data; none where nginx is not installed."""
+    """Return nginx by itself, and nginx in front of hubs with the same data, or nothing without nginx."""
     if shutil.which("nginx") is None:
         print("without nginx: it is not installed", file=sys.stderr)
         return []
@@ -147,7 +148,7 @@ def measure(scene: str, running: list[Server], given: argparse.Namespace) -> dic
 
 
 def request(scene: str, server: Server) -> tuple[str, dict[str, str]] | None:
-    """Return address and headers of a scene; None where a server has nothing like it."""
+    """Return address and headers of a scene, or None if a server does not support it."""
     headers = {"Accept": JSON_V1}
     if scene == "wheel of 9 kB":
         return (f"{server.base}{server.wheel}", {}) if server.wheel and server.name != "bare ASGI" else None
@@ -190,7 +191,7 @@ def large_wheel(running: list[Server], given: argparse.Namespace) -> dict[str, d
 
 
 def installs(work: Path, running: list[Server], repetitions: int) -> dict[str, float]:
-    """Return the seconds in which uv, without a cache, resolves and installs 40 packages from each index."""
+    """Return the seconds that uv needs without a cache to resolve and install 40 packages per index."""
     samples: dict[str, list[float]] = {}
     for _ in range(repetitions):
         for server in running:

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint that answers at once, so that what is measured is the caller.
+"""An OpenAI-compatible endpoint that answers immediately, so that only the caller is measured.
 
-Run as a process of its own: it prints its port and serves until its standard input closes. Speaks just enough
-HTTP/1.1 (keep-alive, Content-Length) for the clients measured here.
+It runs as a separate process, prints its port, and serves until its standard input closes. It supports just
+enough HTTP/1.1 (keep-alive, Content-Length) for the measured clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODELS = json.dumps({"object": "list", "data": [{"id": "instant", "object": "mod
 
 
 class Endpoint(asyncio.Protocol):
-    """One connection."""
+    """A connection."""
 
     def __init__(self, delay: float) -> None:
         self.delay = delay
@@ -83,13 +83,13 @@ async def serve(delay: float) -> None:
 
 
 def running(delay: float = 0.0) -> AbstractContextManager[str]:
-    """Run an endpoint for the length of a block; gives its base URL."""
+    """Run an endpoint for the duration of a block. Returns its base URL."""
     return running_script(__file__, "--delay", str(delay))
 
 
 @contextmanager
 def running_script(*words: str) -> Iterator[str]:
-    """Run a script that prints the port it serves, until its input closes; gives the base URL there."""
+    """Run a script that prints its port and serves until its input closes. Yields its base URL."""
     process = Popen([sys.executable, *words], stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,8 +1,9 @@
-"""What every page and API call costs the hub and its PostgreSQL as a hub grows to 100,000 environments,
-1,000,000 versions and 10,000,000 rollouts; see README.md.
+"""Measures the cost of every page and API call for the hub and its PostgreSQL as a hub grows to 100,000
+environments, 1,000,000 versions and 10,000,000 rollouts. See README.md.
 
-Environments are those of `discovery.py`. One version and one run of a hundred rollouts go in through the hub;
-the database copies their rows, a version and a run for each environment, all of which share their objects.
+The environments are those of `discovery.py`. One version and one run with a hundred rollouts are added
+through the hub. The database then copies their rows: a version and a run for each environment, all of which
+share their objects.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from postgres_server import postgres_server  # noqa: E402
 from saved_runs import write_run  # noqa: E402
 
 ROLLOUTS, OLDER, DAYS = 100, 9, 10
-"""Of a run; versions of an environment beside its newest; days on which each version was downloaded."""
+"""Rollouts per run, additional older versions per environment, and days with downloads of each version."""
 _PER_OWNER, _FIRST_FREE, _MADE = 50, 1_000_000_000, 2_000
 _ROUNDS = 3
 ASKED = {
@@ -69,7 +70,7 @@ ASKED = {
     "version": "0.1.0", "revision": "main",
     "number": "7", "part": "run", "filename": "chess_arena_1-0.1.0-py3-none-any.whl", "namespace": "owner-1",
 }  # fmt: skip
-"""What stands in the paths of requests; the run is added."""
+"""Values of the path parameters of requests. The run is added later."""
 QUERIES = {
     "/runs": "?model=scripted:say",
     "/api/v1/runs": "?environment=owner-1/chess-arena-1",
@@ -79,7 +80,7 @@ QUERIES = {
     "/{owner}/{name}/changes": "?from=0.0.9&to=0.1.0",
     "/api/v1/audit": "?owner=owner-1",
 }
-"""Asked beside the plain address."""
+"""Queries that are measured in addition to the plain path."""
 
 
 def copy(
@@ -89,11 +90,11 @@ def copy(
     where: ColumnElement[bool],
     changed: Mapping[str, Any],
 ) -> None:
-    """Have the database copy rows of a table, once for each of `rows`, with some columns changed."""
-    columns = [one for one in table.__table__.c if one.name != "id"]
-    chosen = [changed.get(one.name, one) for one in columns]
+    """Copy rows of a table in the database, once for each of `rows`, with some columns changed."""
+    columns = [column for column in table.__table__.c if column.name != "id"]
+    chosen = [changed.get(column.name, column) for column in columns]
     source = select(*chosen).select_from(table.__table__.join(rows, where))
-    session.execute(insert(table).from_select([one.name for one in columns], source))
+    session.execute(insert(table).from_select([column.name for column in columns], source))
 
 
 _COPY_ENVIRONMENTS = """
@@ -118,7 +119,7 @@ WHERE e.id BETWEEN {first} AND {last}
 
 
 def fill(database: Database, first: int, last: int, spread: int) -> None:
-    """Add environments of these numbers: some by the hub's own functions, copies of their rows after that."""
+    """Add environments with these numbers: the first with the hub's own functions, the others as copies."""
     if first <= _MADE:
         discovery.fill(database, first, min(last, _MADE) + 1, spread)
     copied = {"first": max(first, _MADE + 1), "last": last, "base": _MADE}
@@ -126,7 +127,7 @@ def fill(database: Database, first: int, last: int, spread: int) -> None:
         return
     with database.write(HUB) as session:
         own = {"id", "owner_id", "name"}
-        columns = ", ".join(one.name for one in Environment.__table__.c if one.name not in own)
+        columns = ", ".join(column.name for column in Environment.__table__.c if column.name not in own)
         session.execute(text(_COPY_ENVIRONMENTS.format(columns=columns, spread=spread, **copied)))
         session.execute(
             text("CREATE TEMPORARY TABLE tokens (id integer PRIMARY KEY, token text) ON COMMIT DROP")
@@ -142,7 +143,7 @@ def fill(database: Database, first: int, last: int, spread: int) -> None:
 
 
 def multiply(database: Database, first: int, last: int, run_id: str, older: int) -> None:
-    """Give the environments of these numbers older versions, files, downloads, a run, a board and jobs."""
+    """Give the environments with these numbers older versions, files, downloads, a run, a board and jobs."""
     steps = select(func.generate_series(1, older).label("n")).subquery()
     mine = and_(Version.environment_id >= first, Version.environment_id <= last)
     newest = select(Version.id, Version.environment_id, Environment.name, Environment.owner_id).join(
@@ -212,29 +213,29 @@ def multiply(database: Database, first: int, last: int, run_id: str, older: int)
 
 
 class Processor:
-    """Nanoseconds of processor that this process and those of the database took."""
+    """Processor time of this process and of the database's processes in nanoseconds."""
 
     def __init__(self, database: Database) -> None:
         with database.read() as session:
             self._parent = int(session.scalar(text("SELECT pg_read_file('postmaster.pid')")).split()[0])
 
     def now(self) -> tuple[int, int]:
-        """Return both; of database processes that ended, in hundredths of a second."""
+        """Return both times. Exited database processes are counted in hundredths of a second."""
         children = Path(f"/proc/{self._parent}/task/{self._parent}/children").read_text().split()
         spent = int(
             sum(map(float, Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()[13:15]))
             * 1e7
         )
-        for one in children:
+        for child in children:
             try:
-                spent += int(Path(f"/proc/{one}/schedstat").read_text().split()[0])
+                spent += int(Path(f"/proc/{child}/schedstat").read_text().split()[0])
             except FileNotFoundError:
                 continue
         return time.process_time_ns(), spent
 
 
 class Bench:
-    """A hub in this process, and what its requests cost."""
+    """A hub in this process, which measures the cost of its requests."""
 
     def __init__(self, client: httpx.AsyncClient, database: Database, folder: Path, token: str) -> None:
         self.client, self.database, self.folder = client, database, folder
@@ -242,7 +243,7 @@ class Bench:
         self.processor, self.number = Processor(database), 0
 
     async def publish(self, owner: str, name: str, version: str) -> None:
-        """Publish a wheel as package tools do."""
+        """Publish a wheel like package tools do."""
         wheel = make_wheel(self.folder, name=name, version=version)
         form = {":action": "file_upload", "protocol_version": "1"}
         files = {"content": (wheel.name, wheel.read_bytes())}
@@ -250,9 +251,9 @@ class Bench:
         assert answer.status_code == 200, answer.text
 
     async def post(self) -> str:
-        """Post a run of a hundred rollouts."""
+        """Post a run with a hundred rollouts."""
         self.number += 1
-        rewards = [(one + self.number) % 7 / 6 for one in range(ROLLOUTS)]
+        rewards = [(rollout + self.number) % 7 / 6 for rollout in range(ROLLOUTS)]
         run = write_run(self.folder / "runs" / str(self.number), rewards=rewards, owner="owner-1")
         files = {
             "manifest": ("run.json", (run / "run.json").read_bytes()),
@@ -263,7 +264,7 @@ class Bench:
         return str(answer.json()["run_id"])
 
     async def cost(self, ask: Any, times: int) -> tuple[float, float] | None:
-        """Return milliseconds of processor of hub and database for one call: the median of several rounds."""
+        """Return the processor milliseconds of hub and database for a call: the median of several rounds."""
         if await ask() is False:
             return None
         found = []
@@ -276,12 +277,12 @@ class Bench:
         return hub, database
 
     async def costs(self, paths: Mapping[str, str], times: int, only: str) -> dict[str, tuple[float, float]]:
-        """Return what each request costs; those that are not answered with 200 are left out."""
+        """Return the cost of each request. Requests that are not answered with 200 are left out."""
 
         def asks(path: str) -> Any:
             accept = "text/html" if not path.startswith(("/api", "/simple")) else "*/*"
 
-            anybody = any(part in path for part in ("/simple/", "/index/", "/files/"))  # as installers ask
+            anybody = any(part in path for part in ("/simple/", "/index/", "/files/"))  # like installers
             headers = {"Accept": accept} if anybody else {**self.headers, "Accept": accept}
 
             async def ask() -> bool:
@@ -313,8 +314,8 @@ class Bench:
 
 
 def requests_of(app: Any, run_id: str) -> dict[str, str]:
-    """Return every address that is read, from the routes of the application, and searches."""
-    found: dict[str, str] = {}
+    """Return every readable path, from the application's routes, and some searches."""
+    requests: dict[str, str] = {}
     values = {**ASKED, "run_id": run_id, "other": "01scale" + "3".zfill(19)}
     for context in iter_route_contexts(app.router.routes):
         path = context.path or ""
@@ -322,14 +323,14 @@ def requests_of(app: Any, run_id: str) -> dict[str, str]:
             continue
         for query in {"", QUERIES.get(path, "")}:
             try:
-                found[path + query] = (path.replace(":path", "") + query).format(**values)
+                requests[path + query] = (path.replace(":path", "") + query).format(**values)
             except KeyError:
                 continue
-    return found | {name: path for name, path in discovery.REQUESTS.items() if "?" in path}
+    return requests | {name: path for name, path in discovery.REQUESTS.items() if "?" in path}
 
 
 async def run(url: str, sizes: list[int], times: int, older: int = OLDER, only: str = "") -> dict[str, Any]:
-    """Return what each request costs at each size; `only` those whose name a pattern finds."""
+    """Return the cost of each request at each size. `only` is a pattern for the names of requests."""
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -347,7 +348,7 @@ async def run(url: str, sizes: list[int], times: int, older: int = OLDER, only: 
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://hub.test", timeout=None) as client:
             with database.engine.begin() as connection:
-                for table in ("environments", "versions"):  # the fill numbers both from 1
+                for table in ("environments", "versions"):  # filling numbers both from 1
                     connection.execute(text(f"ALTER SEQUENCE {table}_id_seq RESTART {_FIRST_FREE}"))
             bench = Bench(client, database, folder, token or "")
             await bench.publish("owner-1", "say-env", "0.1.0")
@@ -384,7 +385,7 @@ async def run(url: str, sizes: list[int], times: int, older: int = OLDER, only: 
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    """Print what each request costs, and how many times the smallest that is."""
+    """Print the cost of each request, and its ratio to the cost at the smallest size."""
     costs = [one["milliseconds"] for one in figures.values()]
     print(f"| request | {' | '.join(f'{int(size):,}: hub, database ms' for size in figures)} | times |")
     for name, first in sorted(costs[0].items()):
@@ -394,25 +395,26 @@ def show(figures: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Fill, measure, print, and write the figures where `--out` says."""
+    """Fill, measure, print, and write the figures to `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--database", help="URL of an empty database on a PostgreSQL of this machine; else one is started"
+        "--database",
+        help="URL of an empty database on a PostgreSQL of this machine (default: start a PostgreSQL)",
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=list(discovery.SIZES))
-    parser.add_argument("--times", type=int, default=3, help="requests a round")
-    parser.add_argument("--older", type=int, default=OLDER, help="versions of each beside its newest")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="requests whose names have it")
+    parser.add_argument("--times", type=int, default=3, help="requests per round")
+    parser.add_argument("--older", type=int, default=OLDER, help="older versions per environment")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only requests whose names match")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with ExitStack() as stack:
-        url = asked.database
+        url = options.database
         if url is None:
             url = stack.enter_context(stack.enter_context(postgres_server()).database())
-        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times, asked.older, asked.only))
+        figures = asyncio.run(run(url, sorted(options.sizes), options.times, options.older, options.only))
     show(figures)
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

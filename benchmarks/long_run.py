@@ -1,10 +1,11 @@
-"""One run of very many rollouts: playing, resuming, reporting, viewing, packing it to be posted, replaying.
+"""Measures one run with very many rollouts: playing, resuming, reporting, viewing, packing for a post,
+replaying.
 
     python benchmarks/long_run.py                       100,000 rollouts (some minutes of processor time)
     python benchmarks/long_run.py --rollouts 1000000
 
-Each step is a process of its own, of which the seconds of processor time and the most memory are printed. The
-environment has one turn and the player is scripted, so that what is measured is the evaluator and the record.
+Each step is a separate process; its processor seconds and peak memory are printed. The environment has
+one turn and the player is scripted, so that only the evaluator and the record are measured.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def played(completion: Messages) -> float:
 
 
 def environment(rollouts: int) -> LocalEnvironment:
-    """Return an environment of so many examples, which holds none of them."""
+    """Return an environment with this number of examples, which keeps none of them in memory."""
     rows = ProceduralRows(lambda number: {"question": f"say {number}", "answer": str(number)}, rollouts)
     return LocalEnvironment(SingleTurnEnv(eval_dataset=rows, rubric=Rubric([played])))
 
 
 async def play(place: Path, rollouts: int, *, until: float) -> dict[str, float]:
-    """Play, or go on with, a run until a part of it is done; tell when the first rollout could begin."""
+    """Play or resume a run up to a share of it. Returns when the first rollout could start."""
     env, stop, first = environment(rollouts), StopRequest(), 0.0
     began = time.process_time()
 
@@ -64,36 +65,36 @@ async def play(place: Path, rollouts: int, *, until: float) -> dict[str, float]:
 
 
 def summarise(place: Path, rollouts: int) -> dict[str, float]:
-    """Derive all aggregates anew."""
+    """Compute all aggregates again."""
     folder = RunFolder.open(place)
     assert summarise_run(folder.manifest, folder.rollouts()).rollouts == rollouts
     return {}
 
 
 def view(place: Path, rollouts: int) -> dict[str, float]:
-    """Find the rollout of the last example, as `wander view --rollout` does."""
+    """Find the rollout of the last example, like `wander view --rollout`."""
     with RunFolder.open(place).in_order() as lines:
         assert lines[rollouts - 1].example_id == str(rollouts - 1)
     return {}
 
 
 def report(place: Path, rollouts: int) -> dict[str, float]:
-    """Break a run down, as `wander runs report` does."""
+    """Break down a run, like `wander runs report`."""
     folder = RunFolder.open(place)
     assert break_down(folder.manifest, folder.rollouts()).summary.rollouts == rollouts
     return {}
 
 
 def replay(place: Path, rollouts: int) -> dict[str, float]:
-    """Play a run again from its record."""
+    """Replay a run from its record."""
     folder = RunFolder.open(place)
-    found = asyncio.run(replay_run(environment(rollouts), folder.manifest, folder.rollouts()))
-    assert found.same == rollouts, found
+    report = asyncio.run(replay_run(environment(rollouts), folder.manifest, folder.rollouts()))
+    assert report.same == rollouts, report
     return {}
 
 
 def pack(place: Path, rollouts: int) -> dict[str, float]:
-    """Make the parcel that is posted: lines in order, digests, chunks."""
+    """Create the parcel for a post: lines in order, digests, chunks."""
     from wander_client.hub import posting
     from wander_client.hub.transfer import CHUNK_BYTES
 
@@ -103,7 +104,7 @@ def pack(place: Path, rollouts: int) -> dict[str, float]:
 
 
 def run_step(step: str, place: Path, rollouts: int) -> None:
-    """Do one step in this process, and print what it took."""
+    """Run a step in this process, and print its cost."""
     steps: dict[str, Callable[[], dict[str, float]]] = {
         "play 90 %": lambda: asyncio.run(play(place, rollouts, until=0.9)),
         "resume": lambda: asyncio.run(play(place, rollouts, until=2.0)),
@@ -120,7 +121,7 @@ def run_step(step: str, place: Path, rollouts: int) -> None:
 
 
 def main(rollouts: int) -> None:
-    """Do all steps, each in a process of its own."""
+    """Run all steps, each in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "run")
         for step in STEPS:
@@ -134,10 +135,11 @@ def main(rollouts: int) -> None:
                 "--rollouts",
                 str(rollouts),
             ]
-            found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-            more = "".join(f", {found[name]:.1f} s {name}" for name in found.keys() - {"seconds", "MB"})
+            figures = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+            more = "".join(f", {figures[name]:.1f} s {name}" for name in figures.keys() - {"seconds", "MB"})
             print(
-                f"{step:18} {found['seconds']:7.1f} s of processor, {found['MB']:6.0f} MB{more}", flush=True
+                f"{step:18} {figures['seconds']:7.1f} s of processor, {figures['MB']:6.0f} MB{more}",
+                flush=True,
             )
         size = sum(path.stat().st_size for path in place.iterdir())
         print(f"{rollouts:,} rollouts, {size / 1e6:.0f} MB on the disk")

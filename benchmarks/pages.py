@@ -1,16 +1,16 @@
-"""What does each page take of a hub with 10,000 runs on a board and a run of 100,000 rollouts, and how long
-do fifty readers at once wait? The hub has 10,000 jobs, users and entries in its audit log, too.
+"""Measures each page of a hub with 10,000 runs on a board and a run with 100,000 rollouts, and the waiting
+time of fifty concurrent readers. The hub also has 10,000 jobs, users and audit log entries.
 
     python benchmarks/pages.py               figures of every page, as a table
     python benchmarks/pages.py --quick       500 runs and 5,000 rollouts
-    python benchmarks/pages.py --runs 100    so many runs on the board: two such tables tell how answers grow
-    python benchmarks/pages.py --only run compare   pages whose name begins so
-    python benchmarks/pages.py --rates --runs 100   requests a second, next to a bare FastAPI route
+    python benchmarks/pages.py --runs 100    other number of runs on the board, to compare two tables
+    python benchmarks/pages.py --only run compare   pages whose name begins with one of these
+    python benchmarks/pages.py --rates --runs 100   requests per second, next to a bare FastAPI route
 
-Processor time and bytes are those of the application in this process, one request after the other: of the
-first answer, of a later one that the hub keeps, and of one that it draws each time, as for visitors with a
-cookie. The waits are those of a hub in a process of its own, on SQLite; its clients share the machine.
-`--rates` needs `wrk` and `nginx`; each server is one process and sends the same bytes.
+Processor time and bytes are those of the application in this process, for one request after the other: for
+the first answer, for a later one that the hub has cached, and for one that it renders each time, as for
+visitors with a cookie. Waiting times are those of a hub in a separate process, on SQLite. Its clients share
+the machine. `--rates` needs `wrk` and `nginx`. Each server is one process and sends the same bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from wander_hub.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "harness"), str(ROOT / "benchmarks" / "index_contenders")]
 
-import servers  # noqa: E402 - beside this file
+import servers  # noqa: E402 - next to this file
 from command_line import ENVIRONMENT  # noqa: E402 - the tests' own
 from index_server import load  # noqa: E402
 from live_hub import LiveHub, free_port, live_hub  # noqa: E402
@@ -58,11 +58,11 @@ from staged_uploads import pushed  # noqa: E402
 
 SMALL, OTHER, BIG, TRAINED, RETRAINED = (f"01bench000000000000000000{number}" for number in range(5))
 ROLLOUTS = 1_000
-"""Of the runs that are not big."""
+"""Rollouts of each small run."""
 READERS, ASKED = 50, 500
-"""How many requests are under way at once, and how many there are of each page."""
+"""Number of concurrent requests, and total number of requests per page."""
 STEPS, METRICS = 1_000, 30
-"""Of a training run; metrics of a step."""
+"""Steps of a training run, and metrics per step."""
 HEADERS = {"Accept": "text/html", "Accept-Encoding": "gzip"}
 BOARD = "/api/v1/environments/admin/say-env/leaderboard"
 _TRAINED, _PLAYED = f"run={TRAINED}&run={RETRAINED}", f"run={SMALL}&run={OTHER}"
@@ -111,7 +111,7 @@ PAGES = {
 }
 RATED = ("first page", "environment", "leaderboard", "runs")
 ROUNDS, SECONDS = 3, 2
-"""Of each measurement of a rate."""
+"""Rounds of a rate measurement, and seconds per round."""
 SIGNED_IN = {
     "account": "/account",
     "owner's settings": "/admin/settings",
@@ -119,16 +119,16 @@ SIGNED_IN = {
     "hub": "/system",
     **{f"hub, {part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
 }
-"""What an administrator asks for; all others are for anybody."""
+"""Pages for an administrator. All others are requested without a login."""
 
 
 def columns_of(row: Base) -> dict[str, Any]:
-    """Return a row as what inserts one like it."""
-    return {one.key: getattr(row, one.key) for one in row.__table__.columns}
+    """Return a row's columns for inserting a similar row."""
+    return {column.key: getattr(row, column.key) for column in row.__table__.columns}
 
 
 def multiply_run(database: Database, count: int) -> None:
-    """Have a board hold so many runs, each of a model of its own, made like the one that was posted."""
+    """Fill a board with copies of the posted run, each with a different model."""
     draw = random.Random(1)
     with database.write(HUB) as session:
         run = session.scalars(select(Run).where(Run.run_id == SMALL)).one()
@@ -156,7 +156,7 @@ def multiply_run(database: Database, count: int) -> None:
 
 
 def multiply_rest(database: Database, count: int) -> None:
-    """Have a hub hold so many users, jobs that are done, and entries in its audit log."""
+    """Fill a hub with users, finished jobs, and audit log entries."""
     with database.write(HUB) as session:
         entry = columns_of(session.scalars(select(AuditEntry).order_by(AuditEntry.id)).first())
         at = entry["at"]
@@ -171,7 +171,7 @@ def multiply_rest(database: Database, count: int) -> None:
 
 
 def train(hub: LiveHub, manifest: dict[str, Any], seed: int) -> None:
-    """Post a training run, whose numbers are made up."""
+    """Post a training run with made-up numbers."""
     draw = random.Random(seed)
     rows = [
         {"step": step, "seconds/step": 1.0, "reward": draw.random()}
@@ -213,7 +213,7 @@ async def push(hub: LiveHub) -> None:
 
 
 async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> list[float]:
-    """Return milliseconds of the processor for the first answer and a later one, and bytes of it."""
+    """Return processor milliseconds of the first answer and of a later one, and the sizes of the answer."""
     found, first = [], None
     for _ in range(5):
         begun = time.process_time()
@@ -227,7 +227,7 @@ async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> list[floa
 
 
 async def waits_of(url: str, headers: dict[str, str], path: str) -> list[float]:
-    """Return the milliseconds of every answer while so many are asked for at once."""
+    """Return the milliseconds of every answer to concurrent requests."""
     left, waited = iter(range(ASKED)), list[float]()
 
     async def read(client: httpx.AsyncClient) -> None:
@@ -244,7 +244,7 @@ async def waits_of(url: str, headers: dict[str, str], path: str) -> list[float]:
 
 
 def fill(hub: LiveHub, place: Path, runs: int, rollouts: int) -> None:
-    """Publish environments, put runs on the board of one, and what else pages show."""
+    """Publish environments, put runs on a board, and add everything else that pages show."""
     wheel = posting.publish(hub.url, hub.token, place)
     lines = [f'LINE_{number} = "{posting.WORDS[number]}"  # a line' for number in range(1_500)]
     for version, sign in (("0.1.0", " ="), ("0.2.0", ": str =")):
@@ -277,7 +277,7 @@ def measured(
             transport=transport, base_url="http://hub.test", headers=headers
         ) as client:
             first, kept, *sizes = await cost_of(client, path, times)
-            client.headers["Cookie"] = "other=1"  # so that it is drawn each time
+            client.headers["Cookie"] = "other=1"  # so that it is rendered each time
             asked.clear()
             drawn = (await cost_of(client, path, times))[1]
         return [first, kept, drawn, *sizes]
@@ -297,7 +297,7 @@ def measured(
 
 
 def print_rates(place: Path) -> None:
-    """Print how many requests a second pages of a filled hub answer, and as a ratio to a bare route."""
+    """Print the requests per second for pages of a filled hub, and their ratios to a bare route."""
     print("| page | bare FastAPI route, a second | kept | 304 | drawn | behind nginx |")
     print("|---|---:|---:|---:|---:|---:|")
     with servers.wander(place, place / "hub", reads_per_minute="0") as hub:
@@ -327,14 +327,16 @@ def print_rates(place: Path) -> None:
 
 
 def main() -> None:
-    """Fill a hub, ask for its pages, and print a table."""
+    """Fill a hub, request its pages, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs", type=int, help="on the board, each of a model of its own")
-    parser.add_argument("--times", type=int, default=5, help="requests a round, of five")
-    parser.add_argument("--only", nargs="+", default=[""], help="pages whose name begins so")
-    parser.add_argument("--no-waits", action="store_true", help="leave out the fifty at once")
-    parser.add_argument("--rates", action="store_true", help="requests a second, next to a bare route")
+    parser.add_argument("--runs", type=int, help="runs on the board, each with a different model")
+    parser.add_argument("--times", type=int, default=5, help="requests per round (there are five rounds)")
+    parser.add_argument("--only", nargs="+", default=[""], help="pages whose names begin with one of these")
+    parser.add_argument("--no-waits", action="store_true", help="leave out the fifty concurrent readers")
+    parser.add_argument(
+        "--rates", action="store_true", help="measure requests per second, next to a bare route"
+    )
     given = parser.parse_args()
     runs, rollouts = (500, 5_000) if given.quick else (10_000, 100_000)
     runs = given.runs or runs

@@ -1,4 +1,4 @@
-"""What Wander is measured beside: libraries and servers, each in a virtual environment of its own."""
+"""Peers to compare Wander with: libraries and servers, each in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def peer_environment(requirement: str) -> Path | None:
-    """Return a virtual environment under the user's cache folder that has a requirement, made once.
+    """Return a virtual environment in the user's cache folder with a requirement, and create it if needed.
 
-    None, with a message, where it cannot be made.
+    Prints a message and returns None if it cannot be created.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "wander" / "benchmarks" / requirement.replace("==", "-")
@@ -27,8 +27,8 @@ def peer_environment(requirement: str) -> Path | None:
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()[-500:]
-        print(f"left out: {requirement} cannot be installed here: {said}", file=sys.stderr)
+        message = str(getattr(error, "stderr", None) or error).strip()[-500:]
+        print(f"left out: {requirement} cannot be installed here: {message}", file=sys.stderr)
         return None
     (folder / "complete").touch()
     return folder

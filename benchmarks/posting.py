@@ -1,11 +1,11 @@
-"""How fast does a run reach a hub, in how much memory on both sides, and how fast does one rollout open?
+"""Measures how fast and with how much memory a run is posted to a hub, and how fast one rollout is opened.
 
-    python benchmarks/posting.py            100,000 rollouts posted, rollout 500,000 of a million opened
+    python benchmarks/posting.py            posts 100,000 rollouts, opens rollout 500,000 of a million
     python benchmarks/posting.py --quick    5,000 and 20,000
 
-A hub runs as a process of its own (SQLite, a folder), `wander post` as another, over loopback. The run's
-rollouts are made up: one turn of some 600 bytes, half of it different in each. The million is stored straight
-through the hub's own functions, since only reading it is measured.
+The hub (SQLite, a folder) and `wander post` are separate processes, connected over loopback. The rollouts are
+made up: one turn of about 600 bytes, half of them varying. The million is stored directly through the hub's
+own functions, because only reading is measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PER_EXAMPLE = 10
 
 
 def publish(url: str, token: str, place: Path, **made: str) -> Path:
-    """Publish the tests' own small environment, or one `made` otherwise, and return its wheel."""
+    """Publish the tests' small environment, or a variant of it, and return its wheel."""
     wheel = make_wheel(place, **made)
     answer = httpx.post(
         f"{url}/admin/legacy/",
@@ -81,7 +81,7 @@ def manifest_of(wheel: Path, rollouts: int, run_id: str) -> dict[str, object]:
 
 
 def line(number: int, rng: random.Random) -> bytes:
-    """Return the line of a rollout: as `wander eval` writes it, every text another."""
+    """Return the line of a rollout with unique texts, as `wander eval` writes it."""
     text = " ".join(rng.choices(WORDS, k=40))
     reply = {"role": "assistant", "content": text}
     rollout = {
@@ -101,7 +101,10 @@ def line(number: int, rng: random.Random) -> bytes:
 
 
 def many(rollouts: int) -> Iterator[tuple[Rollout, bytes]]:
-    """Yield rollouts that differ in key and reward alone: made fast, since there are a million."""
+    """Yield rollouts that differ only in key and reward.
+
+    They are created quickly, because there are a million.
+    """
     first = line(0, random.Random(1))
     rollout, reward = Rollout.model_validate_json(first), json.loads(first)["reward"]
     head, tail = first.split(b',"seed"', 1)[1].split(f'"reward":{reward!r}'.encode())
@@ -114,7 +117,7 @@ def many(rollouts: int) -> Iterator[tuple[Rollout, bytes]]:
 
 
 def peak_of(pid: int) -> float:
-    """Return the most memory that a process has taken, in MB."""
+    """Return the peak memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -154,11 +157,11 @@ def post(hub, folder: Path, rollouts: int) -> dict[str, float]:
 
 
 def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
-    """Put a big run into the hub's storage through its own functions, a thousand rollouts a chunk."""
+    """Store a big run through the hub's own functions, with a thousand rollouts per chunk."""
     digest, size = RolloutsDigest(), 0
-    for _, one in many(rollouts):
-        digest.add(line_digest(one))
-        size += len(one.rstrip(b"\n")) + 1
+    for _, rollout_line in many(rollouts):
+        digest.add(line_digest(rollout_line))
+        size += len(rollout_line.rstrip(b"\n")) + 1
     file = RunFile(filename=ROLLOUTS, size=size, sha256=str(digest.hexdigest()))
     database, storage = Database(f"sqlite:///{data / 'hub.db'}"), Storage.open(None, data / "objects")
     settings = Settings(max_run_bytes=2**50)
@@ -178,7 +181,7 @@ def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
 
 
 def opened(hub, path: str, times: int = 30) -> float:
-    """Return the median milliseconds of an answer."""
+    """Return the median time of an answer in milliseconds."""
     with httpx.Client(base_url=hub.url, timeout=60) as client:
         taken = []
         for _ in range(times):

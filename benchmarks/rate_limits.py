@@ -1,12 +1,13 @@
-"""How much of what an endpoint could serve an evaluation gets, if the endpoint refuses calls.
+"""Measures how much of an endpoint's capacity an evaluation uses if the endpoint refuses calls.
 
     python benchmarks/rate_limits.py            every kind of limit (about 10 minutes)
     python benchmarks/rate_limits.py --quick    a third of the calls
 
-The endpoint has a process of its own, answers after 0.1 s, and refuses calls as `endpoint_limits.py` says. An
-evaluation plays rollouts of one turn with at most 32 calls in flight. The share is the shortest time in which
-the endpoint could have served all calls over the time that the evaluation took, start and end included.
-The shortest time follows from the limit; without one, it is the time of an evaluation that nothing refuses.
+The endpoint is a separate process that answers after 0.1 s, and refuses calls according to
+`endpoint_limits.py`. An evaluation plays rollouts of one turn, with at most 32 calls in flight. The share is
+the endpoint's shortest possible time for all calls, divided by the duration of the
+evaluation, including its start and end. The shortest time follows from the limit. Without a limit, it is the
+duration of an evaluation without refusals.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from wander.wire import EnvironmentPin
 LATENCY = 0.1
 CONCURRENCY = 32
 NO_LIMIT = "nothing refused"
-KINDS = {each.__name__: each for each in (AtRandom, TokenBucket, Window, SlidingWindow, InFlight)}
+KINDS = {kind.__name__: kind for kind in (AtRandom, TokenBucket, Window, SlidingWindow, InFlight)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of endpoint, and how many calls are made to it."""
+    """A kind of endpoint, and the number of calls to it."""
 
     name: str
     limit: Limit
     calls: int
     seconds: float | None
-    """The shortest time in which it could serve them; None: as without refusals."""
+    """Shortest time for all calls, or None for the time without refusals."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a case."""
+    """Result of a case."""
 
     name: str
     seconds: float
@@ -59,24 +60,28 @@ class Row:
 
 
 def cases(size: float) -> Iterator[Case]:
-    """Yield every case; `size` scales the calls."""
+    """Yield every case. `size` scales the number of calls."""
     calls = round(4800 * size)
     for share in (0.0, 0.001, 0.01, 0.02, 0.05, 0.08):
-        for told in (None, 1.0) if share else (None,):
-            name = f"{share:.1%} refused at random{', Retry-After: 1' if told else ''}" if share else NO_LIMIT
-            yield Case(name, AtRandom(share, told), calls, None)
+        for retry_after in (None, 1.0) if share else (None,):
+            name = (
+                f"{share:.1%} refused at random{', Retry-After: 1' if retry_after else ''}"
+                if share
+                else NO_LIMIT
+            )
+            yield Case(name, AtRandom(share, retry_after), calls, None)
     rate = 50
     calls = round(1200 * size)
     for burst in (1, 5, rate):
-        for told in (None, 1.0):
-            after = ", Retry-After: 1" if told else ""
+        for retry_after in (None, 1.0):
+            after = ", Retry-After: 1" if retry_after else ""
             name = f"{rate} calls a second, {burst} together{after}"
-            yield Case(name, TokenBucket(rate, burst, told), calls, (calls - burst) / rate)
+            yield Case(name, TokenBucket(rate, burst, retry_after), calls, (calls - burst) / rate)
     yield Case(f"{rate} calls in any second", SlidingWindow(rate, 1.0), calls, (calls - rate) / rate)
     for names_end in (True, False):
         windows = max(2, round(4 * size))
         name = f"300 calls in each 6 s{', Retry-After: the rest' if names_end else ''}"
-        # The last window is short: its calls are served as fast as the slots allow.
+        # The last window is partial: its calls are served as fast as the slots allow.
         yield Case(
             name,
             Window(300, 6.0, names_end),
@@ -89,7 +94,7 @@ def cases(size: float) -> Iterator[Case]:
 
 
 async def serve(limit: Limit) -> None:
-    """Serve until standard input closes; print the port."""
+    """Print the port, and serve until standard input closes."""
     from aiohttp import web
 
     body = completion()
@@ -116,14 +121,14 @@ async def serve(limit: Limit) -> None:
 
 
 def running(limit: Limit) -> AbstractContextManager[str]:
-    """Run an endpoint for the length of a block; gives its base URL."""
-    told = {name: value for name, value in vars(limit).items() if isinstance(value, int | float)}
-    described = json.dumps([type(limit).__name__, told])
+    """Run an endpoint for the duration of a block. Returns its base URL."""
+    limit_fields = {name: value for name, value in vars(limit).items() if isinstance(value, int | float)}
+    described = json.dumps([type(limit).__name__, limit_fields])
     return running_script(__file__, "--serve", described)
 
 
 def read_limit(described: str) -> Limit:
-    """Return the limit that `running` wrote."""
+    """Parse a limit written by `running`."""
     kind, values = json.loads(described)
     made: Any = KINDS[kind](**{name: value for name, value in values.items() if name in PARAMETERS[kind]})
     return made  # type: ignore[no-any-return]
@@ -139,7 +144,7 @@ PARAMETERS = {
 
 
 async def measure(case: Case, base_url: str) -> tuple[float, int, float]:
-    """Return seconds, refusals and seconds of pauses of an evaluation with as many calls as the case has."""
+    """Return seconds, refusals and paused seconds of an evaluation with the calls of the case."""
     rows = [{"question": f"{number}?", "answer": "42"} for number in range(case.calls)]
     environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows, name="limits"))
     client = OpenAIClient("instant", base_url)
@@ -181,7 +186,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a third of the calls")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--results", type=Path, help="file for the figures, as JSON")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,12 +1,12 @@
-"""How fast an evaluation is played on Ray, beside the plain evaluator with as many calls at once.
+"""Compares the speed of an evaluation on Ray with the plain evaluator at the same concurrency.
 
     python benchmarks/ray_engine.py            five pairs of each case (some minutes)
 
-Tic-tac-toe, 32 calls at once, in two shards on a cluster that runs already: `http` asks an endpoint that
-takes 200 ms for a turn, `scripted` answers at once, where the environment is. The pairs take turns in who is
-first. A rate is that of the middle three fifths of the rollouts by when they ended, so neither the start of
-the shards nor the last rollouts count. Seconds of processor time are those of all processes of the command
-and of the cluster; what starting takes is told by an evaluation of two rollouts.
+It plays tic-tac-toe with 32 concurrent calls, in two shards on a running cluster. `http` calls an endpoint
+that takes 200 ms per turn. `scripted` answers immediately in the process of the environment. The engines
+alternate in who comes first. The rate is that of the middle three fifths of the rollouts by end time, so
+neither the start of the shards nor the last rollouts count. Processor seconds include all processes of the
+command and of the cluster. The cost of starting is measured with an evaluation of two rollouts.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ SCRIPT = "def answer(request):\n    return 'The answer is 42.'\n"
 
 @dataclass(frozen=True)
 class Measured:
-    """One evaluation."""
+    """Measurement of one evaluation."""
 
     rate: float
-    """Rollouts a second while they played."""
+    """Rollouts per second while playing."""
     seconds: float
-    """From the command's start to its end."""
+    """Seconds from start to end of the command."""
     processor: float
-    """Seconds of processor time of all its processes, and the cluster's meanwhile."""
+    """Processor seconds of all its processes, and of the cluster in that time."""
 
 
 def measure(words: list[str], place: Path) -> Measured:
-    """Evaluate in a process of its own, and all that it starts."""
+    """Run an evaluation in a separate process, and measure everything that it starts."""
     command = [sys.executable, "-m", "wander_client", "eval", *words, "-c", str(CALLS), "--out", str(place)]
     before = dict(processor_seconds())
     began, spent = time.perf_counter(), dict(before)
@@ -69,47 +69,47 @@ def measure(words: list[str], place: Path) -> Measured:
 
 
 def steady_rate(ends: list[float]) -> float:
-    """Return the rollouts a second in the middle."""
+    """Return the rollouts per second in the middle."""
     ends = sorted(ends)
     first, last = len(ends) // 5, len(ends) * 4 // 5
     return (last - first) / (ends[last] - ends[first]) if last > first else 0.0
 
 
 def marked() -> dict[str, str]:
-    """Return the variables of processes whose processor time counts."""
+    """Return the variables that mark processes whose processor time counts."""
     name, _, value = MARK.partition("=")
     return os.environ | {name: value, "OPENAI_API_KEY": "none"}
 
 
 def processor_seconds() -> list[tuple[str, float]]:
-    """Return the processor time so far of every process that counts."""
-    found = []
+    """Return the processor time so far of every marked process."""
+    times = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if MARK.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                found.append((folder.name, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")))
+                times.append((folder.name, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-    return found
+    return times
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Run a cluster of one node for the length of a block; gives its address."""
+    """Run a cluster of one node for the duration of a block. Yields its address."""
     from ray.cluster_utils import Cluster
 
     os.environ.update(marked())
     facts = {"num_cpus": SHARDS, "include_dashboard": False, "object_store_memory": 100 << 20}
-    found = Cluster(initialize_head=True, head_node_args=facts)
+    ray_cluster = Cluster(initialize_head=True, head_node_args=facts)
     try:
-        yield found.address
+        yield ray_cluster.address
     finally:
-        found.shutdown()
+        ray_cluster.shutdown()
 
 
 def main(pairs: int) -> None:
-    """Print medians, and that of the ratios within the pairs."""
+    """Print the medians, and the median ratio within the pairs."""
     with (
         instant_endpoint.running(DELAY) as url,
         tempfile.TemporaryDirectory() as place,
@@ -137,8 +137,8 @@ def main(pairs: int) -> None:
 
 
 def report(case: str, rollouts: int, started: dict[str, Measured], found: dict[str, list[Measured]]) -> None:
-    """Print what one case came to."""
-    print(f"{case}: {rollouts} rollouts, {CALLS} calls at once; load {os.getloadavg()[0]:.0f}")
+    """Print the result of a case."""
+    print(f"{case}: {rollouts} rollouts, {CALLS} concurrent calls; load {os.getloadavg()[0]:.0f}")
     for engine, measured in found.items():
         rate, seconds, processor = (
             statistics.median(getattr(one, name) for one in measured)
@@ -147,11 +147,11 @@ def report(case: str, rollouts: int, started: dict[str, Measured], found: dict[s
         each = (processor - started[engine].processor) / rollouts * 1000
         print(
             f"{engine:5}  {rate:7.1f} rollouts/s  {seconds:6.1f} s in all  {processor:6.1f} s of processor, "
-            f"of which {started[engine].processor:.1f} to start, {each:.2f} ms a rollout"
+            f"including {started[engine].processor:.1f} to start, {each:.2f} ms a rollout"
         )
     ratios = [after.rate / before.rate for before, after in zip(found["plain"], found["ray"], strict=True)]
-    said = ", ".join(f"{one:.2f}" for one in ratios)
-    print(f"ratio of the rates {statistics.median(ratios):.2f}, of {said}", flush=True)
+    listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"ratio of the rates {statistics.median(ratios):.2f}, of {listed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What posting again brings: the coverage of a row's interval, and how often it beats an equal model.
+"""Measures the effect of repeated posting: the coverage of a row's interval, and how often it beats an equal
+model.
 
-    python benchmarks/repeated_posting.py      2,000 boards a row; prints the table of docs/statistics.md
+    python benchmarks/repeated_posting.py      2,000 boards per row; prints the table of docs/statistics.md
     python benchmarks/repeated_posting.py --quick    200
 
-Two models that are equally good stand on a board of 100 examples, one rollout each. One is posted once, the
-other up to 1, 5, 20 and 100 times, by somebody who sees the board. Rules say what its row shows: the first
-run (the hub's rule), also where the hub cannot verify every second run, so that the first that it can verify
-counts; the best one; or the mean of all, where the submitter stops as soon as the row is surely better. Who
-has all runs but the best fail gets the row "best", as does who posts that one alone. Nothing here depends on
-the machine.
+Two equally good models are on a board with 100 examples and one rollout each. One is posted once. The other
+is posted up to 1, 5, 20 and 100 times, by somebody who sees the board. A rule decides what its row shows: the
+first run (the hub's rule); the first run that the hub can verify, if it cannot verify every second run; the
+best run; or the mean of all. In the last case, the submitter stops as soon as the row is clearly better. A
+submitter whose other runs all fail gets the row "best", like a submitter who posts only the best
+run. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ EXAMPLES = 100
 TRUTH = 0.5
 
 Run = list[float]
-"""The reward of each example."""
+"""Reward of each example."""
 Interval = tuple[float | None, float | None]
 
 
@@ -53,11 +54,11 @@ RULES = ("first", "first, half fail", "best", "mean of all")
 
 
 def measure(case: str, rule: str, boards: int) -> list[tuple[float, float]]:
-    """Return the coverage and the share of surely better rows, for each number of posts."""
+    """Return the coverage and the share of clearly better rows for each number of posts."""
     play, interval = CASES[case]
     held, better = [0] * len(POSTS), [0] * len(POSTS)
     for board in range(boards):
-        draw = random.Random(f"{case}/{board}")  # so that the rules differ in nothing else
+        draw = random.Random(f"{case}/{board}")  # the same draws for every rule
         chance = random.Random(f"{case}/{board}/faults")
         verified = rule != "first, half fail"
         rival = interval(play(draw), 1)
@@ -65,14 +66,14 @@ def measure(case: str, rule: str, boards: int) -> list[tuple[float, float]]:
         shown: Interval = (None, None)
         for number in range(1, POSTS[-1] + 1):
             if rule == "mean of all" and number > 1 and _is_above(shown, rival):
-                pass  # the submitter has what was wanted, and posts no more
+                pass  # the submitter is satisfied and stops posting
             elif rule == "mean of all":
                 total = [one + another for one, another in zip(total, play(draw), strict=True)]
                 count += 1
                 shown = interval([one / count for one in total], count)
             elif number == 1 or rule == "best" or not verified:
                 run, verified = play(draw), verified or chance.random() < 0.5
-                # Of runs that cannot be verified the first stays, below all others.
+                # A run that cannot be verified stays only if it is the first, and ranks below all others.
                 if number == 1 or (verified and (rule != "best" or fmean(run) > fmean(row))):
                     row, shown = run, interval(run, 1)
             if number in POSTS:
@@ -83,14 +84,14 @@ def measure(case: str, rule: str, boards: int) -> list[tuple[float, float]]:
     return [(one / boards, other / boards) for one, other in zip(held, better, strict=True)]
 
 
-def _is_above(one: Interval, other: Interval) -> bool:
-    return one[0] is not None and other[1] is not None and one[0] > other[1]
+def _is_above(first: Interval, second: Interval) -> bool:
+    return first[0] is not None and second[1] is not None and first[0] > second[1]
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200 boards a row")
+    parser.add_argument("--quick", action="store_true", help="200 boards per row")
     boards = 200 if parser.parse_args().quick else 2000
     print("| rewards | row | " + " | ".join(f"{posts} posts" for posts in POSTS) + " |")
     print("|---|---|" + "---|" * len(POSTS))

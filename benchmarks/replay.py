@@ -1,11 +1,11 @@
-"""How fast runs are played again, beside the evaluations that made them with a model that costs nothing.
+"""Compares the speed of replays with that of the original evaluations, with a model that costs nothing.
 
     python benchmarks/replay.py            tic-tac-toe on one core, three repetitions (under a minute)
     python benchmarks/replay.py --quick    fewer rollouts, one repetition
 
-Each repetition evaluates into a folder, reads it back and plays it again, in one process that is pinned to
-one core; the endpoint has a process of its own. Medians are printed, of rates and of the ratios within each
-repetition: the rates belong to the machine. Those by processor time are what an idle core would give.
+Each repetition evaluates into a folder, reads it back and replays it, in one process pinned to one core. The
+endpoint is a separate process. It prints medians of rates, and of the ratios within each repetition. The
+rates depend on the machine. Those by processor time are what an idle core would achieve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAME = Path(__file__).parents[1] / "environments" / "tictactoe"
 
 @dataclass(frozen=True)
 class Rates:
-    """Rollouts a second, by the clock and by the processor time that this process took."""
+    """Rollouts per second, by the clock and by this process's processor time."""
 
     evaluated: float
     replayed: float
@@ -45,7 +45,7 @@ class Rates:
 
 
 async def measured(client: Client, examples: int, folder: Path) -> Rates:
-    """Evaluate into a folder, play that again; both with the reading and writing of the record."""
+    """Evaluate into a folder and replay it, including reading and writing the record."""
     environment = LocalEnvironment(load_path(GAME, num_examples=examples))
     pin = EnvironmentPin(name="tictactoe", path=str(GAME), info=environment.info)
     times = [(time.perf_counter(), time.process_time())]

@@ -1,8 +1,9 @@
-"""What the sandbox costs: starting a worker, and a rollout of two turns, with and without it.
+"""Measures the cost of the sandbox for starting a worker and for a rollout of two turns.
 
     .venv/bin/python benchmarks/sandbox_overhead.py
 
-Both are measured in turns in one run, so that a busy machine slows both; read the differences, not the times.
+Both modes are measured alternately in one run, so that a busy machine slows both. Read the differences, not
+the times.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def written(folder: Path) -> Path:
 
 
 async def measured(module: Path, policy: SandboxPolicy | None, rollouts: int) -> tuple[float, float, float]:
-    """Return seconds to start, milliseconds of one rollout (median), and rollouts a second, 64 at a time."""
+    """Return seconds to start, median milliseconds per rollout, and rollouts per second at concurrency 64."""
     begun = time.perf_counter()
     environment = await WorkerEnvironment.start(
         None, None, path=module, log_path=module.with_suffix(".log"), sandbox=policy
@@ -68,7 +69,7 @@ async def measured(module: Path, policy: SandboxPolicy | None, rollouts: int) ->
 
 
 async def main() -> None:
-    """Measure in turns and print the medians."""
+    """Measure alternately and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rollouts", type=int, default=256)

@@ -1,9 +1,10 @@
-"""How long a command takes to start, beside `wander --help` and bare Python: medians and ratios of one run.
+"""Measures the start time of commands compared with `wander --help` and bare Python, as medians and ratios of
+one run.
 
-Every command is started in turn, round after round, so that whatever else the machine does falls on all
-alike. Each shows its own help, which takes everything that it needs before its own work; `env list` and
-`runs list` do their whole work too, on empty folders. The ratio is that of processor seconds, which a busy
-machine changes little; wall time is shown beside.
+The commands are started in turn, round after round, so that other load on the machine affects all of them
+equally. Each command prints its own help, which loads everything that it needs before its work. `env list`
+and `runs list` also do their whole work, on empty folders. The ratio is that of processor seconds, which a
+busy machine hardly changes. The wall time is shown next to it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BASE = ("--help",)
 
 
 def measure(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Run a command once; return its processor seconds and its wall seconds."""
+    """Run a command once, and return its processor and wall seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, env=environ, cwd=environ["HOME"], capture_output=True, check=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -53,18 +54,18 @@ def main() -> int:
     commands = {"python -c pass": [sys.executable, "-c", "pass"]}
     commands |= {" ".join(("wander", *line)): [wander, *line] for line in (BASE, *LINES)}
     with tempfile.TemporaryDirectory() as home:
-        # As a user has it: folders found from the home, and modules kept compiled.
+        # A typical user's environment: folders are found from the home, and compiled modules are cached.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDER_", "XDG_"))}
         environ = {**kept, "HOME": home, "PYTHONDONTWRITEBYTECODE": ""}
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for turn in range(rounds + 1):
             for name, command in commands.items():
-                found = measure(command, environ)
+                seconds = measure(command, environ)
                 if turn:  # the first round fills the caches
-                    taken[name].append(found)
+                    taken[name].append(seconds)
     middle = {
-        name: [statistics.median(column) for column in zip(*each, strict=True)]
-        for name, each in taken.items()
+        name: [statistics.median(column) for column in zip(*measurements, strict=True)]
+        for name, measurements in taken.items()
     }
     base = middle["wander --help"]
     print("| command | processor ms | wall ms | times `wander --help` |\n|---|---:|---:|---:|")

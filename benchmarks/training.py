@@ -1,17 +1,20 @@
-"""A training step beside a bare TRL GRPO step that samples as many tokens without an environment.
+"""Compares a training step with a bare TRL GRPO step that samples the same number of tokens without an
+environment.
 
-    .venv/bin/python benchmarks/training.py            # both cores' worth of a tiny policy on tic-tac-toe
+    .venv/bin/python benchmarks/training.py            # a tiny policy on tic-tac-toe, on both cores
     .venv/bin/python benchmarks/training.py --quick    # a minute, writes nothing
     .venv/bin/python benchmarks/training.py --model smollm2 --rollouts 32 --steps 3
 
-Both learn from as many rollouts, in groups as large, with the same loss, rows at once and policy, each in a
-process of its own, in turns. The bare step is TRL's `GRPOTrainer` with its own transformers `generate`: one
-completion a rollout, as long as what ours sampled, after a prompt as long as all else that the policy read
-there (first prompt and what the environment wrote). So both sample and learn from as many tokens, and what
-ours has beyond that is the environment: its turns, its process, and scoring.
+Both learn from the same number of rollouts and the same group size, with the same loss, rows at a time and
+policy. Each is a separate process, and they alternate. The bare step is TRL's `GRPOTrainer` with
+transformers' own `generate`: one completion per rollout, with as many tokens as ours sampled, after a prompt
+with as many tokens as the policy read there (the first prompt and the environment's messages). Both therefore
+sample and learn from the same number of tokens. The rest of our time is the environment: its turns, its
+process, and scoring.
 
-Processor time is counted beside time, of the training process alone: on a busy machine it is the steadier.
-The shares of environment and scoring are all the time of the rollouts in which the model computed nothing.
+Processor time of the training process is measured in addition to wall time, because it is more stable on a
+busy machine. The shares of environment and scoring are the total time of the rollouts in which the model did
+not compute.
 """
 
 from __future__ import annotations
@@ -33,18 +36,18 @@ from transformers import TrainerCallback
 RESULTS = Path(__file__).parent / "results"
 ENVIRONMENT = {"max_random_move_prob": 0.7, "num_groups": 4}
 GOAL = 0.85
-"""Step time and memory of ours may be so many times those of the bare step."""
+"""Maximum ratio of our step time and memory to those of the bare step."""
 
 
 def main() -> None:
-    """Measure both in turns, print the ratio, and keep it."""
+    """Measure both alternately, print the ratio, and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=256)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--warm-up", type=int, default=150, help="steps of fine-tuning of the tiny policy")
+    parser.add_argument("--warm-up", type=int, default=150, help="fine-tuning steps of the tiny policy")
     parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -66,7 +69,7 @@ def main() -> None:
             found["ours"].append(child("ours", given))
             like = Path(work) / "like.json"
             like.write_text(json.dumps(found["ours"][-1]))
-            del found["ours"][-1]["sequences"]  # read by the bare side alone
+            del found["ours"][-1]["sequences"]  # only needed by the bare side
             found["bare"].append(child("bare", given, f"--like={like}"))
     report = compared(found, given)
     print(report["text"])
@@ -77,7 +80,7 @@ def main() -> None:
 
 
 def child(kind: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Measure one side in a process of its own and return what it found."""
+    """Measure one side in a separate process, and return its result."""
     options = [
         f"--{name}={getattr(given, name)}"
         for name in ("rollouts", "group", "rows", "steps", "model", "device", "threads")
@@ -93,7 +96,7 @@ def child(kind: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
 
 
 def tiny_policy(work: Path, steps: int) -> Path:
-    """Return a tiny policy that plays in form: fine-tuned on games of an optimal player."""
+    """Create a tiny policy with valid answers, fine-tuned on games of an optimal player."""
     import asyncio
 
     from tictactoe import load_environment
@@ -123,14 +126,14 @@ def tiny_policy(work: Path, steps: int) -> Path:
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Takes the time and the processor time of every step."""
+    """Measures the wall time and processor time of every step."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, float]] = []
         self.begun = (0.0, 0.0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Begin a step; its rollouts are played in it."""
+        """Start a step, which includes playing its rollouts."""
         self.begun = (perf_counter(), process_time())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
@@ -138,12 +141,15 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.steps.append((perf_counter() - self.begun[0], process_time() - self.begun[1]))
 
     def measured(self) -> dict[str, list[float]]:
-        """Return what was taken."""
-        return {"seconds": [one for one, _ in self.steps], "processor": [one for _, one in self.steps]}
+        """Return the measurements."""
+        return {
+            "seconds": [seconds for seconds, _ in self.steps],
+            "processor": [processor for _, processor in self.steps],
+        }
 
 
 def ours(given: argparse.Namespace) -> dict[str, Any]:
-    """Train with the environment in a process of its own, as `wander train` does."""
+    """Train with the environment in a separate process, as `wander train` does."""
     import contextlib
     from collections.abc import AsyncIterator
 
@@ -201,7 +207,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def bare(given: argparse.Namespace) -> dict[str, Any]:
-    """Train with TRL alone: each step one completion a rollout, as long as the step of ours sampled."""
+    """Train with only TRL: in each step one completion per rollout, as long as ours."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from wander.models.loading import load_model
@@ -252,7 +258,7 @@ def bare(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory_mb() -> float:
-    """Return the most memory that this process held, in MB; the environment's process is its own."""
+    """Return the peak memory of this process in MB, without that of the environment's process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -272,10 +278,10 @@ def compared(found: dict[str, list[dict[str, Any]]], given: argparse.Namespace) 
     }
     around = shares["environment"] + shares["scoring"]
     lines = [
-        f"# A training step of {given.rollouts} rollouts of tic-tac-toe beside a bare TRL step",
+        f"# A training step of {given.rollouts} rollouts of tic-tac-toe, compared with a bare TRL step",
         "",
         f"`{Path(given.model).name}` on {given.device}, {given.threads} threads, groups of {given.group}, "
-        f"{given.rows} rows at once; {given.steps} steps, {given.rounds} rounds in turns; medians.",
+        f"{given.rows} concurrent rows; {given.steps} steps, {given.rounds} rounds in turns; medians.",
         "",
         "| | wander | bare TRL | ratio |",
         "|---|---:|---:|---:|",

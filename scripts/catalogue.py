@@ -1,11 +1,12 @@
-"""The catalogue of bundled environments: play the reference runs, and write down what they came to.
+"""Plays the reference runs of the bundled environments, and writes the catalogue from their results.
 
     python scripts/catalogue.py play [NAME ...]      a scripted expert and a random player
-    python scripts/catalogue.py smollm2 [NAME ...]   SmolLM2-135M-Instruct on the CPU; minutes for each
+    python scripts/catalogue.py smollm2 [NAME ...]   SmolLM2-135M-Instruct on the CPU, for minutes each
     python scripts/catalogue.py write                docs/catalogue.md, the READMEs and `REFERENCE_SCORES`
 
-A run lies in `environments/NAME/reference/`; `wander runs replay environments/NAME/reference/expert --env
-./environments/NAME` plays it again. What a table says beside the scores comes from the package's metadata.
+The runs are in `environments/NAME/reference/`. To replay one, run `wander runs replay
+environments/NAME/reference/expert --env ./environments/NAME`. The other columns of a table come from the
+package's metadata.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ WRITTEN = re.compile(r"^REFERENCE_SCORES: dict\[str, float\] = \{.*?\}$", re.MUL
 
 
 def project(name: str) -> dict[str, Any]:
-    """Return what a package says about itself, with its part of the catalogue under `catalogue`."""
+    """Return a package's metadata, with its part of the catalogue under `catalogue`."""
     parsed = tomllib.loads((FOLDER / name / "pyproject.toml").read_text())
     return {**parsed["project"], "catalogue": parsed["tool"]["catalogue"]}
 
 
 def play(name: str, run: str) -> None:
-    """Evaluate on the first examples of the eval split; the run replaces the one that was there."""
+    """Evaluate the first examples of the eval split. The new run replaces the previous one."""
     said, out, easy = project(name)["catalogue"], FOLDER / name / "reference" / run, run.endswith("-easy")
     model, count, sampling = "", said.get("examples", EXAMPLES), None
     if run.startswith("smollm2"):
@@ -64,7 +65,7 @@ def play(name: str, run: str) -> None:
 
 
 def model_for(name: str) -> str:
-    """Return SmolLM2, with a chat template that knows of tools where the environment offers any."""
+    """Return SmolLM2, with a chat template for tools if the environment offers any."""
     folder = cache_folder() / f"{SMOLLM2}-tools"
     if tools_of(name) == "-":
         return "smollm2"
@@ -84,16 +85,16 @@ def summaries(name: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def score(found: dict[str, Any] | None, *, interval: bool = True) -> str:
-    """Return a mean with its 95 % interval."""
-    if found is None:
+def score(summary: dict[str, Any] | None, *, interval: bool = True) -> str:
+    """Format a mean with its 95 % interval."""
+    if summary is None:
         return "-"
-    mean = f"{found['reward_mean']:.3f}"
-    return f"{mean} [{found['reward_low']:.2f}, {found['reward_high']:.2f}]" if interval else mean
+    mean = f"{summary['reward_mean']:.3f}"
+    return f"{mean} [{summary['reward_low']:.2f}, {summary['reward_high']:.2f}]" if interval else mean
 
 
 def scores_block(name: str) -> str:
-    """Return the table of an environment's README."""
+    """Return the table for an environment's README."""
     easy = ", ".join(
         f"{key}={json.dumps(value)}" for key, value in project(name)["catalogue"].get("easy", {}).items()
     )
@@ -107,13 +108,13 @@ def scores_block(name: str) -> str:
 
 
 def tools_of(name: str) -> str:
-    """Return how many tools a model is offered, as the expert's first rollout recorded them."""
+    """Return the number of offered tools, as recorded in the expert's first rollout."""
     offered = next(RunFolder.open(FOLDER / name / "reference" / "expert").rollouts()).tools
     return str(len(offered)) if offered else "-"
 
 
 def row(name: str) -> str:
-    """Return an environment's row in the page."""
+    """Return an environment's row for the page."""
     said, found = project(name), summaries(name)
     info = load_environment(said["name"]).info
     floor, smollm2 = score(found["random"], interval=False), score(found.get("smollm2"))
@@ -136,13 +137,13 @@ def row(name: str) -> str:
 
 
 def between(text: str, inner: str) -> str:
-    """Return a text with what stands between the two marks replaced."""
+    """Return a text with the part between the two marks replaced."""
     before, _, rest = text.partition(MARKS[0])
     return before + inner + rest.partition(MARKS[1])[2]
 
 
 def pages() -> dict[Path, str]:
-    """Return the text that every generated file has to have."""
+    """Return the text of every generated file."""
     head = [
         "environment",
         "kind",
@@ -167,7 +168,7 @@ def pages() -> dict[Path, str]:
 
 
 def main(command: str, *names: str) -> int:
-    """Play or write; return the exit status."""
+    """Play or write, and return the exit status."""
     if command == "write":
         for path, text in pages().items():
             path.write_text(text)

@@ -1,10 +1,11 @@
-"""Measure how much of what packages use of `verifiers` is offered here, without running them.
+"""Measures how many of the `verifiers` names used by packages are offered here, without running the packages.
 
     python scripts/classic_names.py FOLDER... [--json FILE] [--each]
 
-Every folder with a `pyproject.toml` whose sources import `verifiers` and load an environment is a package; of
-equal copies one counts. A name that is imported, or reached as an attribute, is looked up in `wander_compat`.
-Names that are imported only where their absence is caught, or for type checkers, are not needed.
+A package is a folder with a `pyproject.toml` whose sources import `verifiers` and load an environment.
+Identical copies count once. Every imported name, and every name used as an attribute, is looked up in
+`wander_compat`. Names whose import error is caught, or that are imported only for type checkers, are not
+needed.
 """
 
 from __future__ import annotations
@@ -44,41 +45,41 @@ CAUGHT = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "
 
 @dataclass
 class Package:
-    """One folder, and what of the library it uses."""
+    """A folder, and the names of the library that it uses."""
 
     name: str
     folder: str
     digest: str
     """First 16 digits of the sha256 of its sources."""
     library: str
-    """`verifiers`, or `verifiers.v1`, whose names upstream's own library serves."""
+    """`verifiers`, or `verifiers.v1`, whose names upstream's own library provides."""
     other_python: str = ""
-    """Its `requires-python`, where this Python is outside of it."""
+    """Its `requires-python`, if this Python does not meet it."""
     missing: list[str] = field(default_factory=list)
-    """Names that are not offered: the package does not import, or fails where it uses them."""
+    """Names that are not offered. The package cannot be imported, or fails where it uses them."""
     refused: list[str] = field(default_factory=list)
-    """Classes that can be imported, but not made here."""
+    """Classes that can be imported, but not instantiated here."""
 
     @property
     def resolved(self) -> bool:
-        """Whether every name is there and can be used."""
+        """Whether every name exists and can be used."""
         return not self.missing and not self.refused
 
 
 def find_packages(roots: list[Path]) -> list[Package]:
-    """Return the packages below some folders, those with equal sources once."""
-    found: dict[tuple[str, str], Package] = {}
+    """Return the packages in some folders. Packages with identical sources are returned once."""
+    packages: dict[tuple[str, str], Package] = {}
     for root in roots:
         for path in sorted(root.rglob("pyproject.toml")):
             if not _is_skipped(path.parent.relative_to(root)):
                 package = read_package(path.parent)
                 if package is not None:
-                    found.setdefault((package.name, package.digest), package)
-    return list(found.values())
+                    packages.setdefault((package.name, package.digest), package)
+    return list(packages.values())
 
 
 def read_package(folder: Path) -> Package | None:
-    """Return what a package uses of the library; None for one that is no environment of it."""
+    """Return a package's use of the library, or None if it is not an environment for it."""
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -100,15 +101,15 @@ def read_package(folder: Path) -> Package | None:
         _other_python(str(project.get("requires-python", ""))),
     )
     if package.library == ROOT_NAME:
-        for each in sorted(used):
-            state = look_up(each)
+        for used_name in sorted(used):
+            state = look_up(used_name)
             if state != "offered":
-                (package.missing if state == "missing" else package.refused).append(each)
+                (package.missing if state == "missing" else package.refused).append(used_name)
     return package
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Yield the sources of a package, those of packages inside of it left out."""
+    """Yield the sources of a package, without those of nested packages."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             if not (_is_skipped(Path(path.name)) or (path / "pyproject.toml").is_file()):
@@ -136,7 +137,7 @@ def names_used(tree: ast.Module) -> set[str]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects names in the order of the source, so that an alias is known where it is used."""
+    """Collects names in source order, so that an alias is known before it is used."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()
@@ -158,7 +159,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = ast.unparse(node) if _is_dotted(node) else ""
         first, _, rest = dotted.partition(".")
-        # One step below a module: what an object has is the object's affair.
+        # Only one level below a module. Attributes of objects are not checked.
         if rest and first in self._aliases and self._aliases[first] == ROOT_NAME:
             self.used.add(f"{ROOT_NAME}.{rest.partition('.')[0]}")
         self.generic_visit(node)
@@ -206,11 +207,13 @@ def look_up(name: str) -> str:
 
 
 def main() -> int:
-    """Print the shares and the names behind them."""
+    """Print the shares, and the names behind them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every package with what it lacks")
-    parser.add_argument("--each", action="store_true", help="name the packages that are not resolved")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every package with its missing names"
+    )
+    parser.add_argument("--each", action="store_true", help="list the packages with missing names")
     given = parser.parse_args()
     absent = [str(each) for each in given.folders if not each.is_dir()]
     if absent:
@@ -219,7 +222,7 @@ def main() -> int:
     packages = find_packages(given.folders)
     classic = [each for each in packages if each.library == ROOT_NAME]
     if not classic:
-        print("no package of the classic API is there", file=sys.stderr)
+        print("found no package for the classic API", file=sys.stderr)
         return 1
 
     def show(what: str, some: list[Package]) -> None:

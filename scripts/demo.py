@@ -1,12 +1,12 @@
-"""The whole loop on real input: `make demo`.
+"""Runs the whole loop on real input: `make demo`.
 
-A hub is started, the bundled environments are published to it and one is installed by name; a real language
-model is evaluated, a tiny policy is made, warmed up on a teacher's games and improved by GRPO, and another
-learns to call a tool; the results are posted, and the leaderboard is checked. Each step prints the command it
-runs, as a user would type it.
+The demo starts a hub, publishes the bundled environments to it, and installs one by name. It evaluates a real
+language model. It creates a tiny policy, fine-tunes it on a teacher's games, and improves it by GRPO. Another
+policy learns to call a tool. The results are posted, and the leaderboard is checked. Each step prints the
+command that it runs, as a user would type it.
 
-Everything lies in ./demo-output, which each run makes anew. Pulled models stay in the platform's cache folder
-(or `WANDER_CACHE_DIR`). The hub is left running unless `DEMO_EXIT=1`; a step that fails stops it.
+All files are in ./demo-output, which is recreated by each run. Downloaded models stay in the platform's cache
+folder (or `WANDER_CACHE_DIR`). The hub keeps running unless `DEMO_EXIT=1` is set or a step fails.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "demo-output"
 
 SMOLLM2_RUNS = (("reverse-text", 16, 48), ("tictactoe", 4, 24))
-"""Environment, examples, tokens a turn: a pretrained model on a CPU costs about a second a turn."""
+"""Environment, examples, and tokens per turn. On a CPU, a pretrained model takes about a second per turn."""
 TEACHER_GAMES = 3000
 EVALUATION_GAMES = 400
 
 
 def start_over() -> Workplace:
-    """Stop the hub of an earlier demo, remove what it left, and begin in an empty folder."""
+    """Stop the hub of an earlier demo, remove its files, and return an empty folder."""
     Workplace(OUTPUT).stop_hub()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     return Workplace(OUTPUT)
 
 
 def publish_and_install(demo: Workplace) -> None:
-    """Publish the bundled environments that `make setup` installed, install one by name."""
+    """Publish the bundled environments that `make setup` installed, and install one by name."""
     with demo.step("Publish the bundled environments to the hub"):
         for project in sorted((ROOT / "environments").glob("*/pyproject.toml")):
             if importlib.util.find_spec(project.parent.name):
-                # reasoning-gym requires a package that has no wheel, so that is built here.
+                # reasoning-gym requires a package without a wheel, so that is built here.
                 demo.type(f"wander publish {project.parent} --build")
-    with demo.step("Install one by name, into a virtual environment of its own"):
+    with demo.step("Install one by name, into its own virtual environment"):
         demo.type("wander install admin/tictactoe")
         demo.type("wander env list")
 
 
 def evaluate_smollm2(demo: Workplace) -> None:
-    """Evaluate a real pretrained model on both environments, in process."""
+    """Evaluate a real pretrained model on both environments, in this process."""
     with demo.step("Fetch SmolLM2-135M-Instruct"):
         demo.type("wander model pull smollm2")
     with demo.step("Evaluate it on both environments and post the runs"):
@@ -63,14 +63,14 @@ def evaluate_smollm2(demo: Workplace) -> None:
 
 
 def warm_up(demo: Workplace) -> None:
-    """Make the tiny policy and fine-tune it on a teacher's games."""
-    with demo.step("Let a careless teacher play, keep the games that it did not lose"):
+    """Create the tiny policy, and fine-tune it on a teacher's games."""
+    with demo.step("Let a careless teacher play, and keep the games that it did not lose"):
         demo.type(
             f"wander eval admin/tictactoe -m scripted:tictactoe.players:careless --split train "
             f"-n {TEACHER_GAMES} -a num_examples={TEACHER_GAMES} --out runs/teacher"
         )
         demo.type("wander runs data runs/teacher --where lost==0 --where format==1 --out teacher.jsonl")
-    with demo.step("Make a tiny policy: a million parameters, a tokenizer from those games"):
+    with demo.step("Create a tiny policy: a million parameters, and a tokenizer from those games"):
         demo.type("wander model new tiny --transcripts runs/teacher --out models/tiny")
     with demo.step("Warm it up by supervised fine-tuning"):
         demo.type(
@@ -89,10 +89,10 @@ def evaluate_policy(demo: Workplace, model: str, name: str) -> None:
 
 
 def improve(demo: Workplace) -> None:
-    """GRPO, with the same evaluation before and after."""
+    """Run GRPO, with the same evaluation before and after."""
     with demo.step("Evaluate the policy before GRPO"):
         evaluate_policy(demo, "models/sft/model", "before")
-    with demo.step("Improve it by GRPO, 256 games a step"):
+    with demo.step("Improve it by GRPO, with 256 games per step"):
         demo.type(
             "wander train admin/tictactoe ../examples/tictactoe/grpo.toml --model models/sft/model "
             "--out runs/grpo"
@@ -103,7 +103,7 @@ def improve(demo: Workplace) -> None:
 
 
 def teach_tools(demo: Workplace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train a policy in phases on an environment with tools; return its first and its last evaluation."""
+    """Train a policy in phases on an environment with tools. Returns its first and its last evaluation."""
     with demo.step("Teach another policy to call a tool, from a teacher to GRPO in one command"):
         demo.type("wander train admin/math-tools ../examples/math_tools/tiny.toml --out runs/tools")
         demo.type("wander post runs/tools/4-rl")
@@ -122,9 +122,9 @@ def read_json(name: str) -> Any:
 
 
 def verify_runs(demo: Workplace) -> None:
-    """Wait until the hub has played both evaluations again, for a board ranks what was replayed first.
+    """Wait until the hub has replayed both evaluations, because a board ranks replayed runs first.
 
-    A hub without a sandbox replays nothing; then both stay at the level they were posted with.
+    A hub without a sandbox replays nothing. Both runs then keep their posted level.
     """
     for name in ("before", "after"):
         run_id = read_json(f"runs/{name}/run.json")["run_id"]
@@ -133,7 +133,7 @@ def verify_runs(demo: Workplace) -> None:
 
 
 def check_leaderboard(demo: Workplace) -> dict[str, float]:
-    """Return the mean rewards before and after; fail unless the board ranks them, with a clear margin."""
+    """Return the mean rewards before and after. Fails unless the board ranks them with a clear margin."""
     demo.type("wander leaderboard admin/tictactoe")
     posted = {name: read_json(f"runs/{name}/run.json") for name in ("before", "after")}
     task_set = posted["after"]["task_set_sha256"]
@@ -152,14 +152,14 @@ def check_leaderboard(demo: Workplace) -> dict[str, float]:
     if after["reward_low"] <= before["reward_high"]:
         raise StepFailed(f"the reward did not clearly rise: {rewards}")
     if after_place > before_place:
-        raise StepFailed(f"the board places the better policy below the other: {rewards}")
+        raise StepFailed(f"the board ranks the better policy below the other: {rewards}")
     return {"before": before["reward_mean"], "after": after["reward_mean"]}
 
 
 def summarize(
     demo: Workplace, rewards: dict[str, float], tools: Sequence[dict[str, Any]], began: float
 ) -> None:
-    """Print the figures, the places and the times."""
+    """Print the figures, the ranks and the times."""
     print("\n== Done")
     for name, _, _ in SMOLLM2_RUNS:
         summary = read_json(f"runs/smollm2-{name}/summary.json")
@@ -173,11 +173,11 @@ def summarize(
     print(f"   all environments: {demo.hub}/")
     for title, seconds in demo.times:
         print(f"   {seconds:5.0f} s  {title}")
-    print(f"   {time.monotonic() - began:5.0f} s  in all", flush=True)
+    print(f"   {time.monotonic() - began:5.0f} s  in total", flush=True)
 
 
 def main() -> int:
-    """Run the demo; return the exit status."""
+    """Run the demo, and return the exit status."""
     began = time.monotonic()
     demo = start_over()
     kept = False
@@ -189,7 +189,7 @@ def main() -> int:
         warm_up(demo)
         improve(demo)
         tools = teach_tools(demo)
-        with demo.step("Have the hub play both evaluations again"):
+        with demo.step("Let the hub replay both evaluations"):
             verify_runs(demo)
         with demo.step("Check the leaderboard"):
             rewards = check_leaderboard(demo)
@@ -208,7 +208,7 @@ def main() -> int:
         if not kept:
             demo.stop_hub()
     if kept:
-        print(f"\nThe hub goes on; stop it with: kill {demo.hub_process()}")
+        print(f"\nThe hub keeps running; stop it with: kill {demo.hub_process()}")
     return 0
 
 

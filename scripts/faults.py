@@ -1,12 +1,13 @@
-"""Hurts a hub of several servers and workers at random, and tells whether anything was lost or done twice.
+"""Injects random faults into a hub of several servers and workers, and checks that nothing is lost or done
+twice.
 
     sudo .venv/bin/python scripts/faults.py --faults 200 --seed 1
 
-Two servers and two workers over one PostgreSQL and one bucket, behind nginx, each with a network of its own
-(root; `--loopback` does without, and without cuts and full disks). While programs publish, post, read and
-are told by a webhook, several parts at once are killed, stopped, cut off, given a wrong clock or a full disk,
-and started again as a supervisor would. At the end all that was acknowledged has to be there, once, and
-`fsck` has to be content.
+Two servers and two workers share one PostgreSQL and one bucket, behind nginx. Each has its own network, which
+needs root (`--loopback` runs without them, and without network cuts and full disks). While programs publish,
+post, read, and receive a webhook, several parts at a time are killed, stopped, disconnected, given a wrong
+clock or a full disk, and then restarted as by a supervisor. At the end, everything that was acknowledged must
+exist exactly once, and `fsck` must find no fault.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ PAGES = ("/", "/runs", "/admin/say-env", "/api/v1/environments", "/admin/simple/
 DISKS = {DATABASE: "postgres", BUCKET: "bucket"}
 _DISK_MEGABYTES = 600
 _AGAIN = frozenset({429, 500, 502, 503, 504, 507})
-"""Statuses after which a client sends the same again."""
+"""Statuses after which a client repeats its request."""
 
 
 class Users:
-    """Programs that publish, post and read until told to stop, and what the hub acknowledged to them."""
+    """Programs that publish, post and read until they are stopped, and the hub's acknowledgments."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -58,7 +59,7 @@ class Users:
         self.enough = threading.Event()
         self._lock = threading.Lock()
         works = [self._publish, *[self._post] * 2, *[self._read] * 2]
-        self.threads = [threading.Thread(target=self._work, args=(one, n)) for n, one in enumerate(works)]
+        self.threads = [threading.Thread(target=self._work, args=(work, n)) for n, work in enumerate(works)]
 
     def _work(self, work: Callable[[int, int], None], number: int) -> None:
         count = 0
@@ -67,32 +68,32 @@ class Users:
             work(number, count)
 
     def send(self, path: str, **parts: Any) -> httpx.Response:
-        """Post until the hub answers for good."""
+        """Post until the hub gives a final answer."""
         give_up = time.monotonic() + PATIENCE
         while True:
-            said: Any = None
+            answer: Any = None
             try:
                 address = f"{self.cluster.front}{path}"
-                said = httpx.post(address, headers=self.headers, timeout=60, trust_env=False, **parts)
-                self._count("write", said)
+                answer = httpx.post(address, headers=self.headers, timeout=60, trust_env=False, **parts)
+                self._count("write", answer)
             except httpx.TransportError as error:
                 self._count("write", type(error).__name__)
-            if said is not None and said.status_code not in _AGAIN:
-                return said
+            if answer is not None and answer.status_code not in _AGAIN:
+                return answer
             if time.monotonic() > give_up:
-                raise TimeoutError(f"nobody takes {path}: {said.text if said is not None else ''}")
+                raise TimeoutError(f"nobody accepted {path}: {answer.text if answer is not None else ''}")
             time.sleep(0.3)
 
-    def _count(self, what: str, said: httpx.Response | str) -> None:
-        name = said if isinstance(said, str) else str(said.status_code)
-        if not isinstance(said, str) and said.status_code >= 500:
-            kind = said.headers.get("content-type", "")
-            name = f"{name} {said.json()['code']}" if "problem" in kind else f"{name} of nginx"
+    def _count(self, what: str, answer: httpx.Response | str) -> None:
+        name = answer if isinstance(answer, str) else str(answer.status_code)
+        if not isinstance(answer, str) and answer.status_code >= 500:
+            kind = answer.headers.get("content-type", "")
+            name = f"{name} {answer.json()['code']}" if "problem" in kind else f"{name} of nginx"
         with self._lock:
             self.answers[f"{what} {name}"] += 1
 
     def publish(self, version: str) -> None:
-        """Publish a version, and once more whenever nobody knows whether it came."""
+        """Publish a version. Repeat it if its outcome is unknown."""
         place = self.folder / version
         place.mkdir()
         wheel = make_wheel(place, version=version)
@@ -107,9 +108,9 @@ class Users:
         place = self.folder / f"poster{number}" / "runs" / str(count)
         place.parent.parent.mkdir(exist_ok=True)
         run = write_run(
-            place, rewards=[one % 5 / 4 for one in range(4 + count % 40)], model=f"m{number}-{count}"
+            place, rewards=[rollout % 5 / 4 for rollout in range(4 + count % 40)], model=f"m{number}-{count}"
         )
-        files = {one: (one, (run / one).read_bytes()) for one in ("run.json", "rollouts.jsonl.zst")}
+        files = {name: (name, (run / name).read_bytes()) for name in ("run.json", "rollouts.jsonl.zst")}
         parts = {"manifest": files["run.json"], "rollouts": files["rollouts.jsonl.zst"]}
         self._note(
             self.send("/api/v1/runs", files=parts), self.runs, json.loads(files["run.json"][1])["run_id"]
@@ -130,11 +131,11 @@ class Users:
 
 
 class Faults:
-    """What can happen to the parts of a hub; each is undone when its block ends."""
+    """The faults that can be injected into the parts of a hub. Each ends with its block."""
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self.cluster, self.chance = cluster, chance
-        hubs = [one.name for one in (*cluster.servers, *cluster.workers)]
+        hubs = [part.name for part in (*cluster.servers, *cluster.workers)]
         every = list(cluster.parts)
         self.kinds: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
             "kill": (self.kill, every), "kill under load": (self.kill, every), "stop": (self.stop, every),
@@ -147,13 +148,13 @@ class Faults:
 
     @contextmanager
     def some(self, count: int) -> Iterator[list[tuple[str, str]]]:
-        """Hurt several parts at once, each in one way; tell how and which."""
+        """Inject faults into several parts at a time, one fault each. Yields the kinds and the parts."""
         chosen: dict[str, str] = {}
         while len(chosen) < count:
             kind = self.chance.choice(list(self.kinds))
             if free := [one for one in self.kinds[kind][1] if one not in chosen]:
                 chosen[self.chance.choice(free)] = kind
-        # Each after what it needs to be well, and before that when it is not: servers end in their own time.
+        # Each part after the parts that it depends on, and before them if it is not healthy.
         needed = (DATABASE, BUCKET, *(one.name for one in self.cluster.servers))
         order = sorted(chosen, key=lambda one: needed.index(one) if one in needed else len(needed))
         faults = {one: self.kinds[chosen[one]][0](self.cluster.parts[one]) for one in order}
@@ -164,28 +165,28 @@ class Faults:
 
     @contextmanager
     def kill(self, part: Any) -> Iterator[str]:
-        """End a part at once; it is started again later."""
+        """Kill a part, and start it again later."""
         part.kill()
         yield part.name
         part.start()
 
     @contextmanager
     def stop(self, part: Any) -> Iterator[str]:
-        """Have a part stand still."""
+        """Freeze a part."""
         part.tell(signal.SIGSTOP)
         yield part.name
         part.tell(signal.SIGCONT)
 
     @contextmanager
     def clock(self, part: Any) -> Iterator[str]:
-        """Give a server or worker a clock that is some minutes wrong, and the right one again."""
+        """Give a server or worker a clock that is wrong by some minutes, and then the right one again."""
         minutes = self.chance.choice([-10, -2, 2, 10])
-        library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))  # of the package `faketime`
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))  # from the package `faketime`
         wrong = {"LD_PRELOAD": str(library), "FAKETIME": f"{minutes:+}m", "DONT_FAKE_MONOTONIC": "1"}
         right = dict(part.environment)
         part.end()
         part.environment |= wrong
-        part.start(wait=False)  # a bucket refuses who is too far off, so it may not be well
+        part.start(wait=False)  # a bucket rejects a clock that is too wrong, so the part may be unhealthy
         yield f"{part.name} {minutes:+} minutes"
         part.end()
         part.environment = right
@@ -193,7 +194,7 @@ class Faults:
 
     @contextmanager
     def cut(self, hub: Any) -> Iterator[str]:
-        """Lose all that two parts send each other."""
+        """Drop everything that two parts send each other."""
         network = self.cluster.network
         assert isinstance(network, Namespaces)
         other = self.chance.choice([DATABASE, BUCKET, FRONT])
@@ -203,7 +204,7 @@ class Faults:
 
     @contextmanager
     def fill(self, part: Any) -> Iterator[str]:
-        """Leave no room on the disk of the database or of the bucket."""
+        """Fill the disk of the database or of the bucket."""
         disk = self.cluster.folder / DISKS[part.name]
         ballast = disk / "ballast"
         if part.name == DATABASE:
@@ -222,7 +223,7 @@ class Faults:
 
 
 def small_disk(stack: ExitStack) -> Callable[[Path], None]:
-    """Return what makes a folder a disk of its own."""
+    """Return a function that mounts a separate disk at a folder."""
 
     def mount(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,11 +236,14 @@ def small_disk(stack: ExitStack) -> Callable[[Path], None]:
 
 
 def recovered(users: Users, began: float) -> float:
-    """Wait until what was sent after a fault is acknowledged, of each kind; return the seconds since then."""
+    """Wait until one request of each kind sent after a fault is acknowledged.
+
+    Returns the seconds since then.
+    """
     had = len(users.versions), len(users.runs)
     while len(users.versions) == had[0] or len(users.runs) == had[1]:
         if time.monotonic() - began > PATIENCE or users.refused:
-            raise TimeoutError(f"the hub does not recover: {users.refused or users.answers}")
+            raise TimeoutError(f"the hub has not recovered: {users.refused or users.answers}")
         time.sleep(0.1)
     return time.monotonic() - began
 
@@ -247,7 +251,7 @@ def recovered(users: Users, began: float) -> float:
 def hurt(
     cluster: Cluster, users: Users, chance: random.Random, *, count: int, seconds: float, together: int
 ) -> Counter[str]:
-    """Inject faults, some at once, until there were so many, or the time is over."""
+    """Inject faults, some at the same time, until their number or the time is reached."""
     faults, done, end = Faults(cluster, chance), Counter[str](), time.monotonic() + seconds
     while done.total() < count and time.monotonic() < end:
         hold = chance.uniform(0.2, 6)
@@ -256,12 +260,12 @@ def hurt(
         took = recovered(users, time.monotonic())
         done += Counter(kind for kind, _ in made)
         told = ", ".join(f"{kind}: {what}" for kind, what in made)
-        print(f"{done.total():>4} {hold:4.1f} s, well after {took:4.1f} s: {told}", flush=True)
+        print(f"{done.total():>4} {hold:4.1f} s, recovered after {took:4.1f} s: {told}", flush=True)
     return done
 
 
 def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
-    """Return what is lost, twice or wrong."""
+    """Return descriptions of everything that is lost, duplicated or wrong."""
     wrong = list(users.refused)
 
     client = httpx.Client(base_url=cluster.front, headers=users.headers, timeout=PATIENCE, trust_env=False)
@@ -272,7 +276,7 @@ def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
         ("runs", shown["runs"], users.runs),
     ):
         if told != len(had) or len(set(had)) != len(had):
-            wrong.append(f"{told} {what} are there, {len(had)} were acknowledged")
+            wrong.append(f"{told} {what} exist, {len(had)} were acknowledged")
     for name, content in users.versions:
         if get(f"/admin/files/say-env/{name}").content != content:
             wrong.append(f"`{name}` is lost")
@@ -294,7 +298,7 @@ def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
         if not untold and not waiting:
             break
         if time.monotonic() > give_up:
-            wrong.append(f"the webhook was not told of {sorted(untold)[:5]}; jobs: {waiting}")
+            wrong.append(f"the webhook was not called for {sorted(untold)[:5]}; jobs: {waiting}")
             break
         time.sleep(1)
     different = {one.headers["webhook-id"] for one in receiver.received}
@@ -305,8 +309,8 @@ def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
     return wrong
 
 
-def tell_failures(cluster: Cluster) -> None:
-    """Print what servers said of each answer of 500, which nothing that happens here excuses."""
+def print_failures(cluster: Cluster) -> None:
+    """Print the servers' logs for each answer with status 500, because no fault here justifies one."""
     for part in cluster.servers:
         lines = part.log.read_text().splitlines()
         for number, line in enumerate(lines):
@@ -315,29 +319,31 @@ def tell_failures(cluster: Cluster) -> None:
 
 
 def main() -> None:
-    """Start, hurt, judge; the exit status is 1 when something is wrong."""
+    """Start the hub, inject faults, and check. The exit status is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--together", type=int, default=3, help="how many at once, of different parts")
+    parser.add_argument(
+        "--together", type=int, default=3, help="number of concurrent faults, in different parts"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=120, help="at most")
     parser.add_argument(
-        "--loopback", action="store_true", help="no networks and disks of its own: needs no root"
+        "--loopback", action="store_true", help="use no separate networks and disks; does not need root"
     )
-    asked = parser.parse_args()
-    if not asked.loopback and os.getuid() != 0:
-        parser.error("networks and disks of its own need root; run it with `sudo`, or with `--loopback`")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
-    chance = random.Random(asked.seed)  # noqa: S311 - the same faults for the same seed
+    options = parser.parse_args()
+    if not options.loopback and os.getuid() != 0:
+        parser.error("separate networks and disks need root; run it with `sudo`, or with `--loopback`")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends everything that was started
+    chance = random.Random(options.seed)  # noqa: S311 - the same faults for the same seed
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-faults-")))
-        network = Loopback() if asked.loopback else Namespaces()
-        if not asked.loopback:
+        network = Loopback() if options.loopback else Namespaces()
+        if not options.loopback:
             for disk in DISKS.values():
                 small_disk(stack)(folder / "hub" / disk)
-        host = "127.0.0.1" if asked.loopback else f"{Namespaces.NET}.1"
+        host = "127.0.0.1" if options.loopback else f"{Namespaces.NET}.1"
         receiver = stack.enter_context(webhook_receiver(host=host))
         settings = {
             "WANDER_HUB_VERIFICATION": "off",
@@ -355,20 +361,20 @@ def main() -> None:
         if not answer.is_success:
             raise SystemExit(f"error: no webhook: {answer.text}")
         users.publish("0.1.0")
-        for one in users.threads:
-            one.start()
+        for thread in users.threads:
+            thread.start()
         try:
-            limits = {"count": asked.faults, "seconds": asked.minutes * 60, "together": asked.together}
+            limits = {"count": options.faults, "seconds": options.minutes * 60, "together": options.together}
             done = hurt(cluster, users, chance, **limits)
         finally:
             users.enough.set()
-            for one in users.threads:
-                one.join()
+            for thread in users.threads:
+                thread.join()
         wrong = judge(cluster, users, receiver)
         print(f"faults: {done.total()} {dict(done)}; versions {len(users.versions)}, runs {len(users.runs)}")
         print(f"answers: {dict(sorted(users.answers.items()))}")
-        tell_failures(cluster)
-        print("\n".join(wrong) or "nothing lost, nothing twice, fsck is content")
+        print_failures(cluster)
+        print("\n".join(wrong) or "nothing lost, nothing duplicated, fsck found no faults")
     raise SystemExit(1 if wrong else 0)
 
 

@@ -1,12 +1,12 @@
-"""Puts a hub of two servers and two workers under load, and tells how it answers.
+"""Puts a hub of two servers and two workers under load, and measures its answers.
 
     .venv/bin/python scripts/load.py --posts 10000 --connections 5000 --megabytes 200 --slow 300
 
-Idle connections are held open while others ask; then a large run is posted; then readers ask beside clients
-that send and read a byte a second, until the servers have ended those, and beside one who posts a run of very
-many rollouts; then posters and readers work at once;
-then publishers, all at once. It fails on any answer of 500 or above, where a board is not what was posted,
-where slow clients are not ended, and on anything that `fsck` finds.
+First, idle connections are held open while another client sends requests. Then a large run is posted. Then
+readers send requests next to clients that send and read one byte per second, until the servers have closed
+those, and next to a client that posts a run with very many rollouts. Then posters and readers work at the
+same time, and finally publishers. The script fails on any answer of 500 or above, if a board differs from the
+posted runs, if slow clients are not disconnected, and if `fsck` finds any fault.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LIMITS = ("READS", "WRITES", "UPLOADS")
 
 
 class Answers:
-    """Statuses and seconds of answers."""
+    """Statuses and durations of answers."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.seconds: list[float] = []
 
     async def of(self, asking: Awaitable[httpx.Response]) -> httpx.Response:
-        """Wait for an answer and note it."""
+        """Wait for an answer and record it."""
         began = time.perf_counter()
         answer = await asking
         self.seconds.append(time.perf_counter() - began)
@@ -67,29 +67,32 @@ class Answers:
 
 
 def client_of(cluster: Cluster, url: str | None = None) -> httpx.AsyncClient:
-    """Return a client with the administrator's token, by nginx or straight."""
+    """Return a client with the administrator's token, through nginx or to a server directly."""
     headers = {"Authorization": f"Bearer {cluster.token}"}
     limits = httpx.Limits(max_connections=POSTERS + READERS)
     return httpx.AsyncClient(base_url=url or cluster.front, headers=headers, timeout=SECONDS, limits=limits)
 
 
 def processor(parts: Iterable[Part]) -> float:
-    """Return the seconds of processor that parts and their children have taken."""
+    """Return the processor seconds used by parts and their children."""
     ticks = 0.0
     for pid in itertools.chain.from_iterable(part.family() for part in parts):
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(map(float, words[11:15]))  # those of children that ended, too
+        ticks += sum(map(float, words[11:15]))  # includes exited children
     return ticks / 100
 
 
 def memory(part: Part, figure: str = "VmRSS") -> float:
-    """Return the megabytes that a part holds, or has held (`VmHWM`)."""
-    told = Path(f"/proc/{part.running.pid}/status").read_text()
-    return int(told.partition(f"{figure}:")[2].split()[0]) / 1024
+    """Return the megabytes that a part uses, or its peak (`VmHWM`)."""
+    status = Path(f"/proc/{part.running.pid}/status").read_text()
+    return int(status.partition(f"{figure}:")[2].split()[0]) / 1024
 
 
 async def hold(cluster: Cluster, count: int) -> Answers:
-    """Open so many connections to one server and keep them, while another client asks it; use all twice."""
+    """Open connections to one server and keep them while another client sends requests.
+
+    Use all of them twice.
+    """
     server, answers, before = cluster.servers[0], Answers(), memory(cluster.servers[0])
     host, _, port = server.address.partition(":")
     request = f"GET /live HTTP/1.1\r\nHost: {server.address}\r\n\r\n".encode()
@@ -103,9 +106,9 @@ async def hold(cluster: Cluster, count: int) -> Answers:
         answers.statuses[int(head.split()[1])] += 1
 
     for _ in range(count // 100):
-        some = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(100)))
-        await asyncio.gather(*(use(*one) for one in some))
-        opened += some
+        batch = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(100)))
+        await asyncio.gather(*(use(*one) for one in batch))
+        opened += batch
     async with client_of(cluster, server.url) as client:
         for path in PATHS * 5:
             await answers.of(client.get(path))
@@ -119,9 +122,9 @@ async def hold(cluster: Cluster, count: int) -> Answers:
 
 
 async def post_large(cluster: Cluster, folder: Path, count: int, size: int) -> str:
-    """Post a run of so many rollouts, no two alike, with `wander post`, and read it; return its id."""
-    chance = random.Random(count)  # noqa: S311 - only as noise
-    said = (chance.randbytes(size // 4).hex() for _ in range(count))  # it is there twice
+    """Post a run of `count` different rollouts with `wander post`, and read it. Returns its id."""
+    chance = random.Random(count)  # noqa: S311 - only noise
+    said = (chance.randbytes(size // 4).hex() for _ in range(count))  # hexadecimal digits double its size
     name = f"large-{count}"
     run = await asyncio.to_thread(
         write_run, folder / "runs" / name, rewards=[1.0] * count, said=said, model=name
@@ -135,11 +138,11 @@ async def post_large(cluster: Cluster, folder: Path, count: int, size: int) -> s
     )
     told, _ = await posting.communicate()
     if posting.returncode:
-        raise SystemExit(f"error: no large run: {told.decode()}")
+        raise SystemExit(f"error: posting the large run failed: {told.decode()}")
     seconds = time.perf_counter() - began
     async with client_of(cluster) as client:
-        waiting = re.compile(r"^wander_hub_jobs{.*} [1-9]", re.MULTILINE)  # until a worker has read it
-        while waiting.search((await client.get("/metrics")).text):  # noqa: ASYNC110 - only asking tells
+        waiting = re.compile(r"^wander_hub_jobs{.*} [1-9]", re.MULTILINE)  # until a worker has processed it
+        while waiting.search((await client.get("/metrics")).text):  # noqa: ASYNC110 - only polling is possible
             await asyncio.sleep(1)
     most = [memory(one, "VmHWM") for one in parts]
     spread = ", ".join(
@@ -157,33 +160,33 @@ async def post_large(cluster: Cluster, folder: Path, count: int, size: int) -> s
 async def read_on(
     client: httpx.AsyncClient, answers: Answers, number: int, ended: Callable[[], bool]
 ) -> None:
-    """Ask for one page after the other until it has ended."""
+    """Request one page after the other until the event is set."""
     for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
         if ended():
             return
         await answers.of(client.get(path))
 
 
-async def post_beside_readers(cluster: Cluster, folder: Path, count: int) -> Answers:
-    """Post a run of very many small rollouts while five readers ask."""
+async def post_next_to_readers(cluster: Cluster, folder: Path, count: int) -> Answers:
+    """Post a run of very many small rollouts while five readers send requests."""
     answers = Answers()
     posting = asyncio.create_task(post_large(cluster, folder, count, 1000))
     async with client_of(cluster) as client:
         readers = [read_on(client, answers, number, posting.done) for number in range(5)]
         await asyncio.gather(posting, *readers)
-    print(f"readers beside it: {answers}")
+    print(f"readers next to it: {answers}")
     return answers
 
 
 def open_at(port: int) -> int:
-    """Count the connections that a port has with addresses that only slow clients have."""
+    """Count the connections of a port from addresses that only slow clients use."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ours = [one for one in lines if int(one[1].partition(":")[2], 16) == port and one[3] == "01"]
-    return sum(not one[2].startswith("0100007F") for one in ours)
+    ours = [row for row in lines if int(row[1].partition(":")[2], 16) == port and row[3] == "01"]
+    return sum(not row[2].startswith("0100007F") for row in ours)
 
 
 async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers]:
-    """Read alone, then beside clients that send a head, send a body and read an answer by bytes."""
+    """Read without other clients, then next to clients that send headers and bodies and read slowly."""
     host, _, port = cluster.parts[FRONT].address.partition(":")
     sign = f"Host: {host}:{port}\r\nAuthorization: Bearer {cluster.token}\r\n"
     upload = f"POST /api/v1/runs HTTP/1.1\r\n{sign}Content-Type: multipart/form-data; boundary=b\r\n"
@@ -228,19 +231,19 @@ async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers
         left = open_at(int(port))
         await asyncio.wait(dawdlers, timeout=SLOW_SECONDS if left else 0)
         stayed = open_at(int(port))
-        for one in dawdlers:
-            one.cancel()
+        for dawdler in dawdlers:
+            dawdler.cancel()
         await asyncio.gather(*dawdlers, return_exceptions=True)
-    print(f"readers alone: {alone}, {cost:.1f} ms of processor each")
-    print(f"beside {count} slow clients: {beside}, {cost_beside:.1f} ms of processor each")
+    print(f"readers without other clients: {alone}, {cost:.1f} ms of processor each")
+    print(f"next to {count} slow clients: {beside}, {cost_beside:.1f} ms of processor each")
     print(f"slow connections open after 5 s: {began}, after {SLOW_SECONDS + 5} s: {left}")
     if stayed:
-        raise SystemExit("error: slow clients are not ended")
+        raise SystemExit("error: slow clients are not disconnected")
     return alone, beside
 
 
 async def share(count: int, at_once: int, work: Callable[[int], Awaitable[object]]) -> None:
-    """Do some work so many times, so many at once."""
+    """Do some work `count` times, with `at_once` tasks at the same time."""
     numbers = iter(range(count))
 
     async def go_on() -> None:
@@ -251,7 +254,7 @@ async def share(count: int, at_once: int, work: Callable[[int], Awaitable[object
 
 
 async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int) -> tuple[Answers, Answers]:
-    """Post small runs, each with an id of its own, while readers ask."""
+    """Post small runs with different ids while readers send requests."""
     run = write_run(folder / "runs" / "one", rewards=[1.0, 0.0, 0.5, 1.0])
     manifest, rollouts = json.loads((run / "run.json").read_text()), (run / "rollouts.jsonl.zst").read_bytes()
     posted, read, ended = Answers(), Answers(), asyncio.Event()
@@ -286,14 +289,14 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
     seconds, spent = time.perf_counter() - began, processor(parts) - spent
     print(f"{POSTERS} posters and {asking} readers: {seconds:.0f} s, {spent:.0f} s of processor")
     print(f"posts: {posted}\nreads: {read}")
-    print(f"board: {board['runs']} runs, {board['models']} models; so many of (runs, mean): {dict(shown)}")
+    print(f"board: {board['runs']} runs, {board['models']} models; counts of (runs, mean): {dict(shown)}")
     if board["runs"] != count or sum(runs * rows for (runs, _), rows in shown.items()) != count:
-        raise SystemExit(f"error: the board does not have the {count} runs that were posted")
+        raise SystemExit(f"error: the board does not contain the {count} posted runs")
     return posted, read
 
 
 async def publish(cluster: Cluster, folder: Path, publishers: int) -> Answers:
-    """Publish as many versions of one environment and as many new environments at once."""
+    """Publish versions of one environment, and the same number of new environments, at the same time."""
     answers, form = Answers(), {":action": "file_upload", "protocol_version": "1"}
 
     async def send(number: int) -> None:
@@ -304,24 +307,30 @@ async def publish(cluster: Cluster, folder: Path, publishers: int) -> Answers:
 
     async with client_of(cluster) as client:
         await asyncio.gather(*(send(number) for number in range(2 * publishers)))
-    print(f"{2 * publishers} publications at once: {answers}")
+    print(f"{2 * publishers} concurrent publications: {answers}")
     return answers
 
 
 def main() -> None:
-    """Start, load, judge."""
+    """Start the hub, put it under load, and check."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--connections", type=int, default=5000)
     parser.add_argument("--posts", type=int, default=10_000)
-    parser.add_argument("--readers", type=int, default=READERS, help="who ask while runs are posted")
+    parser.add_argument(
+        "--readers", type=int, default=READERS, help="number of readers while runs are posted"
+    )
     parser.add_argument("--publishers", type=int, default=50)
-    parser.add_argument("--slow", type=int, default=300, help="clients that send and read a byte a second")
-    parser.add_argument("--megabytes", type=int, default=200, help="of the large run")
-    parser.add_argument("--rollouts", type=int, default=100_000, help="of the run posted beside readers")
+    parser.add_argument(
+        "--slow", type=int, default=300, help="number of clients that send and read one byte per second"
+    )
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the large run")
+    parser.add_argument(
+        "--rollouts", type=int, default=100_000, help="rollouts of the run posted next to readers"
+    )
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends everything that was started
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     settings = {"WANDER_HUB_VERIFICATION": "off", "WANDER_HUB_BUNDLED_PACKAGES": "false"}
     settings |= {f"WANDER_HUB_{one}_PER_MINUTE": "0" for one in LIMITS}
@@ -329,7 +338,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="wander-load-") as name,
         hub_cluster(Path(name) / "hub", **settings) as cluster,
     ):
-        # The parts that run have what this process was given; this one needs as many files as it opens.
+        # Child processes inherit the original limit. Only this process needs more open files.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         folder = Path(name)
 
@@ -345,7 +354,7 @@ def main() -> None:
                 large = await post_large(cluster, folder, count, ROLLOUT_BYTES)
                 held += await slow(cluster, asked.slow, large)
             if asked.rollouts:
-                held.append(await post_beside_readers(cluster, folder, asked.rollouts))
+                held.append(await post_next_to_readers(cluster, folder, asked.rollouts))
             return [
                 first,
                 *held,

@@ -1,9 +1,9 @@
-"""Print the figures of the house: lines, modules, modules with one importer, functions.
+"""Prints statistics of the source: lines, modules, modules with one importer, functions.
 
     .venv/bin/python scripts/measure_house.py [ROOT]
 
 ROOT is another checkout to compare with (`git worktree add ../before COMMIT`). Late and type-only imports
-count.
+also count.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ PACKAGES = {
     "wander_integrations": "plugins/wander-integrations",
     "wander_ray": "plugins/wander-ray",
 }
-"""Import packages, each with the folder of its distribution; plugins are counted apart."""
+"""Import packages, with the folders of their distributions. Plugins are counted separately."""
 ONE_IMPORTER_LINES = 110
-"""A module of at most so many lines with a single importer is counted as one that could be merged."""
+"""Maximum number of lines of a module with a single importer that is counted as mergeable."""
 FOLDER_MODULES = 15
 
 
 def main() -> None:
-    """Print one row a package, then what is wide or alone."""
+    """Print one row per package, then wide folders and modules with one importer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).resolve().parent.parent)
     root: Path = parser.parse_args().root
-    found = {name: root / folder for name, folder in PACKAGES.items() if (root / folder / name).is_dir()}
-    sys.path[:0] = [str(folder) for folder in found.values()]
-    graph = grimp.build_graph(*found, cache_dir=None)
+    packages = {name: root / folder for name, folder in PACKAGES.items() if (root / folder / name).is_dir()}
+    sys.path[:0] = [str(folder) for folder in packages.values()]
+    graph = grimp.build_graph(*packages, cache_dir=None)
     print(f"{'package':<16}{'lines':>8}{'modules':>9}{'alone':>7}{'functions':>11}{'median':>8}")
     totals = [[0] * 4, [0] * 4]
-    for name, folder in found.items():
+    for name, folder in packages.items():
         files = list((folder / name).rglob("*.py"))
         lengths = [length for file in files for length in function_lengths(file)]
         row = [
@@ -55,7 +55,7 @@ def main() -> None:
         print(f"{name:<16}{row[0]:>8,}{row[1]:>9}{row[2]:>7}{row[3]:>11,}{median(lengths):>8.0f}")
     for what, total in zip(("in all", "plugins"), totals, strict=True):
         print(f"{what:<16}{total[0]:>8,}{total[1]:>9}{total[2]:>7}{total[3]:>11,}")
-    for name, folder in found.items():
+    for name, folder in packages.items():
         for place, count in wide_folders(folder / name):
             print(f"wide: {place.relative_to(root)} holds {count} modules")
 
@@ -66,14 +66,14 @@ def count_lines(file: Path) -> int:
 
 
 def function_lengths(file: Path) -> Iterator[int]:
-    """Yield the lines of each function, decorators left out."""
+    """Yield the number of lines of each function, without decorators."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             yield node.end_lineno - node.lineno + 1
 
 
 def wide_folders(package: Path) -> Iterator[tuple[Path, int]]:
-    """Yield folders with more modules than the house allows, `__init__` not counted."""
+    """Yield the folders with more modules than the house allows, not counting `__init__`."""
     for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
         count = sum(file.name != "__init__.py" for file in folder.glob("*.py"))
         if count > FOLDER_MODULES:
@@ -81,7 +81,7 @@ def wide_folders(package: Path) -> Iterator[tuple[Path, int]]:
 
 
 def single_importer_modules(graph: grimp.ImportGraph, package: str, folder: Path) -> list[str]:
-    """Return the short modules that one other module imports."""
+    """Return the short modules that only one other module imports."""
     alone = []
     for module in graph.modules:
         file = folder.joinpath(*module.split(".")).with_suffix(".py")

@@ -1,10 +1,10 @@
-"""Draw every page of a hub and look for faults: `make screenshots`.
+"""Draws every page of a hub and checks its layout: `make screenshots`.
 
-A hub is started in ./screenshots-output, bundled environments are published and played by their scripted
-players, a small model is trained, and each page is drawn at three widths, light and dark. It fails where a
-table has columns off the screen, a row is taller than 80 pixels, a chart cuts its letters, a page is wider
-than its window, the browser reports an error, or axe-core finds a serious fault. `--again` draws the hub of
-the last time again, `--only NAME...` some pages of it.
+The script starts a hub in ./screenshots-output, publishes bundled environments, plays them with their
+scripted players, and trains a small model. Each page is drawn at three widths, light and dark. It fails if a
+table has columns outside the screen, a row is taller than 80 pixels, a chart cuts off letters, a page is
+wider than its window, the browser reports an error, or axe-core finds a serious fault. `--again` draws the
+previous hub again, and `--only NAME...` draws only some pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUT = ROOT / "screenshots-output"
 sys.path.append(str(ROOT / "tests" / "harness"))
 
 WEBHOOKS = {"WANDER_HUB_WEBHOOK_HTTP": "true", "WANDER_HUB_WEBHOOK_NETWORKS": '["127.0.0.0/8"]'}
-"""Settings of the hub: its webhook leads to this script."""
+"""Settings of the hub, whose webhook calls this script."""
 WIDTHS = (390, 1280, 1920)
 SCHEMES = ("light", "dark")
 PLAYED = (
@@ -39,7 +39,7 @@ PLAYED = (
     ("countdown", "expert", 20),
     ("reverse_text", "random", 20),
 )
-"""Environment, player, and how many examples."""
+"""Environment, player, and number of examples."""
 TRAINING = """
 [batch]
 rollouts = 32
@@ -64,7 +64,7 @@ TRAINED = (
     ("slow", "sft/model", "5e-5"),
     ("further", "runs/fast/model", "1e-4"),
 )
-"""Run, the model that it goes on from, and its learning rate."""
+"""Run, the model that it starts from, and its learning rate."""
 
 
 def fill_hub(place: Workplace) -> None:
@@ -82,8 +82,8 @@ def fill_hub(place: Workplace) -> None:
 
 
 def publish_another_version(place: Workplace) -> None:
-    """Publish a second version of an environment, which differs from the first in a few lines."""
-    with tempfile.TemporaryDirectory() as outside:  # git ignores what lies in the folder of pictures
+    """Publish a second version of an environment that differs from the first in a few lines."""
+    with tempfile.TemporaryDirectory() as outside:  # git ignores the folder of screenshots
         folder = Path(outside) / "reverse_text"
         shutil.copytree(
             ROOT / "environments" / "reverse_text", folder, ignore=shutil.ignore_patterns("build", "dist")
@@ -98,7 +98,7 @@ def publish_another_version(place: Workplace) -> None:
 
 
 def train_model(place: Workplace) -> None:
-    """Train a small model in two ways, go on with one of them, and put it on the hub."""
+    """Train a small model in two ways, continue one of them, and push it to the hub."""
     environment = "admin/tictactoe"
     (place.folder / "train.toml").write_text(TRAINING)
     teacher = "-m scripted:tictactoe.players:careless --split train -n 60 --out runs/teacher"
@@ -121,34 +121,34 @@ def train_model(place: Workplace) -> None:
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Takes what a webhook sends."""
+    """Receives webhook calls."""
 
     def do_POST(self) -> None:
-        """Take it, whatever it is."""
+        """Accept any request."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()
 
     def log_message(self, *said: object) -> None:
-        """Say nothing of it."""
+        """Log nothing."""
 
 
-def tell_webhook(place: Workplace) -> None:
-    """Make a webhook that is told of a test twice: once it is there, and once it is not."""
+def call_webhook(place: Workplace) -> None:
+    """Create a webhook that receives a test twice: with a running receiver, and with a stopped one."""
 
     def ask(path: str, body: dict[str, Any] | None = None, *, method: str = "POST") -> Any:
         head = {"Authorization": f"Bearer {place.environment['WANDER_TOKEN']}"}
         head |= {"Content-Type": "application/json"}
         sent = None if body is None else json.dumps(body).encode()
         address = f"{place.hub}/api/v1/webhooks{path}"
-        request = urllib.request.Request(address, sent, head, method=method)  # noqa: S310 - ours
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - ours
+        request = urllib.request.Request(address, sent, head, method=method)  # noqa: S310 - our own hub
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own hub
             return json.load(answer)
 
     def wait(number: int) -> None:
         for _ in range(3000):
-            found = ask(f"/{made}/deliveries", method="GET")["data"]
-            if len(found) == number and all(one["attempts"] for one in found):
+            deliveries = ask(f"/{made}/deliveries", method="GET")["data"]
+            if len(deliveries) == number and all(delivery["attempts"] for delivery in deliveries):
                 return
             time.sleep(0.1)
         raise StepFailed(f"webhook {made} has no {number} deliveries")
@@ -165,13 +165,13 @@ def tell_webhook(place: Workplace) -> None:
 
 
 def list_pages(page: Any, hub: str) -> dict[str, str]:
-    """Return the address of a page of each kind by its name."""
+    """Return the address of one page of each kind, by its name."""
     base = f"{hub}/api/v1"
     environment = page.request.get(f"{base}/environments?sort=runs&limit=1").json()["data"][0]
     label = f"{environment['owner']}/{environment['name']}"
     every = page.request.get(f"{base}/runs?environment={label}&limit=100").json()["data"]
-    runs = [one["run_id"] for one in every if one["manifest"]["kind"] == "evaluation"]
-    trained = [one["run_id"] for one in every if one["manifest"]["kind"] == "training"][::-1]
+    runs = [run["run_id"] for run in every if run["manifest"]["kind"] == "evaluation"]
+    trained = [run["run_id"] for run in every if run["manifest"]["kind"] == "training"][::-1]
     run = f"/runs/{runs[0]}"
     example = page.request.get(f"{base}/runs/{runs[-1]}/rollouts?limit=1").json()["data"][0]["example_id"]
     return {
@@ -231,18 +231,19 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
 
 
 SIGNED_IN = ("account", "owner-settings", "environment-settings", "webhook", "system")
-"""Begins of names of pages that are drawn for an administrator; all others are for anybody."""
+"""Prefixes of names of pages that are drawn for an administrator. All others are drawn without a login."""
 
 
 _LOAD_IMAGES = """() => Promise.all([...document.images].map((image) => {
   image.loading = "eager";
   return image.decode().catch(() => 0);
 }))"""
-"""A picture of the whole page shows what a reader would have scrolled to."""
+"""Loads all images, because a screenshot of the whole page includes images that a reader would have scrolled
+to."""
 
 
 def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[str]:
-    """Draw each page at each width in each scheme; yield what is wrong."""
+    """Draw each page at each width in each color scheme. Yields the faults."""
     from chromium import CHROMIUM, FLAGS
     from page_faults import find_faults
     from playwright.sync_api import sync_playwright
@@ -278,10 +279,10 @@ def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[
 
 
 def main() -> int:
-    """Return 1 where a page has a fault."""
+    """Return 1 if a page has a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--again", action="store_true", help="draw the hub of the last time again")
-    parser.add_argument("--only", nargs="+", default=[], help="draw these pages alone")
+    parser.add_argument("--again", action="store_true", help="draw the previous hub again")
+    parser.add_argument("--only", nargs="+", default=[], help="draw only these pages")
     given = parser.parse_args()
     place = Workplace(OUTPUT)
     place.stop_hub()
@@ -294,7 +295,7 @@ def main() -> int:
         if not given.again:
             fill_hub(place)
             publish_another_version(place)
-            tell_webhook(place)
+            call_webhook(place)
             train_model(place)
         faults = 0
         for fault in draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only):
@@ -302,7 +303,7 @@ def main() -> int:
             print(fault, flush=True)
     finally:
         place.stop_hub()
-    print(f"{faults} faults; the pictures are in {OUTPUT}")
+    print(f"{faults} faults; the screenshots are in {OUTPUT}")
     return 1 if faults else 0
 
 

@@ -1,12 +1,12 @@
-"""Make `.venv` ready: `make setup` runs this with whatever `python3` the machine has.
+"""Prepares `.venv`. `make setup` runs this with the machine's `python3`.
 
-Needs Python 3.11+ with pip and nothing else. It makes the virtual environment, puts uv into it, then
-every distribution of the workspace (editable) at the versions of `constraints.txt`. uv does not read
-pip's configuration, so pip's indexes and link folders are passed on to it: where pip is configured to
-find a CPU build of PyTorch, that build is taken. `TORCH_BACKEND=cpu make setup` asks for one by name.
-Where no C compiler is found, the one extra that needs it is left out.
+It only needs Python 3.11+ with pip. It creates the virtual environment, installs uv into it, and then
+installs every distribution of the workspace (editable) at the versions of `constraints.txt`. uv does not read
+pip's configuration, so pip's indexes and link folders are passed on to it. If pip is configured to find a CPU
+build of PyTorch, that build is installed. `TORCH_BACKEND=cpu make setup` requests one explicitly. Without a C
+compiler, the one extra that needs it is left out.
 
-A stamp in `.venv` makes a second run instant. `--lock` resolves `constraints.txt` again instead.
+A stamp in `.venv` makes a second run immediate. `--lock` resolves `constraints.txt` again instead.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".wander-setup"
 CONSTRAINTS = ROOT / "constraints.txt"
 UNLOCKED_EXTRAS = {"vllm", "rg", "ta", "inspect", "openenv"}
-"""vLLM pins a PyTorch of its own (a CUDA build), Inspect an fsspec and OpenEnv a fastmcp, so they cannot
-share one lock with the rest; the other two are there only for published environments that ask for them."""
+"""Extras that cannot share one lock with the others: vLLM pins its own PyTorch (a CUDA build), Inspect an
+fsspec, and OpenEnv a fastmcp. The other two exist only for published environments that request them."""
 COMPILED_EXTRA = "reasoning-gym"
-"""pycosat, which reasoning-gym requires, is published as C source alone."""
+"""Extra that needs a C compiler, because reasoning-gym requires pycosat, which is published only as C
+source."""
 
 
 class SetupFailed(Exception):
-    """A step did not work; the message says which."""
+    """A step failed. The message says which one."""
 
 
 def members() -> list[Path]:
     """Return the folders of the workspace's distributions, sdk first."""
     workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]
-    found = [
+    folders = [
         Path(path) for pattern in workspace["members"] for path in sorted(glob.glob(str(ROOT / pattern)))
     ]
-    return [path for path in found if (path / "pyproject.toml").is_file()]
+    return [path for path in folders if (path / "pyproject.toml").is_file()]
 
 
 def extras(member: Path) -> list[str]:
-    """Return the optional parts of a distribution that share the lock."""
+    """Return the extras of a distribution that share the lock."""
     project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
     return sorted(set(project.get("optional-dependencies", {})) - UNLOCKED_EXTRAS)
 
 
 def distribution_name(member: Path) -> str:
-    """Return the name of a member as its pyproject.toml gives it."""
+    """Return the name of a member from its pyproject.toml."""
     name: str = tomllib.loads((member / "pyproject.toml").read_text())["project"]["name"]
     return name
 
 
 def can_compile() -> bool:
-    """Tell whether this machine can build an extension of Python: a C compiler, and Python's headers."""
+    """Return whether this machine can build Python extensions: it has a C compiler and Python's headers."""
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     headers = Path(sysconfig.get_path("include"), "Python.h")
     return shutil.which(shlex.split(compiler)[0]) is not None and headers.is_file()
 
 
 def fingerprint() -> str:
-    """Digest everything that decides what ends up in `.venv`."""
+    """Return a digest of everything that determines the content of `.venv`."""
     machine = f"{ROOT}\n{sys.version}\n{os.environ.get('TORCH_BACKEND', '')}\n{can_compile()}\n"
     digest = hashlib.sha256(machine.encode())
     files = [Path(__file__), CONSTRAINTS, ROOT / "pyproject.toml"]
@@ -80,14 +81,14 @@ def fingerprint() -> str:
 
 
 def run(command: list[str], what: str) -> None:
-    """Run one step and fail with its name."""
+    """Run a step. Raises an error with its name if it fails."""
     print(f"setup: {what}", flush=True)
     if subprocess.run(command, cwd=ROOT).returncode:
         raise SetupFailed(f"{what} failed: `{' '.join(command)}`")
 
 
 def pip_settings() -> dict[str, list[str]]:
-    """Return pip's configured value of every option, environment variables before files."""
+    """Return pip's configured values of every option. Environment variables precede files."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True).stdout
     settings: dict[str, dict[str, list[str]]] = {}
@@ -103,14 +104,14 @@ def pip_settings() -> dict[str, list[str]]:
 
 
 def index_arguments() -> list[str]:
-    """Return pip's indexes and link folders as options of uv, which does not read pip's configuration."""
+    """Return pip's indexes and link folders as options for uv, which does not read pip's configuration."""
     settings = pip_settings()
     arguments: list[str] = []
     for option in ("index-url", "extra-index-url", "find-links"):
         for value in settings.get(option, []):
             arguments += [f"--{option}", value]
     if "extra-index-url" in settings:
-        # pip takes the best version of all indexes; uv by default only looks into the first that has the name
+        # pip takes the best version of all indexes, but uv by default only searches the first with the name
         arguments += ["--index-strategy", "unsafe-best-match"]
     if settings.get("no-index", [""])[0].lower() in {"1", "true", "yes", "on"}:
         arguments.append("--no-index")
@@ -118,7 +119,7 @@ def index_arguments() -> list[str]:
 
 
 def make_virtual_environment() -> None:
-    """Create `.venv` with uv in it, by the machine's pip or, where Python has none, by the venv's own."""
+    """Create `.venv` with uv in it, using the machine's pip, or the venv's own if Python has no pip."""
     if not PYTHON.exists() or subprocess.run([str(PYTHON), "-c", ""]).returncode:
         outer_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True)
         without_pip = [] if outer_pip.returncode else ["--without-pip"]
@@ -137,7 +138,7 @@ def make_virtual_environment() -> None:
 
 
 def install_command() -> list[str]:
-    """Return the beginning of a command that installs into `.venv` at the versions of `constraints.txt`."""
+    """Return the start of a command that installs into `.venv` at the versions of `constraints.txt`."""
     command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(PYTHON)]
     if not sys.stderr.isatty():
         command.append("--quiet")
@@ -148,7 +149,7 @@ def install_command() -> list[str]:
 
 
 def workspace_arguments(left_out: set[str]) -> list[str]:
-    """Return the options that install every distribution, but for some extras and those that require them."""
+    """Return the options that install every distribution, except for some extras and their dependents."""
     arguments: list[str] = []
     for member in members():
         required = tomllib.loads((member / "pyproject.toml").read_text())["project"].get("dependencies", [])
@@ -160,7 +161,7 @@ def workspace_arguments(left_out: set[str]) -> list[str]:
 
 
 def install_everything() -> None:
-    """Install every distribution, editable, with all that tests and tools need."""
+    """Install every distribution (editable), with everything that tests and tools need."""
     left_out: set[str] = set()
     if not can_compile():
         left_out.add(COMPILED_EXTRA)
@@ -170,20 +171,20 @@ def install_everything() -> None:
 
 
 def set_up() -> None:
-    """Bring `.venv` to the state that the lock describes, or return at once when it is there."""
-    wanted = fingerprint()
-    if STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists():
+    """Bring `.venv` into the state of the lock. Returns immediately if it already is."""
+    expected = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == expected and PYTHON.exists():
         return
     began = time.monotonic()
     STAMP.unlink(missing_ok=True)
     make_virtual_environment()
     install_everything()
-    STAMP.write_text(wanted)
+    STAMP.write_text(expected)
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def lock() -> None:
-    """Resolve the newest versions that fit every distribution, for every platform, into `constraints.txt`."""
+    """Resolve the newest versions that fit every distribution on every platform into `constraints.txt`."""
     command = [str(VENV / "bin" / "uv"), "pip", "compile", "--universal", "--python-version", "3.11"]
     command += ["--no-annotate", "--upgrade", "--quiet", "--custom-compile-command", "make lock"]
     for member in members():
@@ -195,7 +196,7 @@ def lock() -> None:
 
 
 def main() -> int:
-    """Set up or resolve the lock; return the exit status."""
+    """Set up, or resolve the lock. Returns the exit status."""
     try:
         match sys.argv[1:]:
             case ["--lock"]:

@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/walks.py [--check]
 
-A profile hook in every process of a journey notes the first function that is called in each file; what a
-module does during its import does not count. `--check` writes nothing, and fails if a journey enters more
-files than its bound. A bound may only be lowered.
+A profile hook in every process of a journey records the first function that is called in each file. Code that
+runs during an import does not count. `--check` writes nothing, and fails if a journey enters more files than
+its bound. A bound may only be lowered.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def walk(folder: Path) -> list[Walk]:
     """Run the journeys on a hub of their own."""
     place = Workplace(folder)
     traces = Traces(folder, place)
-    place.environment["WANDER_HUB_SERVE_JOBS"] = "false"  # jobs run when they like, and in no journey
+    place.environment["WANDER_HUB_SERVE_JOBS"] = "false"  # jobs run at any time, and belong to no journey
     place.start_hub()
     hub = place.hub_process()
     assert hub is not None
     try:
         place.type(f"wander publish {ROOT}/environments/two_levers --build")
-        read(place, "docs/search?q=rubric")  # makes the index of the docs, which a hub does once
+        read(place, "docs/search?q=rubric")  # creates the index of the docs, which a hub does once
         os.kill(hub, signal.SIGUSR2)
         place.type(f"wander publish {ROOT}/environments/reverse_text --build")
         read(place, "admin/simple/reverse-text/")
@@ -120,8 +120,8 @@ def walk(folder: Path) -> list[Walk]:
 
 
 def read(place: Workplace, path: str) -> None:
-    """Have the hub answer."""
-    urllib.request.urlopen(f"{place.hub}/{path}", timeout=60).read()  # noqa: S310 - ours
+    """Request a page from the hub."""
+    urllib.request.urlopen(f"{place.hub}/{path}", timeout=60).read()  # noqa: S310 - our own hub
 
 
 def render(walks: list[Walk]) -> str:
@@ -141,7 +141,7 @@ def render(walks: list[Walk]) -> str:
 
 
 def main() -> int:
-    """Run the journeys; return the exit status."""
+    """Run the journeys, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds and write nothing")
     check: bool = parser.parse_args().check

@@ -1,7 +1,7 @@
-"""A folder with a hub of its own, in which commands are run as a user would type them.
+"""A folder with its own hub, for commands that are run as a user would type them.
 
-The demo and the experiments work in one. Settings of whoever starts it (`WANDER_*`) are left out; models that
-were pulled stay in the platform's cache folder (or `WANDER_CACHE_DIR`).
+The demo and the experiments work in such folders. `WANDER_*` variables of the caller are not passed on.
+Downloaded models stay in the platform's cache folder (or `WANDER_CACHE_DIR`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ BIN = Path(sys.executable).parent
 
 
 GRACE = 75.0
-"""Seconds in which a command that was told to stop finishes its step and keeps a checkpoint."""
+"""Seconds that a stopped command gets to finish its step and save a checkpoint."""
 
 
 class StepFailed(Exception):
-    """A step did not do what it should; the message says which and how."""
+    """A step failed. The message says which one, and how."""
 
 
 class SliceEnded(Exception):
-    """The time of this slice is over, and what was done is kept."""
+    """The time of this slice is over. Everything done so far is saved."""
 
 
 class Workplace:
-    """The folder, its hub, the environment of its commands, and how long each step took."""
+    """The folder, its hub, the variables of its commands, and the duration of each step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hub_file = folder / "hub.json"
-        """Port and process of the hub."""
+        """Port and process id of the hub."""
         self.times: list[tuple[str, float]] = []
         self.is_stopping = False
         self._running: subprocess.Popen[str] | None = None
@@ -61,7 +61,7 @@ class Workplace:
             self.environment["WANDER_CACHE_DIR"] = cache
 
     def _port(self) -> int:
-        """Return the port of the hub that was here before, else one that nothing listens on now."""
+        """Return the port of the hub that ran here before, or a free one."""
         if self.hub_file.exists():
             return int(json.loads(self.hub_file.read_text())["port"])
         with socket.socket() as probe:
@@ -70,7 +70,7 @@ class Workplace:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Print what is done now, and after it how long it took."""
+        """Print the title of a step, and afterwards its duration."""
         print(f"\n== {len(self.times) + 1}. {title}", flush=True)
         began = time.monotonic()
         yield
@@ -78,26 +78,30 @@ class Workplace:
         print(f"   ({self.times[-1][1]:.0f} s)", flush=True)
 
     def type(self, line: str, **options: Any) -> str:
-        """Print a command line and run it in the folder; return its standard output."""
+        """Print a command line, run it in the folder, and return its standard output."""
         if self.is_stopping:
             raise SliceEnded(f"before `{line}`")
         print(f"$ {line}", flush=True)
-        given: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdout": subprocess.PIPE}
-        with subprocess.Popen(shlex.split(line), **given, text=True, **options) as process:
+        process_options: dict[str, Any] = {
+            "cwd": self.folder,
+            "env": self.environment,
+            "stdout": subprocess.PIPE,
+        }
+        with subprocess.Popen(shlex.split(line), **process_options, text=True, **options) as process:
             self._running = process
-            if self.is_stopping:  # since it began
+            if self.is_stopping:  # requested after the command started
                 self.stop()
-            said, _ = process.communicate()
+            output, _ = process.communicate()
         self._running = None
-        print("".join(f"  {row}\n" for row in said.splitlines()), end="", flush=True)
+        print("".join(f"  {row}\n" for row in output.splitlines()), end="", flush=True)
         if process.returncode and self.is_stopping:
             raise SliceEnded(f"in `{line}`")
         if process.returncode:
-            raise StepFailed(f"`{line}` ended with status {process.returncode}")
-        return said
+            raise StepFailed(f"`{line}` exited with status {process.returncode}")
+        return output
 
     def stop(self) -> None:
-        """Have the command that runs keep what it has and end, and begin no other."""
+        """Make the running command save its state and exit, and start no other command."""
         self.is_stopping = True
         if (process := self._running) is None:
             return
@@ -107,12 +111,12 @@ class Workplace:
         killer.start()
 
     def ask(self, path: str) -> Any:
-        """Return what the hub's API answers."""
-        with urllib.request.urlopen(f"{self.hub}/api/v1/{path}", timeout=30) as answer:  # noqa: S310 - ours
+        """Return an answer of the hub's API."""
+        with urllib.request.urlopen(f"{self.hub}/api/v1/{path}", timeout=30) as answer:  # noqa: S310 - our own hub
             return json.load(answer)
 
     def start_hub(self) -> None:
-        """Start the hub in the background and wait until it answers."""
+        """Start the hub in the background, and wait until it answers."""
         port = int(self.hub.rpartition(":")[2])
         line = f"wander-hub serve --port {port} --token-file token --no-access-log"
         print(f"$ {line} &", flush=True)
@@ -131,7 +135,7 @@ class Workplace:
             if process.poll() is not None:
                 raise StepFailed(f"the hub stopped:\n{(self.folder / 'hub.log').read_text()}")
             try:
-                with urllib.request.urlopen(f"{self.hub}/health", timeout=5):  # noqa: S310 - ours
+                with urllib.request.urlopen(f"{self.hub}/health", timeout=5):  # noqa: S310 - our own hub
                     break
             except OSError:  # refused, or slow to answer on a busy machine
                 time.sleep(0.1)
@@ -141,7 +145,7 @@ class Workplace:
         print(f"  {self.hub} answers; data in {self.folder / 'hub'}")
 
     def hub_process(self) -> int | None:
-        """Return the process of the hub that was started here, if it still runs and is one."""
+        """Return the process id of the hub that was started here, if it still runs."""
         if not self.hub_file.exists():
             return None
         pid = int(json.loads(self.hub_file.read_text())["pid"])
@@ -149,7 +153,7 @@ class Workplace:
         return pid if "wander-hub" in listed else None
 
     def stop_hub(self) -> None:
-        """Stop the hub and wait until it is gone."""
+        """Stop the hub, and wait until it has exited."""
         pid = self.hub_process()
         if pid is None:
             return

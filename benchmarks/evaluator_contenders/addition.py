@@ -1,4 +1,4 @@
-"""The environment that Wander plays in this benchmark: one question, one answer, one reward function."""
+"""The environment played by Wander in this benchmark: one question, one answer, one reward function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def exact(completion: list[dict[str, Any]], answer: str) -> float:
 
 
 class Conversation(MultiTurnEnv):
-    """Says the same after every turn."""
+    """Answers every turn with the same message."""
 
     def env_response(self, messages: list[dict[str, Any]], state: Any) -> list[dict[str, Any]]:
         return [{"role": "user", "content": "next"}]

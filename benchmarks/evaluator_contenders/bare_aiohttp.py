@@ -1,4 +1,4 @@
-"""The least that any evaluator could do: post the same requests over aiohttp and read the answers."""
+"""The minimum for any evaluator: send the same requests with aiohttp, and read the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What every contender shares: its arguments, and the line of JSON that it prints. Standard library only."""
+"""Code shared by the contenders: their arguments, and the line of JSON that they print.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def measured(rollouts: int) -> Iterator[dict[str, float]]:
-    """Time a block; gives what was measured."""
+    """Measure the time of a block. Yields the result."""
     result: dict[str, float] = {"rollouts": rollouts}
     started, cpu = time.perf_counter(), time.process_time()
     yield result
@@ -33,7 +36,7 @@ def measured(rollouts: int) -> Iterator[dict[str, float]]:
 
 
 def report(result: dict[str, float]) -> None:
-    """Print what was measured, and the most memory that this process and one that it started held."""
+    """Print the result, and the peak memory of this process and of a child process."""
     unit = 1 << 20 if sys.platform == "darwin" else 1024
     for name, who in (
         ("peak_megabytes", resource.RUSAGE_SELF),

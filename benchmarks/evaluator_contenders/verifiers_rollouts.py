@@ -1,4 +1,4 @@
-"""The same rollouts by the classic verifiers library, in whose virtual environment this runs."""
+"""The same rollouts with the classic verifiers library. This runs in the library's virtual environment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def main() -> None:
         with measured(given.n) as result:
             output = await environment.generate(inputs, max_concurrent=given.concurrency, **call)
     assert len(output["outputs"]) == given.n
-    assert not any(each.get("error") for each in output["outputs"])
+    assert not any(rollout.get("error") for rollout in output["outputs"])
     report(result)
 
 

@@ -1,6 +1,6 @@
-"""What a page or a file costs without a hub: a bare ASGI application, and FastAPI, with the bytes in memory.
+"""Serves a page or a file without a hub, from memory: as a bare ASGI application, and with FastAPI.
 
-uvicorn runs them; `BENCHMARK_STATIC` names the folder that nginx serves too.
+uvicorn runs them. `BENCHMARK_STATIC` names the folder that nginx also serves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def file(name: str) -> FileResponse:
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Answer every path with the page it names, and nothing else."""
+    """Answer every path with the page that it names."""
     if scope["type"] == "lifespan":
         while True:
             message = await receive()

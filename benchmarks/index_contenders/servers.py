@@ -1,4 +1,4 @@
-"""Starts each server on loopback and says where it has what is measured; every one ends with its block."""
+"""Starts each server on loopback, and returns the paths to measure. Each server stops with its block."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Server:
         return f"{self.base}{self.simple}{project}/"
 
     def publish(self, wheels: list[Path]) -> tuple[float, float]:
-        """Publish wheels one after the other as twine does.
+        """Publish wheels one after the other, like twine.
 
-        Returns wheels a second, and milliseconds of processor time that one costs the server.
+        Returns wheels per second, and milliseconds of the server's processor time per wheel.
         """
         before, started = self.processor_seconds(), time.perf_counter()
         with httpx.Client(auth=self.login, timeout=120) as client:
@@ -88,7 +88,7 @@ class Server:
         return len(wheels) / seconds, used / len(wheels) * 1e3
 
     def processor_seconds(self) -> float:
-        """Return the processor time that the server has used, its children not counted."""
+        """Return the processor time of the server, without its children."""
         assert self.process is not None
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -151,7 +151,9 @@ def devpi(work: Path, folder: Path) -> Iterator[Server]:
 
 
 def wheel_of_devpi(server: Server) -> str:
-    """Return where devpi has the measured wheel; it decides by digest, so only after the upload."""
+    """Return devpi's path of the measured wheel, which depends on its digest and is known only after the
+    upload.
+    """
     found = re.search(rf'href="([^"#]*{re.escape(WHEEL)})', httpx.get(server.page("bench-pkg-010")).text)
     assert found is not None
     return httpx.URL(server.page("bench-pkg-010")).join(found[1]).raw_path.decode()
@@ -203,7 +205,7 @@ def static_nginx(work: Path, static: Path) -> Iterator[Server]:
 
 @contextmanager
 def nginx_before(work: Path, hub: Server, data: Path, name: str, *, public: bool) -> Iterator[Server]:
-    """Put nginx before a hub: as the hub configures it, or so that it asks the hub about each file."""
+    """Put nginx in front of a hub: as the hub configures it, or such that it asks the hub about each file."""
     port, at = free_port(), hub.base.rpartition(":")[2]
     folder = work / name.replace(" ", "-")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Makes the wheels that every server gets, and the static tree that nginx serves."""
+"""Creates the wheels that every server gets, and the static files that nginx serves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECTS, VERSIONS, MANY = 40, 3, 300
-"""40 projects that need each other, in three versions, and one of 300 versions."""
+"""40 projects with mutual dependencies in three versions, and one project with 300 versions."""
 _MODULE = b"def load_environment(**arguments):\n    return arguments\n"
 
 
 def make_wheels(folder: Path, many: int = MANY) -> list[Path]:
-    """Write every wheel and return them in the order in which they are published."""
+    """Write every wheel, and return them in the order of publication."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for number in range(PROJECTS):
@@ -35,7 +35,7 @@ def make_large(folder: Path) -> Path:
 
 
 def make_static(root: Path, wheels: list[Path]) -> None:
-    """Write pages and files as nginx serves them, with metadata files beside the wheels."""
+    """Write pages and files for nginx, with metadata files next to the wheels."""
     (root / "files").mkdir(parents=True)
     pages: dict[str, list[dict[str, object]]] = {}
     for wheel, metadata in _read(wheels):

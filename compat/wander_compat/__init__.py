@@ -1,1 +1,1 @@
-"""Other libraries' environments, run as ours."""
+"""Runs environments of other libraries as Wander environments."""

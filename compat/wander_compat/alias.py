@@ -1,7 +1,7 @@
-"""`import verifiers` for environments: the names of the classic API's modules lead to ours.
+"""Makes `import verifiers` work for environments: the classic API's modules lead to those of this package.
 
-Light: nothing of the API is loaded before it is imported. An installed package `verifiers` that is not our
-distribution of that name is left alone.
+Nothing of the API is loaded before it is imported. If another distribution named `verifiers` is installed, it
+is left unchanged.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ MODULES: dict[str, str] = {
     "utils.error_utils": "errors",
     "utils.client_utils": "clients",
 }
-"""Modules of the classic API, under `verifiers.`, and ours, under `wander_compat.verifiers.`."""
+"""Modules of the classic API under `verifiers.`, and the corresponding modules under
+`wander_compat.verifiers.`."""
 
 PACKAGES = frozenset(
     {"clients", "parsers", "rubrics", "rubrics.experimental", "envs", "envs.experimental"}
     | {"envs.integrations", "utils"}
 )
-"""Packages of the classic API; a name that is asked of one comes from the top level of ours."""
+"""Packages of the classic API whose names all come from the top level of this package."""
 
 
 AGENT = "an agent that runs in a rented sandbox"
@@ -93,7 +94,8 @@ RENTED: dict[str, str] = {
     "utils.threaded_sandbox_client": SANDBOX,
     "utils.tunnel_utils": "a tunnel to a rented sandbox",
 }
-"""Modules under `verifiers.`, with everything below them, and what their names need."""
+"""Unavailable modules under `verifiers.`, including everything below them, and what their names would
+need."""
 RENTED_NAMES: dict[str, str] = {
     "BrowserEnv": BROWSER,
     "CliAgentEnv": AGENT,
@@ -103,17 +105,17 @@ RENTED_NAMES: dict[str, str] = {
     "OpenEnvEnv": RENTED["envs.integrations.openenv_env"],
     "SandboxMixin": SANDBOX,
 }
-"""Names at the top level of `verifiers`, and what they need."""
+"""Unavailable names at the top level of `verifiers`, and what they would need."""
 
 
 def serve_imports() -> None:
-    """Let `import verifiers` find ours, unless the real one is installed; safe to call often."""
+    """Make `import verifiers` find this package, unless upstream's is installed. May be called repeatedly."""
     if not any(isinstance(finder, VerifiersFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, VerifiersFinder())
 
 
 def has_upstream() -> bool:
-    """Tell whether a package `verifiers` is installed that is not ours."""
+    """Return whether upstream's package `verifiers` is installed."""
     spec = importlib.machinery.PathFinder.find_spec(NAME)
     if spec is None or spec.origin is None:
         return False
@@ -128,7 +130,7 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where a module of the classic API is; None for every other module."""
+        """Return the spec of a module of the classic API, or None for any other module."""
         if fullname == NAME:
             return None if has_upstream() else _spec(fullname, HOME)
         top, _, inner = fullname.partition(".")
@@ -144,7 +146,7 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
 
 
 def need_of(module: str) -> str | None:
-    """Return what the names of a module under `verifiers.` need; None if Wander offers the module."""
+    """Return what the names of a module under `verifiers.` need, or None if Wander offers the module."""
     parents = [module.rsplit(".", count)[0] for count in range(module.count(".") + 1)]
     return next((RENTED[parent] for parent in parents if parent in RENTED), None)
 
@@ -154,18 +156,18 @@ def _spec(name: str, home: str) -> importlib.machinery.ModuleSpec:
 
 
 class AliasLoader(importlib.abc.Loader):
-    """Puts another module in the place of the one that is imported."""
+    """Replaces the imported module with another one."""
 
     def __init__(self, target: str) -> None:
         self._target = target
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the target and register it under the name of the import."""
+        """Import the target, and register it under the imported name."""
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
 class _PackageLoader(importlib.abc.Loader):
-    """Makes a package that holds nothing itself."""
+    """Creates a package without content of its own."""
 
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> Any:
@@ -178,7 +180,7 @@ class _PackageLoader(importlib.abc.Loader):
 
 
 class _UnavailableLoader(importlib.abc.Loader):
-    """Makes a module whose names can be imported and not used."""
+    """Creates a module whose names can be imported but not used."""
 
     def __init__(self, needs: str) -> None:
         self._needs = needs

@@ -1,4 +1,4 @@
-"""The boundary at which an error of the library broke, by the name of its class in any release."""
+"""Maps errors of the library to boundaries, by the names of their classes in any release."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 
 
 def find_boundary(name: str) -> type[BoundaryError]:
-    """Return our error of the boundary that an error of the library belongs to."""
+    """Return the boundary error class for an error of the library."""
     return _KINDS.get(name, EnvironmentFault)

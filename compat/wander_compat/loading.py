@@ -1,7 +1,7 @@
-"""What `wander.loading` asks of this distribution: the adapter of the entry point group `wander.adapters`.
+"""The adapter that `wander.loading` finds through the entry point group `wander.adapters`.
 
-It tells what was written for `verifiers` by the names of classes. The API, the adapters and the real library
-are imported for such an environment alone.
+It recognizes environments written for `verifiers` by the names of their classes. The API, the adapters and
+the real library are imported only for such environments.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from wander_compat.alias import serve_imports as serve_imports
 
 
 def find_factory(module: ModuleType, named: Any) -> Callable[..., Any] | None:
-    """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported.
+    """Return a function that loads a task set of `verifiers.v1`: the named class, or the exported one.
 
-    A function of a module that uses the library is loaded after the global generators are set, since
-    published environments draw their rows from these.
+    Functions of a module that uses the library are called after the global generators are seeded, because
+    published environments draw their rows from them.
     """
     if named is not None and not isinstance(named, type):
         return _draw_the_same(named) if HOME in sys.modules and callable(named) else None
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    classes = [each for each in (exported if named is None else [named]) if isinstance(each, type)]
-    if not any("verifiers.v1.taskset.Taskset" in _classes(*each.__mro__[1:]) for each in classes):
+    classes = [value for value in (exported if named is None else [named]) if isinstance(value, type)]
+    if not any("verifiers.v1.taskset.Taskset" in _classes(*kind.__mro__[1:]) for kind in classes):
         return None
     from wander_compat.tasksets.loading import load_taskset
 
@@ -48,7 +48,7 @@ def _draw_the_same(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def adapt(made: object) -> Environment | None:
-    """Return an environment of the classic API, or of `verifiers.v1`, as one of ours; None for all else."""
+    """Adapt an environment of the classic API or of `verifiers.v1`. Returns None for other objects."""
     classes = _classes(type(made))
     if f"{HOME}.envs.environment.Environment" in classes:
         from wander_compat.adapters.classic import AdaptedEnvironment
@@ -64,8 +64,8 @@ def adapt(made: object) -> Environment | None:
         return TasksetEnvironment(made)
     if any(name.startswith(f"{NAME}.") for name in classes):
         raise LoadError(
-            "the environment was loaded with the upstream `verifiers`, which hosts its own environments only",
-            hint="install it with `wander install`, or take `verifiers` out of this Python environment",
+            "the environment was loaded with the upstream `verifiers`, which Wander cannot host",
+            hint="install it with `wander install`, or uninstall `verifiers` from this Python environment",
         )
     return None
 

@@ -1,14 +1,14 @@
-"""The GPU kit on the bare machine: take loads, unpack them without a network, and run what is asked for.
+"""The GPU kit on the target machine: takes loads, unpacks them without a network, and runs programs.
 
     python3 kit.py smoke --loads load-1                  # the plain CUDA path, in one to three minutes
-    python3 kit.py take --loads load-2                   # keep a load until the others are there
+    python3 kit.py take --loads load-2                   # keep a load until the other loads have arrived
     python3 kit.py experiment tictactoe --slice 480 --out OUT [--back BACK]
     python3 kit.py pytest -m gpu tests/sdk/training/test_gpu_training.py
     python3 kit.py benchmark --out OUT
     python3 kit.py run -- wander eval environments/tictactoe -m smollm2 -n 20
 
-Needs a Python with PyTorch and pip, and nothing else; `scripts/gpu/pack.py` makes the loads. What they hold
-is installed into a virtual environment in the kit's own folder, which sees this Python's packages as well.
+The machine only needs a Python with PyTorch and pip. `scripts/gpu/pack.py` creates the loads. Their content
+is installed into a virtual environment in the kit's own folder, which also sees this Python's packages.
 Nothing is written before Python, PyTorch, digests and the free disk space were checked.
 """
 
@@ -31,15 +31,15 @@ from pathlib import Path
 from typing import Any
 
 KIT = "kit.json"
-"""In every load: what the whole kit consists of, and which load has which part of it."""
+"""File in every load that describes the whole kit, and which load has which part of it."""
 INSTALLED = "installed.json"
 BLOCK = 1 << 20
 SPARE = 512 << 20
-"""Bytes that stay free beside what the kit needs: for runs, and for the weights once they are converted."""
+"""Bytes that must stay free in addition to the kit: for runs, and for the converted weights."""
 
 
 class KitError(Exception):
-    """What is wrong, and what helps."""
+    """A problem, and how to solve it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class Kit:
 
     @property
     def index(self) -> dict[str, Any]:
-        """What the kit consists of; raises `KitError` where no load was taken yet."""
+        """Description of the kit. Raises `KitError` if no load was taken yet."""
         try:
             index: dict[str, Any] = json.loads((self.folder / KIT).read_bytes())
         except FileNotFoundError:
@@ -67,7 +67,7 @@ class Kit:
         return index
 
     def take(self, places: Sequence[Path]) -> None:
-        """Keep the parts of the loads in these folders, each checked by its digest."""
+        """Keep the parts of the loads in these folders, after checking their digests."""
         loads = [
             load
             for place in places
@@ -79,13 +79,13 @@ class Kit:
             try:
                 self._take(load)
             except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
-                raise KitError(f"`{load}` is damaged: {error}", "carry that load again") from error
+                raise KitError(f"`{load}` is damaged: {error}", "copy this load again") from error
 
     def _take(self, load: Path) -> None:
         with tarfile.open(load) as tar:
             first = tar.next()
             if first is None or first.name != KIT:
-                raise KitError(f"`{load}` is no load of a kit", "`scripts/gpu/pack.py` makes them")
+                raise KitError(f"`{load}` is not a load of a kit", "create loads with `scripts/gpu/pack.py`")
             index = json.load(tar.extractfile(first))  # type: ignore[arg-type]
             self._require_same_kit(index, load)
             require_target(index["target"])
@@ -99,7 +99,7 @@ class Kit:
     def _keep_part(self, tar: tarfile.TarFile, member: tarfile.TarInfo, part: Any, load: Path) -> None:
         stream = tar.extractfile(member)
         if part is None or stream is None:
-            raise KitError(f"`{load}` is damaged: it holds `{member.name}`", "carry that load again")
+            raise KitError(f"`{load}` is damaged: it contains `{member.name}`", "copy this load again")
         made = self.parts / f".{member.name}"
         digest = hashlib.sha256()
         with made.open("wb") as target:
@@ -109,20 +109,20 @@ class Kit:
         if digest.hexdigest() != part["sha256"]:
             made.unlink()
             raise KitError(
-                f"`{load}` is damaged: `{member.name}` of it has another digest than when it was packed",
-                "carry that load again",
+                f"`{load}` is damaged: `{member.name}` has a different digest than when it was packed",
+                "copy this load again",
             )
         made.rename(self.parts / member.name)
 
     def _require_same_kit(self, index: dict[str, Any], load: Path) -> None:
         if (self.folder / KIT).exists() and self.index["kit"] != index["kit"]:
             raise KitError(
-                f"`{load}` is of kit {index['kit']}, and `{self.folder}` holds kit {self.index['kit']}",
-                "carry loads that were packed together, or choose another folder with `--kit DIR`",
+                f"`{load}` belongs to kit {index['kit']}, but `{self.folder}` has kit {self.index['kit']}",
+                "copy loads that were packed together, or choose another folder with `--kit DIR`",
             )
 
     def _bytes_to_come(self, index: dict[str, Any]) -> int:
-        """Return what the files that are not whole yet take: parts, the file, and what is installed of it."""
+        """Return the bytes still needed for incomplete files: parts, the file, and its installed content."""
         return sum(3 * file["size"] for file in index["files"] if not (self.folder / file["path"]).exists())
 
     def missing(self, group: str) -> list[int]:
@@ -138,12 +138,12 @@ class Kit:
         )
 
     def assemble(self, group: str) -> None:
-        """Put the files of a group together; raises `KitError` that names the loads that are missing."""
+        """Assemble the files of a group. Raises `KitError` with the numbers of missing loads."""
         if lacking := self.missing(group):
             numbers = ", ".join(map(str, lacking))
             raise KitError(
                 f"of the {self.index['loads']} loads, number {numbers} is missing for {group}",
-                f"carry it and run `python3 kit.py take --loads load-{lacking[0]}`, then this command again",
+                f"copy it and run `python3 kit.py take --loads load-{lacking[0]}`, then this command again",
             )
         for file in self.index["files"]:
             target = self.folder / file["path"]
@@ -159,14 +159,14 @@ class Kit:
             if sha256_of(made) != file["sha256"]:
                 made.unlink()
                 raise KitError(
-                    f"`{file['path']}` is damaged", "empty the kit's folder and carry its loads again"
+                    f"`{file['path']}` is damaged", "empty the kit's folder, and copy its loads again"
                 )
             made.rename(target)
             for part in parts:
                 part.unlink()
 
     def unpack(self, *, accept: bool = False) -> None:
-        """Install what the loads brought; at once where that was done."""
+        """Install the content of the loads. Returns immediately if that was done before."""
         index = self.index
         require_target(index["target"])
         stamp = self.folder / INSTALLED
@@ -178,20 +178,23 @@ class Kit:
             tar.extractall(self.source, filter="data")
         self._install()
         if unfit := self.unfit():
-            listed = "".join(f"\n  {each}" for each in unfit)
+            listed = "".join(f"\n  {package}" for package in unfit)
             if not accept:
                 raise KitError(
                     f"packages of this machine do not fit what was packed:{listed}",
                     "`kit.py describe > target.toml` here, then `pack.py --target target.toml` there; "
-                    "`--accept` goes on in spite of it",
+                    "`--accept` continues anyway",
                 )
             print(f"warning: these packages do not fit:{listed}", file=sys.stderr)
         write_whole(stamp, json.dumps({"kit": index["kit"]}).encode())
 
     def _install(self) -> None:
-        """Make the virtual environment: this Python's packages below, those of the kit above."""
+        """Create the virtual environment. The kit's packages take precedence over this Python's."""
         shutil.rmtree(self.python.parents[1], ignore_errors=True)
-        call([sys.executable, "-m", "venv", "--without-pip", str(self.python.parents[1])], "make a venv")
+        call(
+            [sys.executable, "-m", "venv", "--without-pip", str(self.python.parents[1])],
+            "create a virtual environment",
+        )
         below = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
         lines = "".join(f"import site; site.addsitedir({place!r})\n" for place in below)
         library = next(self.python.parents[1].glob("lib/python3*/site-packages"))
@@ -208,7 +211,7 @@ class Kit:
         call([*install, *quick, *wheels], "install the wheels")
 
     def unfit(self) -> list[str]:
-        """Return the requirements of Wander, and of what it needs, that this machine does not meet."""
+        """Return the requirements of Wander and its dependencies that this machine does not meet."""
         done = subprocess.run(
             [str(self.python), __file__, "fits", *self.index["requires"]],
             capture_output=True,
@@ -216,12 +219,12 @@ class Kit:
             check=False,
         )
         if done.returncode:
-            raise KitError(f"the packages could not be looked at: {done.stderr.strip()[-500:]}")
-        found: list[str] = json.loads(done.stdout)
-        return found
+            raise KitError(f"the packages could not be checked: {done.stderr.strip()[-500:]}")
+        unfit: list[str] = json.loads(done.stdout)
+        return unfit
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of everything that runs: nothing asks for a network."""
+        """Return the variables for all programs, which disable every network access."""
         return {
             **os.environ,
             "PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -240,15 +243,17 @@ class Kit:
         }
 
     def run(self, command: Sequence[str], folder: Path | None = None) -> int:
-        """Run a command in the kit's environment; return its exit status."""
+        """Run a command in the kit's environment, and return its exit status."""
         program = shutil.which(command[0], path=str(self.python.parent)) or command[0]
         place = folder or self.source
         process = subprocess.Popen([program, *command[1:]], cwd=place, env=self.environment())
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it keeps what it has, and ends
+        signal.signal(
+            signal.SIGTERM, lambda *_: process.terminate()
+        )  # the program saves its progress and exits
         return process.wait()
 
     def prepare_weights(self) -> None:
-        """Convert SmolLM2's weights on first use; raises `KitError` where their loads are missing."""
+        """Convert SmolLM2's weights on first use. Raises `KitError` if their loads are missing."""
         if (self.folder / "cache/models/SmolLM2-135M-Instruct/config.json").is_file():
             return
         self.assemble("weights")
@@ -257,74 +262,74 @@ class Kit:
 
 
 def require_target(target: dict[str, str]) -> None:
-    """Raise `KitError` where Python or PyTorch is not what the kit was packed for."""
+    """Raise `KitError` if Python or PyTorch differs from what the kit was packed for."""
     python = ".".join(platform.python_version_tuple()[:2])
     if python != target["python"]:
         raise KitError(
-            f"the kit is packed for Python {target['python']}, and `{sys.executable}` is {python}",
+            f"the kit is packed for Python {target['python']}, but `{sys.executable}` is {python}",
             f"run it with python{target['python']}, or pack with `--python {python}`",
         )
     if platform.machine() != target["machine"]:
-        raise KitError(f"the kit is packed for {target['machine']}, and this machine is {platform.machine()}")
+        raise KitError(f"the kit is packed for {target['machine']}, but this machine is {platform.machine()}")
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         raise KitError(
-            f"`{sys.executable}` has no PyTorch, and the kit brings none",
+            f"`{sys.executable}` has no PyTorch, and the kit does not include it",
             "run kit.py with the Python that has it",
         ) from None
     if not f"{torch.partition('+')[0]}.".startswith(f"{target['torch']}."):
         raise KitError(
-            f"the kit is packed for PyTorch {target['torch']}, and `{sys.executable}` has {torch}",
+            f"the kit is packed for PyTorch {target['torch']}, but `{sys.executable}` has {torch}",
             f"pack it with `--torch {'.'.join(torch.split('.')[:2])}`",
         )
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raise `KitError` where the disk has too little space left."""
+    """Raise `KitError` if the disk has too little space left."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
     if needed and free < needed + SPARE:
         raise KitError(
-            f"`{folder}` needs {(needed + SPARE) >> 20} MiB of disk, and {free >> 20} MiB are free",
+            f"`{folder}` needs {(needed + SPARE) >> 20} MiB of disk, but only {free >> 20} MiB are free",
             "choose a folder on another disk with `--kit DIR`",
         )
 
 
 def require_gpu(python: Path) -> None:
-    """Raise `KitError` where PyTorch finds no GPU."""
+    """Raise `KitError` if PyTorch finds no GPU."""
     code = "import torch; print(torch.cuda.is_available(), torch.version.cuda)"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     if done.stdout.split()[:1] != ["True"]:
         built = (done.stdout.split() or ["", "nothing"])[-1]
         raise KitError(
             f"PyTorch finds no GPU (it is built for CUDA {built})",
-            "look at `nvidia-smi`; `--device cpu` rehearses without one",
+            "check `nvidia-smi`; `--device cpu` rehearses without one",
         )
 
 
 def find_unfit(roots: Sequence[str]) -> Iterator[str]:
-    """Yield what is missing or unfit of all that these requirements need, in words."""
+    """Yield descriptions of all requirements, including transitive ones, that are missing or do not fit."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    wanted = [(Requirement(root), "the kit") for root in roots]
+    pending = [(Requirement(root), "the kit") for root in roots]
     seen: set[tuple[str, str]] = set()
-    while wanted:
-        requirement, by = wanted.pop()
+    while pending:
+        requirement, by = pending.pop()
         try:
-            found = metadata.distribution(requirement.name)
+            distribution = metadata.distribution(requirement.name)
         except metadata.PackageNotFoundError:
             yield f"{by} needs {requirement.name}, which is missing"
             continue
-        if not requirement.specifier.contains(found.version, prereleases=True):
-            yield f"{by} needs {requirement}, and {found.version} is there"
+        if not requirement.specifier.contains(distribution.version, prereleases=True):
+            yield f"{by} needs {requirement}, but {distribution.version} is installed"
         for extra in {"", *requirement.extras}:
             if (key := (canonicalize_name(requirement.name), extra)) in seen:
                 continue
             seen.add(key)
-            rows = [Requirement(row) for row in found.requires or []]
-            wanted += [
+            rows = [Requirement(row) for row in distribution.requires or []]
+            pending += [
                 (row, requirement.name)
                 for row in rows
                 if (row.marker.evaluate({"extra": extra}) if row.marker else not extra)
@@ -332,7 +337,7 @@ def find_unfit(roots: Sequence[str]) -> Iterator[str]:
 
 
 def describe() -> str:
-    """Return what this machine has, as a target of `pack.py`."""
+    """Return this machine's configuration as a target for `pack.py`."""
     torch = metadata.version("torch")
     code = "import torch; print(torch.version.cuda or '')"
     cuda = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -361,22 +366,22 @@ def sha256_of(file: Path) -> str:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically."""
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
         made.write(content)
     Path(made.name).rename(file)
 
 
 def call(command: Sequence[str], what: str) -> None:
-    """Run a step of the installation; its error is ours."""
+    """Run a step of the installation. Raises `KitError` if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()[-5:]
-        raise KitError(f"could not {what}: " + "\n  ".join(said))
+        output = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise KitError(f"could not {what}: " + "\n  ".join(output))
 
 
 def take(kit: Kit, options: argparse.Namespace) -> int:
-    """Say what is still missing of the loads that were taken."""
+    """Report which loads are still missing."""
     for group in dict.fromkeys(file["group"] for file in kit.index["files"]):
         lacking = ", ".join(map(str, kit.missing(group)))
         print(
@@ -387,7 +392,7 @@ def take(kit: Kit, options: argparse.Namespace) -> int:
 
 
 def smoke(kit: Kit, options: argparse.Namespace) -> int:
-    """Try every part of training on the GPU."""
+    """Run the smoke test of training on the GPU."""
     return _run_script(kit, options, "scripts/gpu/smoke.py", ["--device", options.device])
 
 
@@ -399,20 +404,20 @@ def experiment(kit: Kit, options: argparse.Namespace) -> int:
 
 
 def benchmark(kit: Kit, options: argparse.Namespace) -> int:
-    """Measure rollouts and steps."""
+    """Measure rollouts and training steps."""
     return _run_script(kit, options, "benchmarks/gpu.py", ["--device", options.device])
 
 
 def test(kit: Kit, options: argparse.Namespace) -> int:
-    """Run the tests of the source that the kit brought."""
-    # Other versions than those of the lock may warn of other things.
+    """Run the tests of the packed source."""
+    # The machine's versions may raise other warnings than the locked ones.
     return kit.run(["python", "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", *options.rest])
 
 
 def run(kit: Kit, options: argparse.Namespace) -> int:
-    """Run any command beside the kit's packages."""
+    """Run any command with the kit's packages."""
     if not options.rest:
-        raise KitError("no command is given", "`python3 kit.py run -- wander --version`")
+        raise KitError("the command is missing", "`python3 kit.py run -- wander --version`")
     return kit.run(options.rest, Path.cwd())
 
 
@@ -422,7 +427,7 @@ def _run_script(kit: Kit, options: argparse.Namespace, script: str, own: list[st
     if any("smollm2" in word for word in options.rest):
         kit.prepare_weights()
     out = ["--out", str(options.out)] if options.out else []
-    place = Path.cwd()  # paths of the command line mean what they say
+    place = Path.cwd()  # relative paths on the command line refer to this folder
     return kit.run(["python", str(kit.source / script), *options.rest, *own, *out], place)
 
 
@@ -439,18 +444,18 @@ COMMANDS = {
 
 
 def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; what a command does not know goes to the program that it starts."""
+    """Parse the command line. Unknown options are passed to the program that a command starts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("command", choices=sorted(COMMANDS))
     parser.add_argument("--kit", type=Path, default=Path.home() / "wander-kit", help="the kit's folder")
     parser.add_argument(
-        "--loads", type=Path, action="append", default=[], help="a folder of loads; may repeat"
+        "--loads", type=Path, action="append", default=[], help="a folder with loads; may be repeated"
     )
-    parser.add_argument("--device", default="cuda", help="cpu rehearses without a GPU")
-    parser.add_argument("--out", type=Path, help="where results go")
-    parser.add_argument("--accept", action="store_true", help="go on although packages do not fit")
+    parser.add_argument("--device", default="cuda", help="`cpu` rehearses without a GPU")
+    parser.add_argument("--out", type=Path, help="folder for results")
+    parser.add_argument("--accept", action="store_true", help="continue although packages do not fit")
     words = list(sys.argv[1:] if given is None else given)
     own = words[: words.index("--")] if "--" in words else words
     options, rest = parser.parse_known_args(own)
@@ -461,7 +466,7 @@ def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Carry out one command; return the exit status."""
+    """Run a command, and return the exit status."""
     options = read_arguments(given)
     try:
         if options.command == "describe":
@@ -480,7 +485,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"error: {error}" + (f"\n\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error}\n\nhint: what was there before is as it was", file=sys.stderr)
+        print(f"error: {error}\n\nhint: existing files were not changed", file=sys.stderr)
         return 1
 
 

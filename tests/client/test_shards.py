@@ -129,15 +129,15 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     cases = [
         ([places[0], places[2]], "shard 1/3 of the run is missing", "--shard 1/3"),
         ([places[0]], "shards 1/3, 2/3 of the run are missing", "--shard 1/3"),
-        ([*places, places[1]], "shard 1/3 is in `part-1` and in `part-1`", "leave one"),
-        ([places[0], other_seed], "they differ in the seed", "one command"),
-        ([places[0], older, places[2]], "`older` with 0.0.1", "install one version"),
-        ([places[0], stopped, places[2]], "`stopped` is not played to its end", "--resume stopped"),
-        ([places[0], places[1], foreign], "which is not of its shard", "play that shard again"),
-        ([places[0], nan, places[2]], "its reward is nan", "play that shard again"),
-        ([places[0], dear, places[2]], "`dear` was changed: its rollouts and its", "play that shard again"),
-        ([places[0], extra, places[2]], "differ in `metrics`", "play that shard again"),
-        ([places[0], short], "a shard of 3, and `short` one of 4", "one division"),
+        ([*places, places[1]], "shard 1/3 is in `part-1` and in `part-1`", "leave out one"),
+        ([places[0], other_seed], "they differ in the seed", "the same command"),
+        ([places[0], older, places[2]], "`older` with 0.0.1", "install the same version"),
+        ([places[0], stopped, places[2]], "`stopped` is not complete", "--resume stopped"),
+        ([places[0], places[1], foreign], "of another shard", "run this shard again"),
+        ([places[0], nan, places[2]], "its reward is nan", "run this shard again"),
+        ([places[0], dear, places[2]], "`dear` was changed: its rollouts and its", "run this shard again"),
+        ([places[0], extra, places[2]], "disagree about `metrics`", "run this shard again"),
+        ([places[0], short], "is one of 3 shards, and `short` is one of 4", "the same number"),
         ([places[0], edited, places[2]], "files differ between the shards: say_env.py", "same copy"),
         ([Path("unsharded")], "is a whole run, not a shard", "leave it out"),
         ([Path("nowhere")], "is not a run folder", ""),
@@ -149,7 +149,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert not Path("whole").exists()
     assert list(Path().glob(".*")) == []
     assert "already exists" in merge(wander, places, "unsharded").json["error"]["message"]
-    assert "lies in the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
+    assert "is inside the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
     (extra / "summary.json").unlink()
     assert merge(wander, [places[0], extra, places[2]], "without").status == 0
 

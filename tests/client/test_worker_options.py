@@ -60,7 +60,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
     [
         (("--workers", "0"), "not a number from 1 to 256"),
         (("--workers", "many"), "not a number from 1 to 256"),
-        (("--worker", "far:7100"), "no worker's address"),
+        (("--worker", "far:7100"), "not a worker's address"),
         (("--worker", "ray://far:1/many"), "`ray://far:1/many` does not end with a number"),
         (("--set", "worker_token_file=token"), "cannot read the token file"),
         (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),
@@ -104,7 +104,7 @@ def test_an_open_address_needs_a_token(folder: Path) -> None:
         env={**os.environ, "WANDER_CACHE_DIR": str(folder / "cache")},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "needs a token" in done.stderr
+    assert "a token is needed" in done.stderr
 
 
 def test_a_worker_that_does_not_answer_is_network_trouble(wander: Wander, folder: Path) -> None:

@@ -148,7 +148,7 @@ async def test_code_that_takes_too_long_is_told_or_ends_the_rollout():
 
 def test_what_an_rlm_cannot_do_is_said():
     rows = [{"question": "?", "answer": ""}]
-    with pytest.raises(ValueError, match="does not summarise"):
+    with pytest.raises(ValueError, match="does not summarize"):
         RLMEnv(dataset=rows, enable_summarization=True)
     with pytest.raises(vf.SandboxError, match="without a GPU"):
         RLMEnv(dataset=rows, sandbox_gpu_count=1)
@@ -191,7 +191,7 @@ async def test_tools_of_an_mcp_server_are_offered_and_called():
 
 def test_a_server_that_does_not_start_is_told():
     server = {"name": "gone", "command": sys.executable, "args": ["-c", "print('no')"]}
-    with pytest.raises(vf.InfraError, match="`gone` is not there"):
+    with pytest.raises(vf.InfraError, match="`gone` is not available"):
         vf.MCPEnv(mcp_servers=[server], dataset=[{"question": "?", "answer": "0"}])
 
 

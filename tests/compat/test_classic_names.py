@@ -74,7 +74,7 @@ def test_packages_are_told_by_what_they_use(script, tmp_path, capsys, monkeypatc
 def test_a_folder_without_packages_is_told(script, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["classic_names", str(tmp_path)])
     assert script.main() == 1
-    assert "no package of the classic API" in capsys.readouterr().err
+    assert "no package for the classic API" in capsys.readouterr().err
 
 
 def test_a_signature_is_filtered_and_the_function_kept():

@@ -34,7 +34,7 @@ def metadata(*lines: str, version: str = "2.4", body: str = "Good.\n") -> bytes:
 
 @dataclass
 class Entry:
-    """One zip member, as its two headers tell it."""
+    """One zip member, as described by its two headers."""
 
     name: str | bytes
     body: bytes = b""
@@ -71,7 +71,7 @@ def zip_of(
     end: dict[str, int] | None = None,
     central_order: Callable[[list[bytes]], list[bytes]] | None = None,
 ) -> bytes:
-    """Return a zip archive; without options a sound one."""
+    """Return a zip archive, valid unless options change it."""
     out, directory = bytearray(prefix), []
     for entry in entries:
         out += entry.before
@@ -122,7 +122,7 @@ def zip_of(
 
 
 def digest(body: bytes, algorithm: str = "sha256") -> str:
-    """Return a digest as RECORD has it, algorithm included."""
+    """Return a digest in the format of RECORD, with its algorithm."""
     text = base64.urlsafe_b64encode(hashlib.new(algorithm, body).digest()).rstrip(b"=").decode()
     return f"{algorithm}={text}"
 
@@ -134,7 +134,7 @@ def entries_of(
     without: Sequence[str] = (),
     record: Callable[[list[str]], list[str]] | bytes | None = None,
 ) -> list[Entry]:
-    """Return the members of a wheel: `files` added, `info` put into its dist-info, RECORD's rows edited."""
+    """Return the members of a wheel: with `files`, with `info` in its dist-info, and edited RECORD rows."""
     members = {"good_env.py": MODULE, **(files or {})}
     inside = {"METADATA": metadata(), "WHEEL": WHEEL_FILE, "entry_points.txt": ENTRY_POINTS, **(info or {})}
     members |= {f"{INFO}/{name}": body for name, body in inside.items()}
@@ -156,7 +156,7 @@ def wheel_of(
     record: Callable[[list[str]], list[str]] | bytes | None = None,
     **options: Any,
 ) -> bytes:
-    """Return a wheel, sound unless something is given; `edit` changes its members after RECORD was made."""
+    """Return a wheel, valid unless options change it; `edit` changes the members after RECORD is written."""
     entries = entries_of(files, info=info, without=without, record=record)
     if edit is not None:
         entries = edit(entries) or entries
@@ -192,7 +192,7 @@ class TarEntry:
 
 
 def pax(*records: tuple[str, str], kind: bytes = tarfile.XHDTYPE) -> TarEntry:
-    """Return a pax header of these records."""
+    """Return a pax header with these records."""
     text = b""
     for key, value in records:
         line = f" {key}={value}\n".encode()
@@ -213,14 +213,14 @@ def sdist_of(
     end: bytes = b"\0" * 1024,
     before: Sequence[TarEntry | bytes] = (),
 ) -> bytes:
-    """Return a source archive, sound unless something is given."""
+    """Return a source archive, valid unless options change it."""
     members = {"PKG-INFO": metadata(), "pyproject.toml": PROJECT} if files is None else files
     inside = [TarEntry(f"{STEM}/{name}", body) for name, body in members.items()]
     return packed(tar_of([*before, *inside, *extra], end=end))
 
 
 def packed(tar: bytes) -> bytes:
-    """Return a gzip stream, the same for the same bytes."""
+    """Return a reproducible gzip stream."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
         file.write(tar)

@@ -1,4 +1,4 @@
-"""A model that somebody else runs, as far as an environment can tell: a replay cannot ask it again."""
+"""A model that looks remote to an environment, so a replay cannot call it again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 
 
 class AskedModel(Client):
-    """Answers as a script says, without being one."""
+    """Gives scripted replies without being a scripted model."""
 
     def __init__(self, replies: Sequence[Any] | Callable[..., Any], model: str = "asked") -> None:
         self.model = model

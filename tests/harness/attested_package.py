@@ -1,4 +1,4 @@
-"""A source archive that was published with attestations, from the test material of `pypi-attestations`."""
+"""A source archive published with attestations, from the test data of `pypi-attestations`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "pypi_attestations-0.0.19.tar.gz"
 
 @dataclass(frozen=True)
 class AttestedPackage:
-    """Its bytes, and what its publisher signed."""
+    """The bytes of the archive and its signed attestation."""
 
     filename: str
     body: bytes
@@ -25,7 +25,7 @@ class AttestedPackage:
 
 
 def attested_package(folder: Path) -> AttestedPackage | None:
-    """Download the material from the package index that pip is configured for; None where there is none."""
+    """Download the test data from pip's configured package index; return None if it is unavailable."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
     command += ["--no-binary", ":all:", "--dest", str(folder), RELEASE]
     if subprocess.run(command, capture_output=True, timeout=120).returncode != 0:

@@ -1,4 +1,4 @@
-"""Source archives that a hub must not take, each with the code of its refusal."""
+"""Source archives that a hub must refuse, each with the expected error code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def put(at: int, value: bytes) -> Callable[[bytearray], None]:
 
 
 def member(name: str, body: bytes = b"", **options) -> bytes:
-    """Return a source archive with one more member, named below the top folder."""
+    """Return a source archive with an additional member in its top folder."""
     return sdist_of(TarEntry(f"{STEM}/{name}", body, **options))
 
 

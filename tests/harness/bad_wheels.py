@@ -1,4 +1,4 @@
-"""Wheels that a hub must not take, each with the code of its refusal."""
+"""Wheels that a hub must refuse, each with the expected error code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Case:
-    """One bad upload."""
+    """One upload to refuse."""
 
     label: str
     code: str
@@ -48,7 +48,7 @@ def with_first(**changes) -> Callable[[list[Entry]], None]:
 
 
 def with_mode(name: str, mode: int) -> Callable[[list[Entry]], None]:
-    """Return an edit that gives a member another mode."""
+    """Return an edit that changes the mode of a member."""
 
     def edit(entries: list[Entry]) -> None:
         next(entry for entry in entries if entry.name == name).mode = mode
@@ -66,12 +66,12 @@ def put_before(index: int, stray: bytes) -> Callable[[list[Entry]], None]:
 
 
 def local(**fields) -> bytes:
-    """Return a wheel whose first member's headers both say this."""
+    """Return a wheel with these fields in both headers of its first member."""
     return wheel_of(edit=with_first(local=fields))
 
 
 def central(**fields) -> bytes:
-    """Return a wheel whose directory says this of the first member, and its local header does not."""
+    """Return a wheel with these fields in the first member's directory entry, but not in its local header."""
     return wheel_of(edit=with_first(central=fields))
 
 
@@ -84,14 +84,14 @@ def add(*more: Entry) -> Callable[[list[Entry]], list[Entry]]:
 
 
 def path(name: str) -> bytes:
-    """Return a wheel with one more file, which RECORD names too."""
+    """Return a wheel with an additional file, listed in RECORD."""
     quoted = '"' + name.replace('"', '""') + '"'
     row = f"{quoted},{digest(b'x = 1')},5"
     return wheel_of(record=lambda rows: [row, *rows], edit=add(Entry(name, b"x = 1")))
 
 
 def rows(change: Callable[[str], str]) -> bytes:
-    """Return a wheel whose RECORD says something else of its first file."""
+    """Return a wheel whose RECORD has a changed row for its first file."""
     return wheel_of(record=lambda lines: [change(lines[0]), *lines[1:]])
 
 
@@ -112,7 +112,7 @@ def points(text: bytes) -> bytes:
 
 
 def overlapping() -> bytes:
-    """Return a wheel in which two directory entries share one local header."""
+    """Return a wheel with two directory entries for the same local header."""
     whole = wheel_of()
     start = struct.unpack("<L", whole[-6:-2])[0]
     directory = whole[start:-22]

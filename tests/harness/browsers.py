@@ -1,4 +1,4 @@
-"""Browsers that talk to a hub in this process: they keep cookies and say where a form came from."""
+"""Browsers for a hub in this process: they keep cookies and send the origin of a form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _kept: list[str] = []
 
 
 def give_password(hub: Any, *names: str) -> None:
-    """Let users sign in with `PASSWORD`."""
+    """Set `PASSWORD` as the password of these users."""
     if not _kept:
         _kept.append(passwords.hash_password(PASSWORD, "test"))
     with hub.database.write() as session:
@@ -29,5 +29,5 @@ def browser(hub: Any, base_url: str = "http://hub.test", *, address: str = "127.
 
 
 async def form(client: httpx.AsyncClient, path: str, /, **fields: Any) -> httpx.Response:
-    """Send a form as a page of the hub does."""
+    """Submit a form as from a page of the hub."""
     return await client.post(path, data=fields, headers={"Sec-Fetch-Site": "same-origin"})

@@ -1,4 +1,4 @@
-"""The bundled environments, and which of them `make setup` leaves out on a machine without a C compiler."""
+"""The bundled environments, and those that `make setup` skips on a machine without a C compiler."""
 
 from __future__ import annotations
 

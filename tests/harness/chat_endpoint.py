@@ -1,4 +1,4 @@
-"""A small HTTP server that speaks the OpenAI chat protocol: the one edge that cannot be real in a test."""
+"""A small HTTP server for the OpenAI chat protocol, in place of a model provider."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chat_endpoint(
 ) -> Iterator[ChatEndpoint]:
     """Serve `reply` on a free port; `delay` seconds pass before each answer.
 
-    With `models` it answers for no others; without it lists `echo` and answers for any.
+    `models` limits the model names that it accepts; by default it lists `echo` and accepts every name.
     """
     counting = threading.Lock()
 
@@ -82,7 +82,7 @@ def chat_endpoint(
                 self.end_headers()
                 self.wfile.write(body)
             except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the caller was killed, which is what some tests are about
+                self.close_connection = True  # some tests kill the caller
 
         def log_message(self, *args: object) -> None:
             """Keep the test's output clean."""
@@ -92,7 +92,7 @@ def chat_endpoint(
         request_queue_size = 128
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A caller that is killed in the middle of a request is no error of the endpoint."""
+            """Ignore errors of a killed caller."""
 
     server = Server(("127.0.0.1", 0), Handler)
     endpoint = ChatEndpoint(f"http://127.0.0.1:{server.server_address[1]}/v1")

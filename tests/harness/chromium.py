@@ -1,4 +1,4 @@
-"""The system's Chromium, headless, for tests that look at pages as people do."""
+"""The system's Chromium, headless, for tests of rendered pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = [
 
 @contextmanager
 def browser_page(width: int, **context: Any) -> Iterator[Any]:
-    """Open a page in a headless Chromium; `context` is how: `color_scheme`, `java_script_enabled`."""
+    """Open a page in a headless Chromium with options of its context, such as `color_scheme`."""
     from playwright.sync_api import sync_playwright
 
     flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS

@@ -1,4 +1,4 @@
-"""Folders and variables of a user, the command in this process, and an environment's folder: fixtures."""
+"""Fixtures: a user's folders and variables, the command in this process, and an environment's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("CONFIG", "DATA", "CACHE", "RUNS", "STATE")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders and variables of a user who has set nothing."""
+    """Provide the folders and variables of a user without settings."""
     for name in (
         "WANDER_HUB",
         "WANDER_TOKEN",
@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wander(home: Path, capsys: pytest.CaptureFixture[str]) -> Wander:
-    """Run a command line in this process."""
+    """Provide a function that runs a command line in this process."""
 
     def run(*words: str) -> Result:
         capsys.readouterr()
@@ -49,13 +49,13 @@ def wander(home: Path, capsys: pytest.CaptureFixture[str]) -> Wander:
 
 @pytest.fixture
 def folder(home: Path) -> Path:
-    """An environment's folder."""
+    """Provide the folder of a small environment."""
     return write_folder(home / "say-env")
 
 
 @pytest.fixture(scope="module")
 def settled_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same, in a home of its own, for what the tests of a module make once and only read."""
+    """Provide the folder in a separate home, shared by tests of a module that only read their results."""
     home = tmp_path_factory.mktemp("settled")
     with pytest.MonkeyPatch.context() as patch:
         for name in FOLDERS:
@@ -66,7 +66,7 @@ def settled_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def say_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEnvironment]:
-    """The same environment, loaded from Python once for all tests that change nothing of it."""
+    """Provide the environment, loaded once for all tests that do not modify it."""
     import wander
 
     home = tmp_path_factory.mktemp("python")

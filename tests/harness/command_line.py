@@ -1,4 +1,4 @@
-"""The `wander` command run inside a test's process, a small environment for it, and a wheel of that."""
+"""The `wander` command in the test's process, a small environment and its wheel."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def slow(request: Any) -> str:
 
 @dataclass
 class Result:
-    """What one command line did."""
+    """The result of one command line."""
 
     status: int
     out: str
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """The JSON object on stdout; fails when there is anything else."""
+        """The JSON object on stdout; fails on any other output."""
         return json.loads(self.out)
 
     @property
@@ -92,7 +92,7 @@ class HubTransport(httpx.BaseTransport):
             content=request.read(),
             follow_redirects=False,
         )
-        # The content is decoded already.
+        # The test client has already decoded the content.
         headers = [(k, v) for k, v in answer.headers.multi_items() if k.lower() != "content-encoding"]
         return httpx.Response(answer.status_code, headers=headers, content=answer.content)
 
@@ -110,7 +110,7 @@ class HubRoom:
         return HubTransport(self.http)
 
     def note_requests(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Return a list that gets the address of every request from now on."""
+        """Return a list that records the address of every later request."""
         asked: list[str] = []
         request = self.http.request
 
@@ -122,7 +122,7 @@ class HubRoom:
         return asked
 
     def publish(self, wheel: Path, owner: str = "admin") -> None:
-        """Upload a wheel as any package tool does."""
+        """Upload a wheel through the endpoint for package tools."""
         content = wheel.read_bytes()
         name, version = wheel.name.split("-")[:2]
         fields = {

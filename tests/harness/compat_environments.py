@@ -1,4 +1,4 @@
-"""Virtual environments with published packages: under the real library, and under ours."""
+"""Virtual environments with published packages: one with the real library, one with Wander's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wheel_of(project: Path, out: Path) -> Path:
 
 
 def environment_with(folder: Path, requirements: Sequence[str], overrides: Sequence[str] = ()) -> Path:
-    """Make a virtual environment with these packages; returns its interpreter."""
+    """Make a virtual environment with these packages and return its interpreter."""
     python = folder / "bin" / "python"
     run_uv(["venv", "--quiet", "--python", sys.executable, str(folder)], doing="making the environment")
     overriding = folder / "overrides.txt"

@@ -1,4 +1,4 @@
-"""`experiments/run.py` in this process, its commands too."""
+"""`experiments/run.py` and its commands, run in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def experiment_runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return `run.py`, imported as it imports itself: its folder and `scripts` on the path."""
+    """Return `run.py`, imported with its folder and `scripts` on the path."""
     file = ROOT / "experiments/run.py"
     monkeypatch.syspath_prepend(str(file.parent))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
@@ -31,7 +31,7 @@ def experiment_runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def in_process(script: ModuleType, wander: Wander, folder: Path) -> Any:
-    """Return a workplace whose commands run in this process; it keeps what was typed."""
+    """Return a workplace that runs its commands in this process and records them."""
 
     class InProcess(script.Workplace):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A package `vllm` that takes vLLM's command line and serves the chat protocol, for a machine without vLLM.
+"""A package `vllm` with vLLM's command line and a chat server, for a machine without vLLM.
 
-It stands in for the one program that no test can install: what is started, watched and ended is a real
-process with real children, and a real HTTP server that is not healthy at once.
+It replaces the one program that no test can install. Tests start, watch and end a real
+process with real children and a real HTTP server that needs time to become healthy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A hub that takes real uploads and plays them again with the client's own code, all in one process.
+"""A hub that accepts real uploads and replays them with the client's code, all in one process.
 
-Requests reach the real application over ASGI. Its jobs are done as on any hub, by the examiner and by `wander
-replay`; only the processes between them are left out, so that a hundred forgeries take seconds.
+Requests reach the real application over ASGI. Its jobs run as on any hub, in the examiner and in `wander
+replay`, but without separate processes, so that a hundred forgeries take seconds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ THOUGHTS = (
 
 
 def answer(request: Any) -> str:
-    """Answer with what was said last, and the last word of it."""
+    """Answer with the last message and its last word."""
     said = request.messages[-1]["content"]
     number = said.rpartition(" ")[2].rstrip("?.")
     return f"I was told: {said} {THOUGHTS} I answer {number}."
@@ -103,7 +103,7 @@ def answer(request: Any) -> str:
 
 @dataclass
 class ForgeryRoom:
-    """The hub, its jobs, and a run that was really played."""
+    """The hub, its jobs, and a real run."""
 
     hub: HubRoom
     mallory: str
@@ -128,7 +128,7 @@ class ForgeryRoom:
         return self.hub.http.post("/api/v1/runs", files=files, headers=headers)
 
     def judge(self) -> None:
-        """Do every job that waits."""
+        """Complete all waiting jobs."""
         while self.worker.run_one():
             pass
 
@@ -156,7 +156,7 @@ class SameProcess(ClientProgram):
 
 @contextlib.contextmanager
 def forgery_room(place: Path, database_file: Path) -> Iterator[ForgeryRoom]:
-    """Yield a hub with an environment and an honest run of it, which is not posted yet."""
+    """Yield a hub with an environment and an honest run of it, not posted yet."""
     (place / "hub").mkdir()
     settings = Settings(data=place / "hub", bundled_packages=False, verification="unconfined")
     shutil.copy(database_file, settings.data / "hub.db")
@@ -201,7 +201,7 @@ def forgery_room(place: Path, database_file: Path) -> Iterator[ForgeryRoom]:
 
 
 def _install(store: EnvironmentStore, file: Record) -> None:
-    """Have the version stand as installed here, with this Python."""
+    """Mark the version as installed, with this Python."""
     record = InstalledRecord(
         hub=HUB_URL, owner="admin", name=NAME, version="0.1.0", wheel=file["filename"],
         wheel_sha256=file["sha256"], wheel_url=file["url"], unlocked="none_published",

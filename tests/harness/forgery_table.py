@@ -1,8 +1,8 @@
-"""Forgeries of a run as a table: which field, what is done to it, and the level that the result deserves.
+"""Forgeries of a run as a table: the field, its change, and the level that the result deserves.
 
-`manifest.` and `rollout.` begin the fields; the rollout is the first of the run. `refused` means that nothing
-is taken in. `replayed` means that the field is the submitter's word, or says the same as before: the number
-does not hang on it.
+Fields begin with `manifest.` or `rollout.` (the first rollout of the run). `refused` means that the hub
+stores nothing. `replayed` means that the score does not depend on the field: it is the submitter's claim,
+or its value is equivalent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _ADDED = (
 """What nobody sees beside a name."""
 
 FIELDS: dict[str, dict[str, str]] = {
-    # What earns the number.
+    # Fields that the score depends on.
     "rollout.reward": {
         "claimed": "a hair more; one; below zero; one more",
         "refused": "not a number; infinite; null; in a list; gone",
@@ -112,7 +112,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.info": {"claimed": "a key more; emptied; gone", "refused": "null; a key not a number"},
     "rollout.info.last": {"claimed": "in capitals; a line separator; null"},
     "rollout.answer": {"claimed": "longer; emptied; null"},
-    # What was said.
+    # Messages.
     "rollout.prompt": {"claimed": "emptied; last twice", "refused": "null; gone"},
     "rollout.prompt.0.content": {"claimed": "longer; in capitals; a line separator; null"},
     "rollout.prompt.0.role": {"claimed": "longer"},
@@ -137,7 +137,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.started_at": {"replayed": "emptied; longer"},
     "rollout.turns.0.model_seconds": {"refused": "not a number; infinite; null"},
     "rollout.turns.0.environment_seconds": {"refused": "not a number; infinite; null"},
-    # Whose it is.
+    # Owners.
     "rollout.example_id": {"refused": "longer; emptied; null; gone"},
     "rollout.index": {"refused": "below zero; one more; huge; null; gone"},
     "rollout.seed": {"refused": "one more; below zero; huge; null; gone"},
@@ -145,7 +145,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.scoring_seconds": {"refused": "not a number; infinite", "replayed": "one more"},
     "rollout.usage.prompt_tokens": {"refused": "below zero; huge; not a number"},
     "rollout.usage.completion_tokens": {"refused": "below zero; huge; not a number; a single one"},
-    # What it says of itself.
+    # Claims of the run about itself.
     "manifest.run_id": {"refused": "emptied; longer; null; gone"},
     "manifest.kind": {"refused": "play; exhaustive; longer; null"},
     "manifest.split": {"claimed": "train", "refused": "longer; null"},
@@ -232,7 +232,7 @@ def _many(change: Callable[[list[Record]], object]) -> Callable[[Record, list[Re
 
 
 def _end_with(character: str) -> Callable[[Record, list[Record]], Parts]:
-    """Have the model's last words end with a character, in the completion and in its turn: an honest run."""
+    """Append a character to the model's last message, in completion and turn: the run stays honest."""
 
     def change(rollouts: list[Record]) -> None:
         for message in (rollouts[0]["completion"][-1], rollouts[0]["turns"][-1]["message"]):
@@ -331,7 +331,7 @@ def _swap(field: str) -> Callable[[list[Record]], object]:
 
 
 def _at(path: str, change: Callable[[Any], Any]) -> Callable[[Record, list[Record]], Parts]:
-    """Return what changes one field of a manifest, or of the first rollout."""
+    """Return a function that changes one field of a manifest or of the first rollout."""
     root, *way, last = path.split(".")
 
     def forge(manifest: Record, rollouts: list[Record]) -> Parts:

@@ -1,4 +1,4 @@
-"""The scripts of `scripts/gpu`, imported as they import each other."""
+"""The scripts of `scripts/gpu`, imported with the path that they expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seller and a buyer haggle: each knows a number that the other must not see."""
+"""An environment where a seller and a buyer haggle, each with a secret number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wander.parsers import message_text
 
 
 class HaggleEnv(MultiTurnEnv):
-    """Each says a price; who says the other's last price agrees."""
+    """Players name prices in turn; repeating the other's last price accepts it."""
 
     players = ("seller", "buyer")
 
@@ -37,7 +37,7 @@ class HaggleEnv(MultiTurnEnv):
 
 
 def gain(state: State, info: dict[str, Any], player: str) -> float:
-    """What the price leaves to the player, as a share of what there is to share."""
+    """The player's share of the possible profit at the agreed price."""
     if state["agreed"] is None:
         return 0.0
     own = state["agreed"] - info["cost"] if player == "seller" else info["worth"] - state["agreed"]
@@ -49,18 +49,18 @@ def moves(state: State) -> int:
 
 
 def patient(request: ModelRequest) -> str:
-    """Agree to whatever the other says; the first price is 5."""
+    """Accept every price; open with 5."""
     said = message_text(request.messages[-1])
     return said.removeprefix("The other says ").rstrip(".") if said.startswith("The other") else "5"
 
 
 def stubborn(price: int = 3) -> Any:
-    """Return a player that never leaves its price."""
+    """Return a player that never changes its price."""
     return lambda request: str(price)
 
 
 def careless(request: ModelRequest) -> str:
-    """Break."""
+    """Raise an error."""
     raise ValueError("no idea")
 
 

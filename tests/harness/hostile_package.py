@@ -1,4 +1,4 @@
-"""An environment and runs in whose every word a stranger wants to run a script, or to break a page."""
+"""An environment and runs with scripts and broken markup in all their texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODULE = f"# {ACTS} \u202e\nTEXT = '''{WIDE}'''\n\n\ndef load_environment(): ...
 
 
 def publish(url: str, token: str) -> tuple[str, list[str]]:
-    """Put the environment and two runs of it on a hub; return its name and their ids."""
+    """Publish the environment, post two runs of it, and return its name and their ids."""
     wheel = _build()
     headers = {"Authorization": f"Bearer {token}"}
     about = {":action": "file_upload", "protocol_version": "1"}
@@ -82,7 +82,7 @@ def _build() -> bytes:
 
 
 def _play(number: int, wheel: bytes) -> dict[str, Any]:
-    """Return the files of a run with tool calls, and of the first one with failures."""
+    """Return the files of a run with tool calls; run 0 has failed rollouts, too."""
     functions = [RewardFunctionInfo(name="right", weight=1.0)]
     pin = EnvironmentPin(
         owner="admin",

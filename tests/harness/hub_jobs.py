@@ -1,4 +1,4 @@
-"""Works off a hub's jobs in this process: runs are read, and replays end with everything the same."""
+"""A hub's jobs, completed in this process: runs are read, and every replay agrees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wander_hub.verification.evidence import Examiner
 
 
 def same_again(rollouts: int) -> Handler:
-    """Return what ends every replay with all the rollouts the same."""
+    """Return a job handler that reports every rollout of a replay as equal."""
 
     def handler(context: JobContext) -> Callable[[Session], None]:
         counts = dict.fromkeys(("expected", "recorded", "replayed", "same"), rollouts)
@@ -25,7 +25,7 @@ def same_again(rollouts: int) -> Handler:
 
 
 def work_off(hub: Any, queue: TableQueue, rollouts: int, **reader: Any) -> None:
-    """Do every job that waits; `reader` is what else the examiner is made with."""
+    """Complete all waiting jobs; `reader` holds further arguments of the examiner."""
     examiner = Examiner(hub.database, hub.client._transport.app.state.storage, **reader)
     handlers: dict[str, Handler] = {evidence.KIND: examiner, service.KIND: same_again(rollouts)}
     worker = JobWorker(queue, handlers, "worker")

@@ -1,6 +1,6 @@
-"""The part of Hugging Face's API that `huggingface_hub` uses for models, on this machine.
+"""A local server for the part of Hugging Face's API that `huggingface_hub` uses for models.
 
-A repository is a list of commits, each the files by their names. Weights go the way of large files (LFS).
+A repository is a list of commits, each a mapping of names to files. Weights are large files (LFS).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN = "hf_" + "a" * 34
 
 @dataclass
 class Store:
-    """What the server has; `url` is its address."""
+    """Repositories of the server at `url`."""
 
     url: str
     repositories: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
@@ -90,14 +90,14 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def allowed(self) -> bool:
-        """Tell whether the request has the token; else answer."""
+        """Return whether the request has the token; refuse it otherwise."""
         if self.headers.get("Authorization") == f"Bearer {TOKEN}":
             return True
         self.answer(401, {"error": "Invalid credentials"}, X_Error_Message="Invalid credentials")
         return False
 
     def found(self, name: str, revision: str) -> dict[str, bytes] | None:
-        """Return the files of a commit; else answer."""
+        """Return the files of a commit; answer 404 when it does not exist."""
         commits = self.store.repositories.get(name)
         if commits is None:
             self.answer(404, {"error": "no"}, X_Error_Code="RepoNotFound", X_Error_Message="no such model")

@@ -1,4 +1,4 @@
-"""Workers on jobs in processes of their own, to be stopped and killed: each keeps who ended what, once."""
+"""Job workers in separate processes, for tests that stop and kill them."""
 
 from __future__ import annotations
 

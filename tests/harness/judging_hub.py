@@ -1,4 +1,4 @@
-"""A hub that plays posted runs again, in a sandbox where this machine can make one, and what tests ask it."""
+"""A hub that replays posted runs, in a sandbox if this machine supports it, and requests to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 400.0
 
 
 def confined() -> str:
-    """Return how this machine can run the hub's replays."""
+    """Return the kind of isolation that this machine supports for replays."""
     from wander.sandbox.support import require_support
 
     try:
@@ -43,7 +43,7 @@ def judging_hub(data: Path, mirror: str, uv_cache: Path, **settings: str) -> Ite
 
 
 def post(hub: LiveHub, manifest: Record, rollouts: list[Record] | bytes, token: str | None = None) -> Any:
-    """Post a run in one request, as whoever holds the token."""
+    """Post a run in one request, as the owner of the token."""
     body = rollouts
     if not isinstance(body, bytes):
         body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
@@ -53,7 +53,7 @@ def post(hub: LiveHub, manifest: Record, rollouts: list[Record] | bytes, token: 
 
 
 def settled(hub: LiveHub, run_id: str) -> Record:
-    """Return a run once the hub has played it again."""
+    """Wait for the hub's replay and return the run."""
 
     def ended() -> Record | None:
         found = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
@@ -67,7 +67,7 @@ def settled(hub: LiveHub, run_id: str) -> Record:
 
 
 def awaited(hub: LiveHub, look: Any) -> Record:
-    """Return what `look` gives once that is something; fail with the hub's log when it never does."""
+    """Wait until `look` returns a record; fail with the hub's log after the time limit."""
     give_up = time.monotonic() + PATIENCE
     while True:
         found: Record | None = look()

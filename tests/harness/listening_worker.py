@@ -1,4 +1,4 @@
-"""`wander worker` in a process of its own."""
+"""`wander worker` in a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def worker(folder: Path, *words: str) -> Iterator[str]:
-    """Play a folder on a free port; gives the address."""
+    """Serve a folder on a free port and yield the address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "wander_client", "worker", str(folder), "--listen", "127.0.0.1:0", *words],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "WANDER_CACHE_DIR": str(folder / "cache")},

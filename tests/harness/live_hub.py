@@ -1,4 +1,4 @@
-"""A real hub: `wander-hub serve` as a process of its own on a free port, with an administrator's token."""
+"""A real hub: `wander-hub serve` in a separate process on a free port, with an administrator's token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADMIN = "admin"
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on now."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -36,7 +36,7 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass
 class LiveHub:
-    """A hub that answers at `url`."""
+    """A running hub at `url`."""
 
     url: str
     token: str
@@ -46,7 +46,7 @@ class LiveHub:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The hub's port."""
         return int(self.url.rpartition(":")[2])
 
     def get(self, path: str, **options: object) -> httpx.Response:
@@ -61,7 +61,7 @@ def hub_command(data: Path, *arguments: str) -> tuple[list[str], dict[str, str]]
 
 
 def make_token(data: Path, user: str = ADMIN, **settings: str) -> str:
-    """Make an API token for a user of the hub in `data`, by the operator's command."""
+    """Make an API token for a user of the hub in `data` with the operator's command."""
     command, environment = hub_command(data, "token", "create", user)
     done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=True)
     return next(word for word in done.stdout.split() if word.startswith("wnd_"))
@@ -69,10 +69,10 @@ def make_token(data: Path, user: str = ADMIN, **settings: str) -> str:
 
 @contextmanager
 def live_hub(data: Path, *, port: int | None = None, **settings: str) -> Iterator[LiveHub]:
-    """Start a hub on an empty or existing data folder, wait until it answers, stop it in the end.
+    """Start a hub on an empty or existing data folder, wait until it answers, and stop it with the block.
 
-    `settings` are further variables. Posted runs are not played again unless they say so: that would keep
-    both cores busy beside the test.
+    `settings` are further variables. Without them, the hub does not replay posted runs, because that would
+    keep both cores busy during the test.
     """
     data.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port or free_port()}"
@@ -92,7 +92,7 @@ def live_hub(data: Path, *, port: int | None = None, **settings: str) -> Iterato
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when the hub answers; fail with its log when it ended or never does."""
+    """Wait until the hub answers; fail with its log if it ends or the time runs out."""
     give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         assert process.poll() is None, f"the hub stopped:\n{log.read_text()}"

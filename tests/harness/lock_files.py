@@ -1,4 +1,4 @@
-"""A lock of the environment that the hub's tests publish, as `wander publish` makes it."""
+"""Lock files of the hub tests' environment, in the form that `wander publish` writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def wheel_of(url: str, sha256: str = "a" * 64) -> dict[str, Any]:
 
 
 def lock_of(own_sha256: str) -> Lock:
-    """Return a lock as `wander publish` makes it."""
+    """Return a lock in the form that `wander publish` writes."""
     own = "http://hub.test/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
     sdk = "http://hub.test/wander/files/wander-sdk/wander_sdk-0.1.0-py3-none-any.whl"
     return {

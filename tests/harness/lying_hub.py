@@ -1,4 +1,4 @@
-"""A hub that lies: it stands before a real one, over a real socket, and alters any of its answers."""
+"""A proxy in front of a real hub, over a real socket, that alters its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOPS = {"connection", "content-length", "transfer-encoding", "date", "server", 
 
 @dataclass
 class Reply:
-    """What is answered: that of the real hub, until somebody alters it."""
+    """The real hub's answer, which a test may alter."""
 
     status: int
     headers: dict[str, str]
@@ -30,7 +30,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that came."""
+    """One received request."""
 
     method: str
     path: str
@@ -40,20 +40,20 @@ class Seen:
 
 @dataclass
 class LyingHub:
-    """A hub at `url` that answers as the one behind it, but for what a test alters."""
+    """A hub at `url` that forwards the real hub's answers, except for a test's alterations."""
 
     url: str
     seen: list[Seen] = field(default_factory=list)
     _lies: list[tuple[re.Pattern[str], Callable[[Reply], Reply]]] = field(default_factory=list)
 
     def alter(self, path: str, change: Callable[[Reply], Reply]) -> None:
-        """Alter the answers for paths that a pattern fits."""
+        """Alter the answers for paths that match a pattern."""
         self._lies.append((re.compile(path), change))
 
     def answer(
         self, path: str, status: int = 200, body: bytes | Iterable[bytes] = b"", **headers: str
     ) -> None:
-        """Answer so, whatever the real hub would."""
+        """Replace the real hub's answer."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.alter(path, lambda reply: Reply(status, named, body))
 
@@ -70,11 +70,11 @@ class LyingHub:
         self.alter(path, changed)
 
     def be_honest(self) -> None:
-        """Alter nothing any more."""
+        """Stop altering answers."""
         self._lies.clear()
 
     def reply(self, seen: Seen, ask: Ask) -> Reply:
-        """Return what is answered to a request."""
+        """Return the answer to a request."""
         self.seen.append(seen)
         status, headers, body = ask(seen.method, seen.path, seen.headers, seen.body)
         kept = {name: value for name, value in headers.items() if name.lower() not in _HOPS}
@@ -87,7 +87,7 @@ class LyingHub:
 
 @contextmanager
 def lying_hub(ask: Ask) -> Iterator[LyingHub]:
-    """Serve a lying hub before the one that `ask` reaches."""
+    """Serve a lying hub in front of the hub that `ask` reaches."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -112,7 +112,7 @@ def lying_hub(ask: Ask) -> Iterator[LyingHub]:
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _serve
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -122,5 +122,5 @@ def lying_hub(ask: Ask) -> Iterator[LyingHub]:
 
 
 def ask_nobody(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, bytes]:
-    """Stand for a hub that answers everything with an empty object."""
+    """Answer every request with an empty object."""
     return 200, {"Content-Type": "application/json"}, b"{}"

@@ -16,7 +16,7 @@ SECONDS = 200
 
 @dataclass
 class Machine:
-    """Where commands run; two machines share nothing but the hub."""
+    """A machine for commands; two machines share only the hub."""
 
     home: Path
     hub: LiveHub
@@ -25,7 +25,7 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that its commands see."""
+        """Environment variables of its commands."""
         return {
             **clean_environment(),
             "HOME": str(self.home),
@@ -59,7 +59,7 @@ class Machine:
         )
 
     def start(self, name: str, *arguments: object) -> subprocess.Popen[str]:
-        """Start an installed command and return at once."""
+        """Start an installed command without waiting for it."""
         return subprocess.Popen(
             self.command(name, *arguments),
             cwd=self.home,
@@ -71,14 +71,14 @@ class Machine:
         )
 
     def wander(self, *arguments: object) -> dict[str, Any]:
-        """Run `wander ... --json`, which has to succeed, and return its data."""
+        """Run `wander ... --json`, require success, and return its data."""
         done = self.run("wander", *arguments, "--json")
         assert done.returncode == 0, f"wander {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
         data: dict[str, Any] = json.loads(done.stdout)["data"]
         return data
 
     def refused(self, status: int, *arguments: object, **options: Any) -> str:
-        """Run `wander`, which has to fail with this status, an error and a hint; return what it said."""
+        """Run `wander`, require this exit status, an error and a hint, and return its output."""
         done = self.run("wander", *arguments, **options)
         said = f"{done.stdout}{done.stderr}"
         assert done.returncode == status, f"exit status {done.returncode}, not {status}\n{said}"

@@ -1,8 +1,8 @@
 """Runs the code blocks of a Markdown page, in order, in one folder and one shell environment.
 
-`console` blocks are typed into bash line by line; what is shown under a command has to be printed by it, in
-that order (`...` stands for anything). `python` blocks run as they are. A second word after the language is
-a file name: the block is saved there for the blocks after it. `toml` and `json` blocks have to parse.
+`console` blocks are typed into bash line by line; a command must print the output shown under it, in
+that order (`...` stands for anything). `python` blocks run unchanged. A second word after the language is
+a file name: the block is saved there for later blocks. `toml` and `json` blocks must parse.
 `sh`, `text`, `nginx` and `mermaid` blocks are not run.
 """
 
@@ -58,7 +58,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def steps(text: str) -> list[Step]:
-    """Split a console block; a command goes on while its lines end in a backslash."""
+    """Split a console block; a backslash at the end of a line continues the command."""
     found: list[Step] = []
     lines = iter(text.splitlines())
     for line in lines:
@@ -84,7 +84,7 @@ def unmatched(shown: list[str], output: str) -> str | None:
 
 
 def parse(block: Block, text: str) -> None:
-    """Fail unless the text is of the block's language; commands and what is only shown pass."""
+    """Fail unless the text parses in the block's language; commands and plain output always pass."""
     assert block.language in LANGUAGES, f"{block}: name the language, one of {sorted(LANGUAGES)}"
     if block.language == "python":
         compile(text, block.file or str(block), "exec")
@@ -95,7 +95,7 @@ def parse(block: Block, text: str) -> None:
 
 
 class PageRun:
-    """One page being run: its folder, its shell environment, the processes it left in the background."""
+    """The state of one running page: its folder, shell environment and background processes."""
 
     def __init__(self, folder: Path, environment: dict[str, str], replaced: dict[str, str]) -> None:
         self.folder = folder
@@ -154,7 +154,7 @@ class PageRun:
         assert missing is None, f"{block}: `{step.command}` does not print {missing!r}\n{printed}"
 
     def wait_for_hub(self, log: Path) -> None:
-        """Return when the hub that the page has put into the background answers, as a reader would see."""
+        """Wait until the hub that the page started in the background answers."""
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
             try:
@@ -165,7 +165,7 @@ class PageRun:
         raise AssertionError(f"the hub of the page does not answer:\n{log.read_text()}")
 
     def close(self) -> None:
-        """Stop what the page left running."""
+        """Stop the page's background processes."""
         for group in self.groups:
             try:
                 os.killpg(group, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The nginx configuration of `deploy/nginx`, changed as its users change it."""
+"""The nginx configuration of `deploy/nginx`, adapted as its users adapt it."""
 
 from __future__ import annotations
 

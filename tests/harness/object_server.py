@@ -1,4 +1,4 @@
-"""A real S3-compatible server for one test session; it checks signatures, also of presigned addresses."""
+"""A real S3-compatible server for one test session; it checks all signatures, also of presigned URLs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ObjectServer:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a program has to have in its environment to use the server: the usual AWS variables."""
+        """The AWS environment variables for programs that use the server."""
         key, secret = KEYS
         return {
             "AWS_ENDPOINT_URL": self.address,
@@ -50,7 +50,7 @@ class ObjectServer:
 
 @contextmanager
 def object_server() -> Iterator[ObjectServer]:
-    """Start a server on loopback with a folder of its own, which goes when the block ends."""
+    """Start a server on loopback with a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="wander-s3-"))
     try:
         process, address = _started(folder)

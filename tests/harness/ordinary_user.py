@@ -1,7 +1,7 @@
-"""Becomes an ordinary user who can read this checkout: `python ordinary_user.py UID COMMAND...`, as root.
+"""Runs a command as an ordinary user who can read this checkout: `ordinary_user.py UID COMMAND...`, as root.
 
-Where the checkout or the interpreter lies below a folder that is root's alone, that folder is covered, in
-this process's own view of the mounts, by an empty one with nothing in it but what is needed.
+If only root can enter a folder above the checkout or the interpreter, this process mounts an empty folder
+over it, in a private mount namespace, and adds only the needed paths.
 """
 
 from __future__ import annotations

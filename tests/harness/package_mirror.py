@@ -1,6 +1,6 @@
-"""A package index made from what is installed, so that tests install into fresh virtual environments offline.
+"""A package index of the installed packages, so that tests can install offline into new virtual environments.
 
-Each installed distribution is packed into a wheel again from its RECORD; the folder that results is a
+Each installed distribution is packed into a wheel from its RECORD; the resulting folder is a
 simple index (PEP 503) that pip and uv read by its `file://` address.
 """
 
@@ -21,7 +21,7 @@ REWRITTEN = {"INSTALLER", "RECORD", "REQUESTED", "direct_url.json"}
 
 
 def closure(names: Iterable[str]) -> list[Distribution]:
-    """Return the distributions with all that they require here, without extras."""
+    """Return the distributions and their requirements, without extras."""
     found: dict[str, Distribution] = {}
     wanted = [Requirement(name) for name in names]
     while wanted:
@@ -81,7 +81,7 @@ def _urlsafe(digest: bytes) -> str:
 
 
 def build_mirror(folder: Path, names: Iterable[str]) -> str:
-    """Write an index of the named distributions and what they need; return its address."""
+    """Write an index of the named distributions and their requirements; return its address."""
     for dist in closure(names):
         page = folder / "simple" / canonicalize_name(dist.metadata["Name"])
         page.mkdir(parents=True)
@@ -91,7 +91,7 @@ def build_mirror(folder: Path, names: Iterable[str]) -> str:
 
 
 def build_client_mirror(folder: Path, *more: str) -> str:
-    """Write an index of what the client and environments need, and `more`, without what is ours."""
+    """Write an index of the client's and environments' requirements and `more`, without Wander's packages."""
     address = build_mirror(folder, ["wander-sdk", "wander-client", "hatchling", "mcp", *more])
     for ours in ("wander-sdk", "wander-client", "wander-compat"):
         shutil.rmtree(folder / "simple" / ours)

@@ -1,4 +1,4 @@
-"""A package index over HTTP that a test fills as it goes, beginning with what the mirror has."""
+"""A package index over HTTP that starts with the mirror's packages and grows during a test."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class _Pages(SimpleHTTPRequestHandler):
         super().__init__(*given, **more)
 
     def do_GET(self) -> None:
-        """Note what is asked for."""
+        """Record the requested path."""
         self.asked.append(self.path)
         super().do_GET()
 
     def end_headers(self) -> None:
-        """Let nobody keep a page: a release is there at once."""
+        """Forbid caching: a new release must be visible immediately."""
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 
@@ -36,14 +36,14 @@ class _Pages(SimpleHTTPRequestHandler):
         """Say nothing."""
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Send a file; uv hangs up when it has read what it wants of one."""
+        """Send a file; uv closes the connection when it has read enough of it."""
         with contextlib.suppress(ConnectionError):
             super().copyfile(source, outputfile)
 
 
 @dataclass(frozen=True)
 class PackageShop:
-    """An index that answers at `url`."""
+    """A running index at `url`."""
 
     url: str
     folder: Path
@@ -56,7 +56,7 @@ class PackageShop:
         return urlsplit(self.url).netloc
 
     def release(self, name: str, version: str, module: str) -> Path:
-        """Put a release of a package on sale; return its wheel."""
+        """Add a release of a package and return its wheel."""
         page = self.folder / "simple" / name
         page.mkdir(exist_ok=True)
         wheel = make_wheel(page, name, version, module)
@@ -67,7 +67,7 @@ class PackageShop:
 
 @contextmanager
 def package_shop(folder: Path, mirror: str) -> Iterator[PackageShop]:
-    """Serve an index that begins with all that the mirror at a `file://` address has."""
+    """Serve an index that starts with all packages of the mirror at a `file://` address."""
     simple = folder / "simple"
     simple.mkdir(parents=True)
     for project in Path(url2pathname(urlsplit(mirror).path)).iterdir():

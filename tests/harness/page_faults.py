@@ -1,4 +1,4 @@
-"""What a page may not look like: columns off the screen, rows too tall, small letters, faults by axe."""
+"""Faults of a page's layout: columns off the screen, tall rows, small letters, findings of axe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FAULTS = """() => {
   if (small.size) faults.push(`letters of charts are ${[...small].join(", ")} pixels tall`);
   return faults;
 }"""
-# What draws the OpenAPI document is not of this repository, but its colours are set here.
+# The OpenAPI viewer is a third-party script, but this repository sets its colours.
 _SERIOUS = """async () => {
   const options = {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}};
   const found = await axe.run({exclude: ["#viewer"]}, options);
@@ -48,7 +48,7 @@ _SERIOUS = """async () => {
 
 
 def find_faults(page: Any, *, axe: bool = True) -> list[str]:
-    """Return what is wrong with how a page is laid out, and its serious faults by axe."""
+    """Return the faults of a page's layout and the serious findings of axe."""
     faults = list(page.evaluate(_FAULTS))
     if axe:
         page.evaluate(f"() => {{ {_axe()} }}")

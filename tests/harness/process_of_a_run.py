@@ -1,8 +1,8 @@
-"""One of several processes that train on the bandit: started by `torchrun`, with a JSON file of what to do.
+"""One of several processes that train on the bandit: started by `torchrun` with a JSON file of jobs.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 process_of_a_run.py WORK.json
 
-Each job trains into a folder; what the process saw of it goes to `FOLDER.RANK.json`.
+Each job trains into a folder; the process writes its observations to `FOLDER.RANK.json`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def conftest() -> ModuleType:
 
 
 def alike() -> float:
-    """Reward every rollout alike, so that none has an advantage."""
+    """Reward every rollout equally, so that all advantages are zero."""
     return 0.5
 
 
 def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Do one job and return what became of it."""
+    """Do one job and return its results."""
     from wander.errors import WanderError
     from wander.train import grpo, step_trainer
     from wander.train.config import GRPOSettings

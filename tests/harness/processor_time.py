@@ -1,4 +1,4 @@
-"""The processor time that a piece of work takes by itself."""
+"""The processor time of a piece of work, without the influence of other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 def seconds_of(work: Callable[[], object], tries: int = 4) -> float:
     """Return the least processor time of this thread in several tries.
 
-    What else the machine does only adds to it. Garbage is not collected meanwhile: a collection costs by what
+    Other load only adds to the time. Garbage collection is off, because its cost depends on the objects that
     earlier tests left in the process.
     """
     found = []

@@ -1,6 +1,6 @@
 """The public names of our packages with their signatures, read from the sources.
 
-Nothing is imported, so it takes no torch and half a second. `make names` writes the committed list anew.
+Nothing is imported, so this needs no torch and takes half a second. `make names` writes the committed list.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssi
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """Return the tree of a module or of a package's `__init__`."""
+    """Return the syntax tree of a module or of a package's `__init__`."""
     path = HOMES[module.split(".")[0]] / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(file.read_text(), str(file))
 
 
 def exported(module: str) -> list[str]:
-    """Return the `__all__` of a module; fail where it has none."""
+    """Return the `__all__` of a module; fail if it is missing."""
     for node in parsed(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
@@ -45,7 +45,7 @@ def exported(module: str) -> list[str]:
 
 
 def definition(module: str, name: str) -> Definition:
-    """Return where a name is defined, through the imports that lead there."""
+    """Return the definition of a name, following imports."""
     body = parsed(module).body
     guarded = [inner for node in body if isinstance(node, ast.If) for inner in node.body]
     for node in (*body, *guarded):
@@ -85,7 +85,7 @@ def lines(place: str, node: Definition) -> Iterator[str]:
 
 
 def public(member: Definition) -> str | None:
-    """Return the name of a class's member if users may use it."""
+    """Return the name of a class's member if it is public."""
     match member:
         case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
             name = member.name
@@ -97,7 +97,7 @@ def public(member: Definition) -> str | None:
 
 
 def listing() -> str:
-    """Return all public names, a block for each namespace; what a block above has is only named."""
+    """Return all public names, a block for each namespace; a repeated name appears without its definition."""
     blocks = []
     first: dict[Definition, str] = {}
     for module in NAMESPACES:

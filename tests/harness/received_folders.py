@@ -1,4 +1,4 @@
-"""What somebody may have done to a run's folder before they sent it."""
+"""Changes that somebody may make to a run's folder before sending it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL_USERS_FILE = "/etc/passwd"
 
 
 def change_manifest(run: Path, **fields: Any) -> None:
-    """Change fields of `run.json`; a dotted name means one of an object in it."""
+    """Change fields of `run.json`; a dotted name is the path of a nested field."""
     path = run / "run.json"
     manifest = json.loads(path.read_text())
     for name, value in fields.items():
@@ -29,7 +29,7 @@ def change_manifest(run: Path, **fields: Any) -> None:
 
 
 def replace(run: Path, name: str, make: Callable[[Path], object]) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file of a run."""
     (run / name).unlink(missing_ok=True)
     if name == "rollouts.jsonl":
         (run / "rollouts.jsonl.zst").unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def replace(run: Path, name: str, make: Callable[[Path], object]) -> None:
 
 
 def sparse(size: int) -> Callable[[Path], None]:
-    """Return what makes a file of many zero bytes, which takes no room."""
+    """Return a function that makes a sparse file of zero bytes."""
 
     def make(path: Path) -> None:
         with path.open("wb") as file:
@@ -47,7 +47,7 @@ def sparse(size: int) -> Callable[[Path], None]:
 
 
 def make_socket(path: Path) -> None:
-    """Make a socket, by a relative path: an absolute one may be too long."""
+    """Make a socket by its relative path: the absolute path may be too long."""
     here = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -69,7 +69,7 @@ UNPLAIN: dict[str, Callable[[Path], object]] = {
 
 
 def make_bomb(path: Path) -> None:
-    """Write 400 KB that unpack to 13 GB: blocks of one repeated byte."""
+    """Write 400 KB of repeated bytes that unpack to 13 GB."""
     block = struct.pack("<I", (1 << 17) << 3 | 1 << 1)[:3] + b"\n"
     frame = struct.pack("<I", 0xFD2FB528) + bytes([0, 0x58])
     end = struct.pack("<I", 1)[:3]

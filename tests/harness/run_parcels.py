@@ -12,7 +12,7 @@ from wander.wire.postings import ROLLOUTS, RolloutsDigest, line_digest, run_dige
 
 @dataclass(frozen=True)
 class Parcel:
-    """A run in as many chunks as wanted."""
+    """A run divided into chunks."""
 
     manifest: bytes
     chunks: list[bytes]
@@ -41,7 +41,7 @@ class Parcel:
         return cls(text, chunks, sha256, digest.hexdigest(), artifacts or {})
 
     def announced(self, **stated: Any) -> dict[str, Any]:
-        """Return the body that announces it."""
+        """Return the body of the request that announces the run."""
         files: list[dict[str, Any]] = [
             {"filename": name, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
             for name, body in self.artifacts.items()

@@ -1,4 +1,4 @@
-"""Whether this machine can hold a sandbox, and small environments to put into one."""
+"""Support for sandboxes on this machine, and small environments to run in them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def load_environment(at_load=""):
 
 
 def small(*limits: str) -> SandboxPolicy:
-    """Return the small policy, with some limits of its own."""
+    """Return the small policy with changed limits."""
     return parse_limits([*SMALL, *limits])
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why there can be no sandbox on this machine, or None; a fault of ours is no such reason."""
+    """Return why this machine does not support sandboxes, or None; Wander's own faults do not count."""
     try:
         start_sandbox(small())
     except SandboxError as error:
@@ -60,7 +60,7 @@ def why_not() -> str | None:
 
 @functools.cache
 def bounds_memory() -> bool:
-    """Tell whether this process may make control groups."""
+    """Return whether this process may make control groups."""
     group = new_control_group(SandboxPolicy())
     while not group.close():
         time.sleep(0.01)
@@ -77,7 +77,7 @@ needs_groups = pytest.mark.skipif(
 async def confined(
     folder: Path, *limits: str, body: str = ENVIRONMENT, **options: Any
 ) -> AsyncIterator[WorkerEnvironment]:
-    """Run an environment's text in the sandbox."""
+    """Run an environment's source code in the sandbox."""
     module = folder / "obedient_environment.py"
     module.write_text(body)
     environment = await WorkerEnvironment.start(
@@ -90,20 +90,20 @@ async def confined(
 
 
 async def played(environment: WorkerEnvironment, code: str) -> Rollout:
-    """Have the environment run some code, which leaves its answer in `answer`."""
+    """Have the environment run code that stores its result in `answer`."""
     (example,) = await environment.examples("eval", 0, 1)
     return await environment.rollout(ScriptedClient([code, "end"]), example)
 
 
 async def answered(environment: WorkerEnvironment, code: str) -> Any:
-    """Have the environment run some code and return its answer."""
+    """Have the environment run code and return its result."""
     rollout = await played(environment, code)
     assert rollout.failure is None, rollout.failure
     return json.loads(str(rollout.completion[1]["content"]))
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that have a word among their variables; root sees all of them."""
+    """Return the processes with this word in their environment variables; root sees all of them."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -115,12 +115,12 @@ def marked(mark: str) -> list[int]:
 
 
 async def came_up(mark: str, count: int) -> bool:
-    """Wait until at least so many processes have a word among their variables."""
+    """Wait until at least `count` processes have this word in their environment variables."""
     return await _eventually(lambda: len(marked(mark)) >= count)
 
 
 async def none_left(mark: str) -> bool:
-    """Wait for the end of all processes that have a word among their variables."""
+    """Wait until all processes with this word in their environment variables have ended."""
     return await _eventually(lambda: not marked(mark))
 
 

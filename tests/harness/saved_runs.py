@@ -1,4 +1,4 @@
-"""Finished runs of a small environment, written without playing them."""
+"""Finished runs of a small environment, written without an evaluation."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_run(
     split_size: int | None = None,
     endings: tuple[str, ...] = (),
 ) -> Path:
-    """Write a finished run of `say-env` with one example a reward; all say the same, or each the next.
+    """Write a finished run of `say-env` with one example per reward and the given replies.
 
-    What they say is unlike any other run's unless it is given. `endings`: why the first ones ended.
+    By default, replies differ from those of all other runs. `endings`: stop reasons of the first rollouts.
     """
     info = EnvironmentInfo(
         name="say-env",
@@ -65,7 +65,7 @@ def write_run(
     folder = RunFolder.create(place, manifest)
     for example, reward in zip(examples, rewards, strict=True):
         message = {"role": "assistant", "content": next(said) if isinstance(said, Iterator) else said or "1"}
-        if said is None:  # runs that say the same are folded into one entry of a board
+        if said is None:  # a board merges runs with equal replies into one entry
             message["reasoning_content"] = f"thought in {manifest.run_id}"
         folder.append(
             Rollout(

@@ -1,4 +1,4 @@
-"""A hub beside that of the test, on a database and a storage of its own."""
+"""A second hub for a test, with its own database and storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wander_hub.storage import Storage
 
 @asynccontextmanager
 async def second_hub(folder, kind, request):
-    """Give another hub, with an administrator and nothing else."""
+    """Provide another hub that has only an administrator."""
     storage_url = request.getfixturevalue("s3_url") if kind == "postgresql" else None
     settings = Settings(data=folder, bundled_packages=False, storage_url=storage_url)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Serves an application of this process over HTTP, on loopback; what answers can be changed on its way."""
+"""Serves an application of this process over HTTP, on loopback; a test may replace its answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Door:
-    """The application as others reach it; `on_request` may answer in its place."""
+    """The served application; `on_request` may answer instead of it."""
 
     def __init__(self, app: Any) -> None:
         self.app, self.url = app, ""
@@ -36,7 +36,7 @@ class Door:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[Door]:
-    """Serve an application, whose start is somebody else's matter, while the block lasts."""
+    """Serve an application that is already started until the block ends."""
     door = Door(app)
     listener = socket.create_server(("127.0.0.1", 0))
     door.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

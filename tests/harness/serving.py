@@ -1,4 +1,4 @@
-"""Serves a real HTTP server from a thread, for the length of a block."""
+"""Runs a real HTTP server in a thread during a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import HTTPServer
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[None]:
-    """Answer requests until the block ends; then nothing of the server is left."""
+    """Answer requests until the block ends, then close the server and its thread."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

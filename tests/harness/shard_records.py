@@ -1,4 +1,4 @@
-"""What a run's folder holds but for what a clock wrote: equal for a run however it was divided."""
+"""The contents of a run's folder without times: equal for every division of a run into shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOCK = {"started_at", "seconds", "scoring_seconds"}
 
 
 def records_of(place: Path) -> list[bytes]:
-    """Return the lines that count, in the manifest's order, as bytes, without times."""
+    """Return the final lines as bytes, in the manifest's order and without times."""
     folder = RunFolder.open(place)
     order = {name: number for number, name in enumerate(folder.manifest.example_ids)}
     lines = sorted((order[rollout.example_id], rollout.index, line) for rollout, line in folder.records())
@@ -20,7 +20,7 @@ def records_of(place: Path) -> list[bytes]:
 
 
 def aggregates_of(place: Path) -> dict[str, Any]:
-    """Return the aggregates that the folder holds, without the mean time."""
+    """Return the folder's aggregates without the mean time."""
     summary: dict[str, Any] = json.loads((place / "summary.json").read_text())
     del summary["seconds_mean"]
     return summary

@@ -1,4 +1,4 @@
-"""An OpenID Connect provider on this machine: it signs in whom a test names, by the code flow with PKCE."""
+"""A local OpenID Connect provider with the code flow and PKCE; a test names the user to sign in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLIENT, SECRET = "wander", "a secret of the client: 7/é"
 
 @dataclass
 class SignInProvider:
-    """Signs people in over an issuer's HTTP server; what it hands out can be spoilt."""
+    """Signs users in over an issuer's HTTP server; a test may corrupt its tokens."""
 
     issuer: Issuer
     person: dict[str, Any] = field(default_factory=lambda: {"sub": "248289761001"})
@@ -34,7 +34,7 @@ class SignInProvider:
         }
 
     def sign_in(self, address: str) -> str:
-        """Do what a browser and its person do where the hub sends them; return the way back."""
+        """Act as the user's browser at the provider and return the redirect to the hub."""
         parts = urlsplit(address)
         asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
         assert address.startswith(f"{self.issuer.url}/authorize?")
@@ -46,7 +46,7 @@ class SignInProvider:
         return f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
 
     def trade(self, authorization: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        """Answer at the token endpoint; a code is good once, for who knows the verifier and the secret."""
+        """Answer at the token endpoint; a code works once, and only with the verifier and the secret."""
         if self.down:
             return 502, {}
         known = f"{CLIENT}:{quote(SECRET, safe='')}".encode()

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, as small as one can be and made without any library of models."""
+"""The files of a minimal checkpoint, made without a library of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def safetensors_of(tensors: Mapping[str, tuple[list[int], bytes]]) -> bytes:
-    """Return a file of weights from shapes and the bytes of float32 values."""
+    """Return a weights file with these shapes and bytes of float32 values."""
     header, body = {}, b""
     for name, (shape, values) in tensors.items():
         ends = [len(body), len(body) + len(values)]
@@ -29,7 +29,7 @@ def tokenizer(tokens: int = 8) -> bytes:
 
 
 def checkpoint(seed: str = "weights", **others: bytes | None) -> dict[str, bytes]:
-    """Return the files of a checkpoint; `others` replaces or takes out one: `_` is `.`, and `__` is `-`."""
+    """Return a checkpoint's files; `others` replaces or removes (None) files: `_` is `.`, and `__` is `-`."""
     files: dict[str, bytes | None] = {
         "config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 8}).encode(),
         "tokenizer.json": tokenizer(),

@@ -1,10 +1,10 @@
-"""The `pyproject.toml` of an environment that a test writes: one module, named as the environment."""
+"""The `pyproject.toml` of an environment that a test writes: one module with the environment's name."""
 
 from __future__ import annotations
 
 
 def pyproject(name: str) -> str:
-    """Return it for an environment of this name, whose module has a `load_environment`."""
+    """Return the project file of an environment whose module has a `load_environment`."""
     return f"""
 [project]
 name = "{name}"

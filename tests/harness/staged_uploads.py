@@ -1,4 +1,4 @@
-"""Sends versions, models and runs as the client does: announced, sent in parts, then finished."""
+"""Uploads of versions, models and runs, with the client's requests: announce, send parts, finish."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StagedUpload:
     async def begin(
         cls, client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
     ) -> StagedUpload:
-        """Announce a version; `opened` is the answer, whatever it is."""
+        """Announce a version; `opened` is the answer, also a refusal."""
         whole = {name: [body] for name, body in files.items()}
         return await cls._begin(client, headers, VERSIONS, whole, announced(files, **stated))
 
@@ -98,7 +98,7 @@ class StagedUpload:
         )
 
     async def send_chunk(self, number: int, body: bytes | None = None) -> httpx.Response:
-        """Send one part of the rollouts, or other bytes in its place."""
+        """Send one part of the rollouts, or these bytes instead."""
         chunks = self.files[ROLLOUTS]
         content = chunks[number] if body is None else body
         return await self.send(ROLLOUTS, content, sum(map(len, chunks[:number])))
@@ -120,7 +120,7 @@ class StagedUpload:
         return await self.client.post(f"{self.place}/finish", headers=self.headers)
 
     async def complete(self) -> httpx.Response:
-        """Send everything and finish; return the first answer that is a refusal, or the last."""
+        """Send everything and finish; return the first refusal or the last answer."""
         if self.opened.is_error:
             return self.opened
         await self.send_all()
@@ -136,19 +136,19 @@ class StagedUpload:
 async def pushed(
     client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
 ) -> httpx.Response:
-    """Send a model; return the first answer that is a refusal, or the last."""
+    """Send a model; return the first refusal or the last answer."""
     return await (await StagedUpload.begin_model(client, headers, files, **stated)).complete()
 
 
 async def published(
     client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
 ) -> httpx.Response:
-    """Send a version; return the first answer that is a refusal, or the last."""
+    """Send a version; return the first refusal or the last answer."""
     return await (await StagedUpload.begin(client, headers, files, **stated)).complete()
 
 
 async def posted(
     client: httpx.AsyncClient, headers: dict[str, str], parcel: Parcel, **stated: Any
 ) -> httpx.Response:
-    """Send a run; return the first answer that is a refusal, or the last."""
+    """Send a run; return the first refusal or the last answer."""
     return await (await StagedUpload.begin_run(client, headers, parcel, **stated)).complete()

@@ -1,4 +1,4 @@
-"""The text of an environment that does what the model says: how tests reach into a worker's process."""
+"""The source of an environment that executes the model's replies, so that tests can act in a worker."""
 
 from __future__ import annotations
 

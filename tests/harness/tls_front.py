@@ -1,4 +1,4 @@
-"""An https address in front of a server of this machine, for clients that refuse anything else."""
+"""An https address in front of a local server, for clients that require https."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trustme
 
 @contextmanager
 def tls_front(port: int, listen: int, folder: Path) -> Iterator[Path]:
-    """Carry https://localhost:LISTEN to a plain port; yield the authority's certificate."""
+    """Forward https://localhost:LISTEN to a plain port; yield the certificate of the authority."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)

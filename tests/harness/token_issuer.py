@@ -21,7 +21,7 @@ AUDIENCE = "hub.example"
 
 @dataclass
 class Issuer:
-    """Signs claims with its newest key; `asked` holds the paths that were asked for."""
+    """Signs claims with its newest key; `asked` records the requested paths."""
 
     url: str
     keys: dict[str, rsa.RSAPrivateKey] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Issuer:
     def token(
         self, *, kid: str | None = None, key: Any = None, algorithm: str = "RS256", **claims: Any
     ) -> str:
-        """Return a signed token that lives for five minutes; a claim of None is left out."""
+        """Return a signed token valid for five minutes, without claims whose value is None."""
         moment = int(time.time())
         kid = kid or list(self.keys)[-1]
         usual = {"iss": self.url, "aud": AUDIENCE, "sub": "job", "iat": moment, "exp": moment + 300}
@@ -62,7 +62,7 @@ class Issuer:
 
 
 def github_claims(**changes: Any) -> dict[str, Any]:
-    """Return what GitHub says of a job of `acme/environments`."""
+    """Return GitHub's claims for a job of `acme/environments`."""
     claims = {
         "repository": "Acme/environments",
         "repository_id": "11",

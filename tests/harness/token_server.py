@@ -1,8 +1,8 @@
 """A server with vLLM's endpoints for training and a real, tiny model behind them.
 
-It samples from that model and answers as vLLM 0.32 does (recorded from one): token ids, log-probabilities,
-`/server_info`, `/collective_rpc` with `reload_weights`, sleep. Weights are what the checkpoints hold that it
-is told to load.
+It samples from that model and answers in the format of vLLM 0.32 (recorded): token ids, log-probabilities,
+`/server_info`, `/collective_rpc` with `reload_weights`, sleep. Its weights come from the checkpoints that
+the client tells it to load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wander.models.sampling import Sampler, SampleRequest
 
 
 class TokenServer:
-    """What the server holds, and what it was asked for."""
+    """The state of the server and a record of its requests."""
 
     def __init__(self, folder: Path) -> None:
         self.loaded = load_model(folder, device="cpu")
@@ -86,7 +86,7 @@ class TokenServer:
         return 200, {"success": self.held_blocks < 0 and not self.sampling}
 
     def reload(self, folder: Path) -> None:
-        """Take the weights of a checkpoint."""
+        """Load the weights of a checkpoint."""
         self.digests.append(weights_digest(folder))
         self.disturbed += self.sampling > 0
         if self.obeys:

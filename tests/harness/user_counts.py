@@ -1,7 +1,7 @@
-"""Takes of all that the kernel counts for a user, whatever namespaces its processes are in.
+"""Exhausts every resource that the kernel counts per user across namespaces.
 
-`python user_counts.py FOLDER` takes it in the sandbox first, then outside while the sandbox still has it, and
-prints for both how much of each was taken, and which error ended that.
+`python user_counts.py FOLDER` does so in the sandbox, then outside while the sandbox holds its share, and
+prints for both the amount of each resource and the final error.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def watch_file():
 
 
 def lease(file):
-    """Take what only the owner of a file may: others then wait 45 s to open it."""
+    """Take a lease on a file, which only its owner may; others then wait 45 s to open it."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -1,4 +1,4 @@
-"""A Python that has the real vLLM for a CPU, for tests that are marked slow."""
+"""A Python interpreter with the real vLLM for CPUs, for tests marked slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNFIT = ("torchvision", "torchaudio", "torchcodec")
 
 
 def vllm_python(folder: Path) -> str:
-    """Return the Python that `WANDER_TEST_VLLM_PYTHON` names, else that of a new environment in there."""
+    """Return the Python in `WANDER_TEST_VLLM_PYTHON`, or that of a new virtual environment in the folder."""
     if given := os.environ.get("WANDER_TEST_VLLM_PYTHON"):
         return given
     own = folder / "vllm"

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on this machine, which keeps what it was sent and answers as it is told."""
+"""A local receiver of webhooks that records requests and gives prepared answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wander.wire.events import WebhookPayload
 
 @dataclass
 class Received:
-    """One request."""
+    """One received request."""
 
     path: str
     headers: dict[str, str]
@@ -29,7 +29,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """What came, and what is answered next: statuses, of which the last stays."""
+    """Received requests and the statuses of the next answers; the last status repeats."""
 
     port: int = 0
     received: list[Received] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def webhook_receiver(wrap: Any = None, host: str = "127.0.0.1") -> Iterator[Receiver]:
-    """Serve on a free port of the loopback address, or of another; `wrap` makes its socket one of TLS."""
+    """Serve on a free port of `host`; `wrap` turns the socket into a TLS socket."""
     receiver = Receiver()
     handler = type("Handler", (_Handler,), {"receiver": receiver})
     server = ThreadingHTTPServer((host, 0), handler)

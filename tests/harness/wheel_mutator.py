@@ -1,4 +1,4 @@
-"""Draws wheels that are nearly sound: good ones with a few hostile or harmless changes."""
+"""Draws almost valid wheels: valid wheels with a few hostile or harmless changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HEADER_NAMES = [b"good_env.py\0", b"../good_env.py", b"good_env.py/", b"GOOD_ENV
 
 @dataclass
 class Draft:
-    """A wheel on its way: what RECORD is made from, then what is changed behind its back."""
+    """A wheel in preparation: the members listed in RECORD, then changes that RECORD does not reflect."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ def paths(characters: str) -> st.SearchStrategy[str]:
 
 @st.composite
 def wheels(draw: st.DrawFn) -> tuple[bytes, list[str]]:
-    """Return the bytes of a wheel and what was done to it."""
+    """Return the bytes of a wheel and the list of its changes."""
     draft = Draft()
     for _ in range(draw(st.integers(0, 3))):
         name = draw(paths(draw(st.sampled_from([PLAIN] * 9 + [CHARACTERS]))))
@@ -97,7 +97,7 @@ def wheels(draw: st.DrawFn) -> tuple[bytes, list[str]]:
 
 
 def recorded(draft: Draft) -> list[Entry]:
-    """Return the members with a RECORD that is right for them."""
+    """Return the members with a matching RECORD."""
 
     def rows(_: list[str]) -> list[str]:
         text = io.StringIO()

@@ -119,7 +119,7 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     elsewhere = run_of(sha256, name="other", run_id="01JRUNELSEWHERE00000000000")
     assert (await hub.post_run(*elsewhere)).status_code == 201
     text = (await show(hub, first, elsewhere[0]["run_id"])).text
-    assert "two environments" in text
+    assert "different environments" in text
     pair = [("run", first), ("run", elsewhere[0]["run_id"]), ("example", "0")]
     refused = await hub.client.get("/runs/compare/example", params=pair, headers=HTML)
     assert (refused.status_code, "several environments" in refused.text) == (422, True)

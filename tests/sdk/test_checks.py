@@ -66,8 +66,8 @@ FAILS: dict[str, set[str]] = {
 SAID = {
     "bad_row": ("dataset.rows", "column `info` is not a JSON value"),
     "clock": ("sources.clock", "`time.time` at clock.py:11 env_response (rollout"),
-    "drifting_rows": ("dataset.access", "is another one when it is asked for first"),
-    "endless": ("rollout.stops", "it goes on after 64 turns"),
+    "drifting_rows": ("dataset.access", "is different if it is requested first"),
+    "endless": ("rollout.stops", "it did not end after 64 turns"),
     "entropy": ("sources.entropy", "`uuid.uuid4` at entropy.py"),
     "hash_order": ("determinism.replay", "message 1 of the completion is `choose one of"),
     "hash_rows": ("dataset.stable", "row 0 of `train`"),
@@ -76,7 +76,7 @@ SAID = {
     "raises": ("rollout.faults", "player `empty`: rubric: `right` raised"),
     "same_ids": ("dataset.ids", "share the example_id `row-0`"),
     "unbounded": ("rewards.bounds", "player `noop` earned 32, outside 0 to 1"),
-    "undeclared_judge": ("determinism.declared", "its rubric asks a judge"),
+    "undeclared_judge": ("determinism.declared", "its rubric uses a judge"),
     "unseeded_random": ("sources.random", "`random.choice` at unseeded_random.py"),
 }
 WITH_EXAMPLE = {"dataset.rows", "dataset.ids", "dataset.stable", "dataset.access", "rollout.stops"} | {
@@ -137,7 +137,7 @@ def test_an_environment_that_kills_its_process_is_named(tmp_path):
     report = checked(tmp_path / "killed.py")
     assert failed(report) == {"load.works"}
     assert report.by_id("load.works").message == (
-        "its process ended with status 3, while calling `load_environment`"
+        "its process exited with status 3, while calling `load_environment`"
     )
 
 

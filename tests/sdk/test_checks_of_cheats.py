@@ -230,13 +230,17 @@ async def poem(prompt: Any, completion: Any, answer: Any, state: Any, judge: Any
     [
         (judge_score, DEFAULT_PROMPT, None),
         (letters, DEFAULT_PROMPT, None),
-        (asks, DEFAULT_PROMPT, "a judge that says no and quotes the answer is read as if it said yes"),
+        (asks, DEFAULT_PROMPT, "a judge that says no while quoting the answer is read as saying yes"),
         (
             judge_score,
             BARE,
-            "the judge's prompt puts no marks around the answer, which so speaks to the judge",
+            "the judge's prompt has no delimiters around the answer, which can instruct it",
         ),
-        (judge_score, QUOTED, "the answer can close the marks around it, and so speaks to the judge"),
+        (
+            judge_score,
+            QUOTED,
+            "the answer can close the delimiters around it, and can then instruct the judge",
+        ),
         (poem, DEFAULT_PROMPT, "not understood"),
     ],
 )
@@ -310,10 +314,10 @@ def test_one_environment_with_many_faults_is_told_all_of_them(tmp_path: Path) ->
     report = check_environment(tmp_path / "bad.py", examples=1)
     found = {check.id: (check.status, check.message) for check in report.checks}
     assert found["determinism.shared"] == (
-        "fail", "after the same rollouts once more, `bad.COUNT` was 7 and is 14",
+        "fail", "after repeating the same rollouts, `bad.COUNT` was 7 and is 14",
     )  # fmt: skip
     assert found["dataset.splits"] == (
-        "warn", "2 of 2 rows of `eval` that were read are rows of `train` (100%)",
+        "warn", "2 of 2 `eval` rows read are also rows of `train` (100%)",
     )  # fmt: skip
     assert found["sources.eval"] == ("warn", "`eval` at bad.py:10 right (in the source)")
     assert {check.id for check in report.failed} == {"determinism.shared", "prompt.answer"}
@@ -331,7 +335,7 @@ def test_model_text_that_is_run_fails_and_a_tool_that_tells_warns(tmp_path: Path
     assert report.by_id("prompt.answer").status == "pass"
     tools = report.by_id("tools.answer")
     assert (tools.status, tools.message) == (
-        "warn", "player `guess` was given the answer by `hint`; that may be the task",
+        "warn", "`hint` gave the answer to player `guess`; this may be part of the task",
     )  # fmt: skip
 
 
@@ -361,4 +365,4 @@ def load_environment():
     )
     shared = check_environment(tmp_path / "drawn.py", examples=1).by_id("determinism.shared")
     assert shared.status == "fail"
-    assert shared.message.startswith("after the same rollouts once more, `drawn.GENERATOR` was")
+    assert shared.message.startswith("after repeating the same rollouts, `drawn.GENERATOR` was")

@@ -114,7 +114,7 @@ def test_a_sound_environment_passes(tmp_path, source, kind):
         for check in report.checks
         if check.status != "pass" and not check.id.startswith("package.")
     }
-    shared = {"dataset.splits": ("warn", "there is one set of rows for both splits")}
+    shared = {"dataset.splits": ("warn", "both splits use the same rows")}
     assert found == shared
     assert report.by_id("determinism.replay").message.endswith("rollouts compared")
 

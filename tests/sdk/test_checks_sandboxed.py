@@ -52,7 +52,7 @@ def test_what_the_code_may_not_do_fails_its_loading(tmp_path: Path) -> None:
     ("at_load", "timeout", "said"),
     [
         ("os._exit(3)", 120, "ended with status 3, while calling `load_environment`"),
-        ("time.sleep(600)", 10, "it was not done after 10 s, while "),
+        ("time.sleep(600)", 10, "it did not finish within 10 s, while "),
     ],
 )
 def test_a_process_that_dies_or_hangs_is_told_with_what_it_did(

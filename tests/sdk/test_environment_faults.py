@@ -124,7 +124,7 @@ class Answers(Base):
     ("answer", "said"),
     [
         (([], {}), "returned a tuple"),
-        ("text", "must give a list of messages, got `str`"),
+        ("text", "must return a list of messages, got `str`"),
         (None, "got `NoneType`"),
         ([{"content": "no role"}], "without a `role`"),
         (["text"], "without a `role`"),

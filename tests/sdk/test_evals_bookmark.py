@@ -206,7 +206,7 @@ async def test_a_changed_example_is_refused_when_its_page_is_played(
 ) -> None:
     await play(tmp_path, until=until)
     before = len(RunFolder.open(tmp_path).keys_done())
-    with pytest.raises(RunError, match="other than when it began are the examples"):
+    with pytest.raises(RunError, match="changed since it began: the examples"):
         await play(tmp_path, Counting(changed))
     kept = list(RunFolder.open(tmp_path).rollouts())
     assert all(int(rollout.example_id) // PAGE != changed // PAGE for rollout in kept[before + 2 :])

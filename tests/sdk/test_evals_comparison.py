@@ -131,7 +131,7 @@ def test_examples_that_ask_something_else_are_not_paired():
     assert ([one.example_id for one in found.by_example], found.unshared) == (["2"], 2)
     other = manifest(3)
     other.environment.name = "f"
-    with pytest.raises(RunError, match="two environments, `e` and `f`"):
+    with pytest.raises(RunError, match="different environments, `e` and `f`"):
         compare_runs(pins, rollouts([0, 0, 0]), other, rollouts([0, 0, 0]))
 
 

@@ -115,7 +115,7 @@ def test_a_dataset_folder_opens_by_the_datasets_library(
         "content": "what is it? 1",
         **dict.fromkeys(("name", "tool_call_id", "reasoning_content", "tool_calls")),
     }
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         written(tmp_path / "folder")
 
 
@@ -153,7 +153,7 @@ def test_a_run_without_rollouts_makes_empty_files(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="says no format"):
+    with pytest.raises(ConfigError, match="no known extension"):
         format_of(tmp_path / "run.xlsx")
     begun = export_runs([Recorded(600)], tmp_path / "run.jsonl")
     next(begun)

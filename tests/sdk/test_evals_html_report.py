@@ -81,8 +81,8 @@ def test_runs_that_cannot_be_compared_stand_side_by_side_all_the_same() -> None:
     report = report_of([run("m", [1.0, 0.0]), run("m", [1.0, 0.0], environment="other")])
     assert len({one.label for one in report.runs}) == 2
     assert report.contrasts[0].comparison is None
-    assert "the runs are of two environments" in report_markdown(report)
-    assert "the runs are of two environments" in html_report(report)
+    assert "the runs have different environments" in report_markdown(report)
+    assert "the runs have different environments" in html_report(report)
 
 
 def test_each_run_is_compared_with_the_first_of_its_environment() -> None:

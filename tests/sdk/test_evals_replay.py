@@ -119,7 +119,7 @@ FORGERIES: dict[str, tuple[dict[str, Any], str]] = {
     "turns dropped": ({"turns": []}, "the"),
     "a turn more": (
         {"turns": [Turn(message={"role": "assistant", "content": "1"}, context_messages=1)] * 2},
-        "the rollout takes 1 turns, not 2",
+        "the rollout has 1 turns, not 2",
     ),
     "number for truth": ({"metrics": {"exact": False}}, "the metrics is"),
 }
@@ -207,7 +207,7 @@ async def test_a_difference_that_does_not_occur_again_is_no_difference() -> None
     result = await played(env)
     report = await replayed(result, env=env, concurrency=1, sample=1)
     assert (report.replayed, report.differing, report.undecided) == (1, 0, 1)
-    assert "the same as recorded when it was replayed once more" in (report.undecided_reason or "")
+    assert "it was equal when it was replayed again" in (report.undecided_reason or "")
 
 
 @pytest.mark.parametrize("taken", [[], [0]])
@@ -262,7 +262,7 @@ async def test_keys_that_the_manifest_does_not_hold_are_refused() -> None:
     for changes in ({"example_id": "77"}, {"index": 2}, {"index": -1}):
         with pytest.raises(RunError, match="does not belong to the run"):
             await replayed(result, rollouts=[first.model_copy(update=changes)])
-    with pytest.raises(RunError, match="stands twice"):
+    with pytest.raises(RunError, match="occurs twice"):
         await replayed(result, rollouts=[first, first])
 
 
@@ -270,7 +270,7 @@ async def test_another_task_set_is_refused_with_its_reason() -> None:
     result = await played(environment())
     other = result.manifest.model_copy(update={"task_set_sha256": "0" * 64})
     report = await replay_run(environment(), other, result.rollouts)
-    assert report.refused == "the examples are not those of the run: their digest is another one"
+    assert report.refused == "the examples differ from those of the run: their digest is different"
     assert (report.replayed, report.contradicted, report.level) == (0, True, "claimed")
     missing = result.manifest.model_copy(update={"example_ids": ["nowhere", *result.manifest.example_ids]})
     report = await replay_run(environment(), missing, result.rollouts)

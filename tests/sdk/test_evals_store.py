@@ -249,7 +249,7 @@ def test_what_cannot_be_json_becomes_a_failed_rollout(tmp_path: Path) -> None:
 
 def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, manifest()).close()
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already contains a run"):
         RunFolder.create(tmp_path, manifest())
 
 

@@ -269,7 +269,7 @@ async def test_only_greedy_walks_of_environments_that_declare_their_replies(game
             return True
 
     plain = LocalEnvironment(Plain([{"question": "?"}], rubric=Rubric([])))
-    with pytest.raises(ConfigError, match="does not declare what it may answer"):
+    with pytest.raises(ConfigError, match="declares no openings"):
         await walked(plain, ScriptedClient(mute))
 
 

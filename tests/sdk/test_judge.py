@@ -90,7 +90,7 @@ def test_a_reader_gives_a_share_or_raises_value_error(text):
 def test_a_range_is_mapped_to_shares(value):
     read = partial(read_verdict, lowest=1, highest=10)
     assert read(f'{{"score": {value}}}') == (value - 1) / 9
-    with pytest.raises(ValueError, match="no verdict"):
+    with pytest.raises(ValueError, match="not a verdict"):
         read(str(value + 10))
 
 
@@ -148,7 +148,7 @@ async def test_without_any_verdict_the_rollout_fails_and_scores_nothing():
     assert rollout.reward is None
     assert rollout.metrics == {}
     assert rollout.failure.boundary == "rubric"
-    assert "no verdict in 2 attempts" in rollout.failure.message
+    assert "no readable verdict in 2 attempts" in rollout.failure.message
     assert len(rollout.info[PUBLIC_KEY]) == 2
 
 
@@ -307,7 +307,7 @@ def test_contradictory_settings_are_refused(options):
 
 async def test_a_rubric_without_a_judge_injects_none():
     rollout = await played(environment(Rubric([judge_score])))
-    assert "asks for `judge`" in rollout.failure.message
+    assert "takes `judge`" in rollout.failure.message
 
 
 JUDGED = """

@@ -184,7 +184,7 @@ async def test_rollouts_may_share_a_process_over_stdio(made):
 async def test_a_server_that_dies_is_a_failure_of_the_environment(made):
     rollout = await played(made(bare()), calls(call("say")), calls(call("die")), calls(call("say")))
     assert (rollout.failure.boundary, rollout.failure.retryable) == ("environment", True)
-    assert "MCP server `bare` is not there" in rollout.failure.message
+    assert "MCP server `bare` is not available" in rollout.failure.message
     assert "bare burns down" in rollout.failure.message
     assert rollout.reward is None
     assert contents(rollout) == ["bare 1"]
@@ -199,7 +199,7 @@ async def test_a_server_that_dies_over_http_is_a_failure_of_the_environment(made
     assert (rollout.failure.boundary, rollout.failure.retryable) == ("environment", True)
     unreachable = await played(environment, calls(call("add", {"a": 1})))
     assert unreachable.failure.boundary == "environment"
-    assert "MCP server `workshop` is not there: it did not start" in unreachable.failure.message
+    assert "MCP server `workshop` is not available: it did not start" in unreachable.failure.message
 
 
 async def test_the_next_rollout_starts_a_shared_server_anew(made):
@@ -349,13 +349,13 @@ def children() -> set[str]:
 
 def test_wrong_settings_are_refused():
     for wrong, told in [
-        ({"mcp_servers": []}, "there is no MCP server"),
-        ({"mcp_servers": [bare(), bare()]}, "two MCP servers are called `bare`"),
+        ({"mcp_servers": []}, "`mcp_servers` is empty"),
+        ({"mcp_servers": [bare(), bare()]}, "two MCP servers have the name `bare`"),
         ({"mcp_servers": [bare()], "session": "turn"}, "`session` must be"),
         ({"mcp_servers": [{"name": "x"}]}, "either `command` or `url`"),
         ({"mcp_servers": [{"name": "x", "command": "a", "url": "b"}]}, "either `command` or `url`"),
         ({"mcp_servers": [{"command": "a"}]}, "needs a name"),
-        ({"mcp_servers": [{"name": "x", "comand": "a"}]}, "has no `comand`"),
+        ({"mcp_servers": [{"name": "x", "comand": "a"}]}, "has no field `comand`"),
         (
             {"mcp_servers": [{"name": "x", "command": "a", "args": "b"}]},
             "`args` of MCP server `x` must be a list",

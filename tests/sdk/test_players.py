@@ -134,7 +134,8 @@ async def test_an_environment_that_names_nobody_fails_its_rollout():
     assert rollout.failure is not None
     assert rollout.failure.boundary == "environment"
     assert (
-        "`next_player` names `judge`, who is none of the players `seller`, `buyer`" in rollout.failure.message
+        "`next_player` names `judge`, which is not one of the players `seller`, `buyer`"
+        in rollout.failure.message
     )
 
 

@@ -295,7 +295,7 @@ async def test_a_run_that_died_just_before_its_end_is_closed(tmp_path: Path) -> 
         ({"client": ScriptedClient(answer_of, model="other")}, "the model"),
         (
             {"environment": echo_environment(rubric=Rubric([exact], [2.0]))},
-            "what the environment says of itself",
+            "the environment's description of itself",
         ),
     ],
 )
@@ -316,7 +316,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 async def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     await run(tmp_path)
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already contains a run"):
         await run(tmp_path)
 
 

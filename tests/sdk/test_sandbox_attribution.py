@@ -98,5 +98,5 @@ async def test_code_that_lets_nothing_go_on_is_named(tmp_path: Path) -> None:
         rollout = await environment.rollout(ScriptedClient(lambda messages: "yes"), example)
     assert rollout.failure is not None
     assert rollout.failure.type == "RolloutTimeout"
-    assert "its code let nothing else go on" in rollout.failure.message
+    assert "its code blocked the worker" in rollout.failure.message
     assert "<string>:1" in rollout.failure.message

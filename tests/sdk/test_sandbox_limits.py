@@ -89,7 +89,7 @@ async def test_time_of_a_rollout(tmp_path):
             failure = (await played(environment, code)).failure
             assert failure is not None
             assert (failure.boundary, failure.type) == ("environment", "RolloutTimeout"), name
-            assert "more than 5 s, which the sandbox does not allow" in failure.message
+            assert "more than the 5 s that the sandbox allows" in failure.message
             assert await answered(environment, "answer = 1 + 1") == 2, "the next worker plays on"
 
     await asyncio.gather(*(overtime(name, code) for name, code in OVERTIME.items()))
@@ -139,7 +139,7 @@ async def test_a_flood_of_output_is_cut(tmp_path):
         assert await answered(environment, code) == "still here"
         assert await answered(environment, "print('more'); answer = 2") == 2
     log = (tmp_path / "worker.log").read_bytes()
-    assert log.endswith(b"\n[the log is full at 65536 bytes; the rest is dropped]\n")
+    assert log.endswith(b"\n[the log is full at 65536 bytes; further output is dropped]\n")
     assert len(log) < 65536 + 100
 
 

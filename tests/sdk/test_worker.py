@@ -284,7 +284,7 @@ async def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
     async with worker(tmp_path, FOREIGN) as environment:
         rollout = await play(environment, saying("garbage"))
         assert rollout.failure is not None
-        assert "no message of this protocol" in rollout.failure.message
+        assert "an invalid message" in rollout.failure.message
         assert (await play(environment, saying("fine"))).failure is None
 
 
@@ -595,7 +595,7 @@ async def test_an_environment_may_run_a_loop_of_its_own_while_it_loads(tmp_path:
 
 async def test_another_protocol_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
-    with pytest.raises(LoadError, match=f"speaks protocol {PROTOCOL}, this"):
+    with pytest.raises(LoadError, match=f"uses protocol {PROTOCOL}, this"):
         async with worker(tmp_path):
             pass
 

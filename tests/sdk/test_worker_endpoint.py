@@ -132,7 +132,7 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
     rollout.info[PUBLIC_KEY] = rollout.info[PUBLIC_KEY][:0]
     again = await worker.rollout(ReplayClient([rollout]), example)
     assert again.failure.type == NOT_RECORDED
-    assert "no answer of another model" in again.failure.message
+    assert "no answer to this request by another model" in again.failure.message
     assert len(chat_server.requests) == 2, "a replay asks nobody"
 
 
@@ -285,14 +285,14 @@ async def test_nobody_waits_for_ever_for_a_host(monkeypatch):
             hurried.setattr(tunnel, "_SECONDS", 0.01)
             async with session.post(url, data="{}") as late:
                 assert late.status == 504
-                assert "no answer within" in await late.text()
+                assert "did not answer within" in await late.text()
         asked = await wire.next(OutsideCall)
         assert (asked.method, asked.path, asked.body, asked.rollout_id) == (
             "POST", "/v1/embeddings", "{}", "0/1"
         )  # fmt: skip
         # An answer that comes after all is nobody's.
         end.receive(OutsideAnswer(id=asked.id, status=200, body="{}").model_dump_json())
-        with pytest.raises(LoadError, match="no message of protocol"):
+        with pytest.raises(LoadError, match="an invalid message for protocol"):
             end.receive("{}")
         waiting = asyncio.create_task(session.post(url, data="{}"))
         await wire.next(OutsideCall)

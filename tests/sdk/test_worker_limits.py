@@ -78,7 +78,7 @@ async def test_a_message_that_is_too_long_fails_its_rollout_alone(tmp_path: Path
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("environment", "EnvironmentFault")
     assert "the record of this rollout has 40" in rollout.failure.message
-    assert "more than the 300,000 that a message may have" in rollout.failure.message
+    assert "more than the 300,000 allowed in a message" in rollout.failure.message
     assert not rollout.failure.retryable
     assert before.completion[1] == after.completion[1]
 
@@ -88,7 +88,7 @@ async def test_a_worker_that_keeps_to_no_limit_is_ended(tmp_path: Path) -> None:
         rollout = await play(environment, "dishonest")
         assert rollout.failure is not None
         assert (rollout.failure.type, rollout.failure.retryable) == ("WorkerLost", True)
-        assert "sent a message of more than 300,000 bytes and was ended" in rollout.failure.message
+        assert "sent a message of more than 300,000 bytes and was stopped" in rollout.failure.message
         assert (await play(environment, "fine")).failure is None
 
 
@@ -120,7 +120,7 @@ async def test_a_flood_of_model_calls_fails_its_rollout_alone(tmp_path: Path) ->
         failure = (await asyncio.wait_for(flood, 60)).failure
         assert failure is not None
         assert (failure.type, failure.boundary, failure.retryable) == ("TooManyCalls", "environment", False)
-        assert "more than 1000 completions at once" in failure.message
+        assert "more than 1000 completions at the same time" in failure.message
         assert not first.done()
         go_on.set()
         assert (await first).failure is (await last).failure is None

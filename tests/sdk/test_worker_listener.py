@@ -136,9 +136,9 @@ async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
         assert (await play(environment, "roll")).reward == 3.0
     with pytest.raises(WorkerUnreachable, match=f"no worker answers at `unix://{place}`") as gone:
         await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[far.address])
-    assert gone.value.hint == f"start one there: `wander worker ENVIRONMENT --listen unix://{place}`"
+    assert gone.value.hint == f"start a worker there: `wander worker ENVIRONMENT --listen unix://{place}`"
     for text in ("unix:far.sock", "unix://far.sock", "unix:"):
-        with pytest.raises(ConfigError, match="names no socket by its whole path"):
+        with pytest.raises(ConfigError, match="is not the absolute path of a socket"):
             WorkerAddress.parse(text)
 
 
@@ -172,7 +172,9 @@ async def test_closing_tears_down_there_and_leaves_nothing(tmp_path: Path) -> No
         assert not [line for line in far.said if "its worker" in line]
 
 
-@pytest.mark.parametrize(("token", "says"), [("another-token-entirely", "another one"), (None, "no token")])
+@pytest.mark.parametrize(
+    ("token", "says"), [("another-token-entirely", "the token is wrong"), (None, "no token")]
+)
 async def test_who_does_not_know_the_token_is_refused(tmp_path: Path, token: str | None, says: str) -> None:
     async with listener(tmp_path) as far:
         address = WorkerAddress(far.address.host, far.address.port, token)
@@ -201,7 +203,7 @@ def test_an_open_address_needs_a_token(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "needs a token" in done.stderr
+    assert "a token is needed" in done.stderr
     assert "--token-file" in done.stderr
 
 
@@ -224,7 +226,7 @@ async def test_nobody_there_is_told(tmp_path: Path, unused_tcp_port: int) -> Non
 
 
 async def test_a_server_that_is_no_worker_is_told(tmp_path: Path, chat_server: Any) -> None:
-    with pytest.raises(LoadError, match="is no worker: HTTP 404"):
+    with pytest.raises(LoadError, match="is not a worker: HTTP 404"):
         async with remote(WorkerAddress("127.0.0.1", chat_server.port, TOKEN), folder=tmp_path):
             pass
 
@@ -234,12 +236,12 @@ async def test_another_protocol_is_told_on_both_sides(
 ) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
     async with listener(tmp_path) as far:
-        with pytest.raises(LoadError, match=rf"speaks protocol {PROTOCOL}, this .* speaks 99") as caught:
+        with pytest.raises(LoadError, match=rf"uses protocol {PROTOCOL}, this .* uses 99") as caught:
             async with remote(far.address, folder=tmp_path):
                 pass
         assert caught.value.hint
         await until(lambda: "refused by the host" in far.log)
-    assert "speaks 99" in far.log
+    assert "uses 99" in far.log
 
 
 @pytest.mark.full
@@ -252,14 +254,14 @@ async def test_a_host_that_talks_nonsense_is_told_and_ended(tmp_path: Path) -> N
             await connection.send(b"GET / HTTP/1.1")
             with pytest.raises(ConnectionClosed) as caught:
                 await asyncio.wait_for(connection.recv(), 30)
-        assert "no message of protocol" in str(caught.value.rcvd)
-    assert "no message of protocol" in "\n".join(far.said)
+        assert "an invalid message for protocol" in str(caught.value.rcvd)
+    assert "an invalid message for protocol" in "\n".join(far.said)
 
 
 @pytest.mark.parametrize(
     ("serve", "target", "says"),
     [
-        (False, None, "a folder is not sent"),
+        (False, None, "folders are not sent"),
         (False, "no_such_environment_anywhere", "there is no environment `no_such_environment_anywhere`"),
     ],
 )
@@ -345,7 +347,7 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
             far.process.send_signal(signal.SIGCONT)
         assert failure is not None
         assert (failure.type, failure.boundary, failure.retryable) == ("WorkerLost", "environment", True)
-        assert "answered nothing for" in failure.message
+        assert "did not answer for" in failure.message
 
 
 @pytest.mark.full
@@ -425,12 +427,12 @@ def test_addresses_are_read_as_people_write_them(tmp_path: Path) -> None:
         "tcp://u@a:5",
         "tcp://a:99999",
     ):
-        with pytest.raises(ConfigError, match="no worker's address"):
+        with pytest.raises(ConfigError, match="not a worker's address"):
             WorkerAddress.parse(wrong)
     assert parse_listen("0.0.0.0:0") == ("0.0.0.0", 0)
     assert parse_listen("[::1]:71") == ("::1", 71)
     for wrong in ("7100", "a", ":7100", "a:b"):
-        with pytest.raises(ConfigError, match="no address to listen on"):
+        with pytest.raises(ConfigError, match="not an address to listen on"):
             parse_listen(wrong)
     assert [is_loopback(each) for each in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "far.example")] == [
         True, True, True, False, False
@@ -439,5 +441,5 @@ def test_addresses_are_read_as_people_write_them(tmp_path: Path) -> None:
         read_token(tmp_path / "nothing")
     for weak in ("", "short", "two words of some length"):
         (tmp_path / "weak").write_text(weak)
-        with pytest.raises(ConfigError, match="at least 16 letters"):
+        with pytest.raises(ConfigError, match="at least 16 characters"):
             read_token(tmp_path / "weak")

@@ -1,4 +1,4 @@
-"""Leads `import verifiers` to `wander_compat.verifiers`."""
+"""Redirects `import verifiers` to `wander_compat.verifiers`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Classic environments as environments of Wander, and the model as they see it."""
+"""Adapts classic environments to Wander, and the host's model to the classic API."""

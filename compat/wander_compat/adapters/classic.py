@@ -1,8 +1,8 @@
-"""A classic environment as one of ours: hosts evaluate, train, post and replay it like any other.
+"""Adapts a classic environment, so that hosts can evaluate, train, post and replay it like any other.
 
-The dataset, the loop and the rubric stay the environment's own. What differs from running it by itself:
-rollouts that fail are not scored, an exception in one leaves the others alone, and what the environment
-draws from the global generators depends on the rollout alone (`host_client.settle`).
+The dataset, the loop and the rubric remain those of the environment. There are three differences from running
+it without Wander: failed rollouts are not scored, an exception in one rollout does not affect the others, and
+random draws from the global generators depend only on the rollout (`host_client.settle`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from wander_compat.verifiers.rubrics.rubric_group import RubricGroup
 from wander_compat.verifiers.types import State as ClassicState
 
 PLAYED = "classic_state"
-"""Where in the state of a rollout the environment's own state is kept until it is scored."""
+"""Key under which a rollout's state holds the environment's own state until it is scored."""
 
 _KINDS: tuple[tuple[type, str], ...] = (
     (EnvGroup, "group"),
@@ -57,11 +57,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (SingleTurnEnv, "single_turn"),
 )
 _OUTSIDE = (classic.ModelError, classic.InfraError, classic.MissingKeyError, OSError, ImportError)
-"""What a reward function raises when something outside of it failed; the rollout then has no reward."""
+"""Exceptions of reward functions that mean an outside failure. The rollout's reward is then missing."""
 
 
 class AdaptedEnvironment(Environment):
-    """Plays a classic environment behind our interface."""
+    """Plays a classic environment through Wander's interface."""
 
     def __init__(self, classic_env: ClassicEnvironment) -> None:
         self.classic = classic_env
@@ -72,7 +72,7 @@ class AdaptedEnvironment(Environment):
         super().__init__(
             dataset=(),
             rubric=AdaptedRubric(classic_env),
-            # For checks that write an answer; the rubric uses its own.
+            # For checks that write an answer. The rubric uses its own parser.
             parser=XMLParser(parser._fields, parser.answer_field)
             if isinstance(parser, ClassicXMLParser)
             else Parser(),
@@ -97,12 +97,12 @@ class AdaptedEnvironment(Environment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns of a rollout, or None."""
         limit = getattr(self.classic, "max_turns", -1)
         return limit if isinstance(limit, int) and limit > 0 else None
 
     async def play(self, state: State, model: ModelCalls) -> None:
-        """Play the episode by the environment's own `rollout`."""
+        """Play the episode with the environment's own `rollout`."""
         client = HostClient(model)
         row = cast(ClassicRows, self.dataset(state.example.split)).original(state.example)
         ROLLOUT.set(model.rollout_id)
@@ -124,7 +124,7 @@ class AdaptedEnvironment(Environment):
         keep_ending(state, played)
 
     async def teardown(self) -> None:
-        """Run the environment's and its rubric's teardown; raises `EnvironmentFault`."""
+        """Run the teardown of the environment and its rubric. Raises `EnvironmentFault`."""
         try:
             await self.classic._teardown()
         except Exception as error:
@@ -132,19 +132,19 @@ class AdaptedEnvironment(Environment):
 
 
 class ClassicRows(Dataset):
-    """The rows of a classic dataset as examples; what JSON does not know stands in them as text.
+    """The rows of a classic dataset as examples. Values that JSON cannot represent become text.
 
-    A rollout gets the row as the environment made it.
+    A rollout gets the original row of the environment.
     """
 
     def __init__(self, rows: Any, split: Split) -> None:
         super().__init__(rows, split=split)
         self._originals = rows
-        ids = [str(each) for each in rows["example_id"]]
+        ids = [str(example_id) for example_id in rows["example_id"]]
         self._ids = ids if len(set(ids)) == len(ids) else [str(position) for position in range(len(ids))]
 
     def original(self, example: Example) -> dict[str, Any]:
-        """Return the row of an example; one that is not of this dataset is made from the example."""
+        """Return the row of an example. If it is not in this dataset, create a row from the example."""
         if example.index < len(self._ids) and self._ids[example.index] == example.example_id:
             return dict(self._originals[example.index])
         number = int(example.example_id) if example.example_id.isdigit() else example.index
@@ -169,7 +169,7 @@ class ClassicRows(Dataset):
 
 
 class AdaptedRubric(Rubric):
-    """Scores by the classic rubric; reports what its functions raised."""
+    """Scores with the classic rubric, and reports the exceptions of its functions."""
 
     def __init__(self, classic_env: ClassicEnvironment) -> None:
         super().__init__()
@@ -180,20 +180,20 @@ class AdaptedRubric(Rubric):
         return self._env.rubric
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return name and weight of every function; functions of one name are reported as one."""
+        """Return the name and weight of every function. Functions with the same name are reported as one."""
         names, weights = self._rubric._get_reward_func_names(), list(self._rubric._get_reward_weights())
         if len(weights) != len(names):
             weights = [1.0] * len(names)
-        found: dict[str, float] = {}
+        weights_by_name: dict[str, float] = {}
         for name, weight in zip(names, weights, strict=True):
-            found[name] = found.get(name, 0.0) + weight
-        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in found.items()]
+            weights_by_name[name] = weights_by_name.get(name, 0.0) + weight
+        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in weights_by_name.items()]
 
     @property
     def has_group_functions(self) -> bool:
         """Whether rollouts can only be scored together with the others of their example."""
         inner = rubrics_in(self._rubric)
-        return any(each.has_group_rewards or is_overridden(each, "score_group") for each in inner)
+        return any(rubric.has_group_rewards or is_overridden(rubric, "score_group") for rubric in inner)
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Score one finished rollout."""
@@ -207,15 +207,15 @@ class AdaptedRubric(Rubric):
         settle(first.run_seed, first.example.seed, "score")
         played = [cast(ClassicState, state.pop(PLAYED)) for state in states]
         await score_states(self._rubric, played)
-        weights = {each.name: each.weight for each in self.describe()}
-        scores = [_score(one, state, weights) for one, state in zip(played, states, strict=True)]
-        for one in played:
-            await self._rubric.cleanup(one)
+        weights = {function.name: function.weight for function in self.describe()}
+        scores = [_score(*pair, weights) for pair in zip(played, states, strict=True)]
+        for classic_state in played:
+            await self._rubric.cleanup(classic_state)
         return scores
 
 
 def _score(played: ClassicState, state: State, weights: Mapping[str, float]) -> Score:
-    """Return what the classic rubric left in the state; an honest 0 is told from a failure."""
+    """Return the score that the classic rubric left in the state. An honest 0 differs from a failure."""
     raised: dict[str, Exception] = played.get(REWARD_ERRORS) or {}
     metrics = {
         name: float(value)
@@ -232,14 +232,14 @@ def _score(played: ClassicState, state: State, weights: Mapping[str, float]) -> 
 
 
 def is_outside(error: BaseException) -> bool:
-    """Tell whether an exception, or one of its causes, comes from outside the environment's own code."""
+    """Return whether an exception, or one of its causes, comes from outside the environment's code."""
     from openai import OpenAIError
 
-    return any(isinstance(each, (*_OUTSIDE, OpenAIError)) for each in classic.error_chain(error))
+    return any(isinstance(cause, (*_OUTSIDE, OpenAIError)) for cause in classic.error_chain(error))
 
 
 def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
-    """Return a classic rollout's error as ours, of the boundary that broke."""
+    """Convert a classic rollout's error to an error of the boundary that failed."""
     if isinstance(error, classic.ModelError) and client.failure is not None:
         return client.failure
     text = describe_fault(error, "rollout")
@@ -251,15 +251,15 @@ def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
 
 
 def keep_ending(state: State, played: Mapping[str, Any]) -> None:
-    """Take over why a rollout without an error ended; raises `ContextOverflow`."""
+    """Copy the reason why a rollout without an error ended. Raises `ContextOverflow`."""
     if played.get("prompt_too_long"):
-        raise ContextOverflow("the model did not take the prompt any more")
+        raise ContextOverflow("the prompt is too long for the model")
     state["truncated"] = bool(state["truncated"] or played.get("is_truncated"))
     state["stop_reason"] = played.get("stop_condition") or "is_completed"
 
 
 def _keep_conversation(state: State, played: ClassicState) -> None:
-    """Take over the conversation as the environment left it."""
+    """Copy the conversation as the environment left it."""
     completion = played.get("completion")
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
@@ -269,26 +269,26 @@ def _keep_conversation(state: State, played: ClassicState) -> None:
 
 
 def rubrics_in(rubric: ClassicRubric) -> list[ClassicRubric]:
-    """Return a rubric and all that it consists of."""
+    """Return a rubric and all rubrics that it consists of."""
     inner: list[ClassicRubric] = []
     if isinstance(rubric, RubricGroup):
         inner = rubric.rubrics
     elif isinstance(rubric, EnvGroupRubric):
         inner = [env.rubric for env in rubric.env_map.values()]
-    return [rubric, *(each for one in inner for each in rubrics_in(one))]
+    return [rubric, *(part for member in inner for part in rubrics_in(member))]
 
 
 def asks_outside(env: ClassicEnvironment) -> bool:
-    """Tell whether a judge or a sandbox takes part in the rollouts."""
-    judged = any(isinstance(each, JudgeRubric) for each in rubrics_in(env.rubric))
+    """Return whether a judge or a sandbox takes part in the rollouts."""
+    judged = any(isinstance(rubric, JudgeRubric) for rubric in rubrics_in(env.rubric))
     inner = env.envs if isinstance(env, EnvGroup) else []
-    return judged or getattr(env, "outside", False) or any(asks_outside(each) for each in inner)
+    return judged or getattr(env, "outside", False) or any(asks_outside(member) for member in inner)
 
 
 def _summary(env: ClassicEnvironment) -> str:
-    """Return what the package says of itself, where the environment's class comes from one."""
+    """Return the summary of the package that the environment's class comes from, or an empty string."""
     for cls in (type(env), *(type(func) for func in env.rubric._get_reward_funcs())):
         top = cls.__module__.partition(".")[0]
         if top not in ("wander", "wander_compat", "builtins"):
-            return next((str(one.metadata["Summary"] or "") for one in distributions_of(top)), "")
+            return next((str(package.metadata["Summary"] or "") for package in distributions_of(top)), "")
     return ""

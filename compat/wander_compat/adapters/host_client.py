@@ -1,9 +1,9 @@
-"""The model as a classic environment sees it: each call is the host's, and a turn of the rollout's record.
+"""The model for a classic environment: each call goes to the host, and is recorded as a turn of the rollout.
 
-Wander's own environments draw from seeded generators of their own. Published ones call `random.choice`; so
-the global state is set whenever the environment goes on after a model call, from what that moment depends on
-(`settle`). Then a rollout draws the same numbers wherever and beside whatever it runs, as long as it does not
-wait for something else between.
+Wander's own environments use seeded generators of their own. Published classic ones call `random.choice`.
+Therefore, whenever the environment continues after a model call, the global generators are seeded from the
+position in the rollout (`settle`). A rollout then draws the same numbers everywhere, no matter what else is
+running, as long as it waits for nothing but the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DROPPED = ("n", "stream", "stream_options", "model", "messages", "tools", "extr
 
 
 def settle(*parts: Key) -> None:
-    """Set the state of the global generators, `random`'s and NumPy's where it is loaded, from these parts."""
+    """Seed the global generators (`random`, and NumPy if it is loaded) from these parts."""
     seed = derived_seed("global-random", *parts)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -41,7 +41,10 @@ def settle(*parts: Key) -> None:
 
 
 class HostClient(Client):
-    """The client of one rollout; also answers `chat.completions.create`, for code that calls it itself."""
+    """The client of one rollout.
+
+    It also offers `chat.completions.create`, for code that calls it directly.
+    """
 
     def __init__(self, calls: ModelCalls) -> None:
         super().__init__(None)
@@ -49,7 +52,7 @@ class HostClient(Client):
         self._asked = 0
         self._turns: dict[int, Turn] = {}
         self.failure: ModelError | None = None
-        """The first error of the host's client."""
+        """First error of the host's client."""
         create = SimpleNamespace(create=self._create)
         self.chat = SimpleNamespace(completions=create)
         self.base_url = "http://wander.invalid/v1"
@@ -58,7 +61,7 @@ class HostClient(Client):
     async def get_response(
         self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
     ) -> Response:
-        """Return the host's answer to a prompt; raises the classic API's errors."""
+        """Return the host's answer to a prompt. Raises the classic API's errors."""
         offered = [tool.openai() for tool in tools or []] or None
         number, answer = await self.ask(wire_messages(prompt), sampling_args, offered)
         return self._response(number, answer)
@@ -66,9 +69,9 @@ class HostClient(Client):
     async def ask(
         self, messages: list[dict[str, Any]], sampling: dict[str, Any], tools: list[dict[str, Any]] | None
     ) -> tuple[int, ModelResponse]:
-        """Ask the host and keep the turn; then the global generators are set for what comes next.
+        """Call the host and record the turn. Then seed the global generators for the code that follows.
 
-        Returns the turn's number and the answer; raises the classic API's errors.
+        Returns the turn's number and the answer. Raises the classic API's errors.
         """
         state, number = self._calls.state, self._asked
         self._asked += 1
@@ -97,7 +100,7 @@ class HostClient(Client):
             model_seconds=self._calls.time_answer(answer, time.perf_counter() - started),
             tokens=answer.tokens,
         )
-        state["turns"] = [self._turns[each] for each in sorted(self._turns)]
+        state["turns"] = [self._turns[turn] for turn in sorted(self._turns)]
         state["completion"] = [*messages[len(state.prompt) :], dict(answer.message)]
         settle(state.run_seed, state.example.seed, "turn", number)
         return number, answer
@@ -128,14 +131,14 @@ class HostClient(Client):
         )
 
     async def _create(self, *, messages: Any, tools: Any = None, **options: Any) -> Any:
-        """Answer as `AsyncOpenAI().chat.completions.create` does; the model is always the host's."""
+        """Answer like `AsyncOpenAI().chat.completions.create`. The model is always the host's."""
         from openai.types.chat import ChatCompletion
 
         number, answer = await self.ask(wire_messages(messages), options, tools)
         return ChatCompletion.model_validate(self.completion(number, answer))
 
     def completion(self, number: int, answer: ModelResponse) -> dict[str, Any]:
-        """Return the host's answer number `number` in the form of an endpoint's chat completion."""
+        """Return the host's answer of a turn in the format of an endpoint's chat completion."""
         message = {**answer.message, "role": "assistant"}
         message.setdefault("content", None)
         return {
@@ -148,22 +151,25 @@ class HostClient(Client):
         }
 
     def with_options(self, **_: Any) -> HostClient:
-        """Return the client itself: time limits and retries are the host's."""
+        """Return the client itself, because the host controls time limits and retries."""
         return self
 
     async def close(self) -> None:
-        """Nothing is held here; the host closes its own client."""
+        """Do nothing, because the host closes its own client."""
 
 
 def merge_sampling(host: SamplingArgs, environment: dict[str, Any]) -> SamplingArgs:
-    """Return the environment's sampling arguments under the host's; raises `ModelError`."""
-    given = {name: value for name, value in environment.items() if value is not None}
-    given.update(given.pop("extra_body", None) or {})
-    wanted = {_RENAMED.get(name, name): value for name, value in given.items() if name not in _DROPPED}
-    if isinstance(wanted.get("stop"), str):
-        wanted["stop"] = [wanted["stop"]]
+    """Merge the environment's sampling arguments with the host's, which take precedence.
+
+    Raises `ModelError`.
+    """
+    arguments = {name: value for name, value in environment.items() if value is not None}
+    arguments.update(arguments.pop("extra_body", None) or {})
+    sampling = {_RENAMED.get(name, name): value for name, value in arguments.items() if name not in _DROPPED}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = [sampling["stop"]]
     try:
-        return SamplingArgs.model_validate({**wanted, **host.given()})
+        return SamplingArgs.model_validate({**sampling, **host.given()})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise ModelError(

@@ -1,1 +1,1 @@
-"""Task sets of `verifiers.v1`, which the real library plays."""
+"""Task sets of `verifiers.v1`, played by the real library."""

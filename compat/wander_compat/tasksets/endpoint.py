@@ -1,8 +1,8 @@
-"""Where the programs of `verifiers.v1` find the model: an endpoint in the worker that asks the host.
+"""The model endpoint for programs of `verifiers.v1`: a server in the worker that calls the host.
 
-The library sends every call of an episode through its interception server to one OpenAI-compatible
-endpoint, with the trace's id in a header. Here that endpoint knows which rollout the trace belongs to, and
-its answer is the host's: counted, recorded as a turn, replayed.
+The library sends every call of an episode through its interception server to an OpenAI-compatible endpoint,
+with the trace's id in a header. This endpoint knows which rollout the trace belongs to, and gets the answer
+from the host, which counts it, records it as a turn, and replays it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from wander_compat.verifiers.errors import OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
 
 SESSION_HEADER = "X-Session-ID"
-"""The header in which the library names the trace."""
+"""The library's header for the trace's id."""
 KEY_VARIABLE = "WANDER_TASKSET_KEY"
-"""The variable that gives the library the endpoint's token."""
+"""Environment variable with the endpoint's token for the library."""
 
 _OVERLONG = "the prompt is longer than the maximum context length"
 
 
 class HostModel:
-    """Serves the chat completions of all rollouts in this process; used as an async context."""
+    """Serves the chat completions of all rollouts in this process. Used as an async context manager."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(16)
@@ -38,11 +38,11 @@ class HostModel:
         self._runner: web.ServerRunner | None = None
 
     def bind(self, trace_id: str, client: HostClient) -> None:
-        """Let the calls of a trace be those of a rollout."""
+        """Attribute the calls of a trace to a rollout."""
         self._clients[trace_id] = client
 
     def release(self, trace_ids: list[str]) -> None:
-        """Forget traces that have ended."""
+        """Forget finished traces."""
         for trace_id in trace_ids:
             self._clients.pop(trace_id, None)
 
@@ -55,7 +55,7 @@ class HostModel:
         except OSError as error:
             await runner.cleanup()
             raise EnvironmentFault(
-                f"`verifiers.v1` needs a socket on 127.0.0.1, and none can be opened: {error}"
+                f"`verifiers.v1` needs a socket on 127.0.0.1, but cannot open one: {error}"
             ) from error
         self._runner = runner
         self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
@@ -66,14 +66,14 @@ class HostModel:
             await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
-            return _refusal(401, "the token is not this endpoint's")
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return _refusal(401, "the token is wrong for this endpoint")
         if request.method != "POST" or request.path != "/v1/chat/completions":
-            return _refusal(404, "the host answers chat completions; this program asks for something else")
+            return _refusal(404, "the host only answers chat completions")
         client = self._clients.get(request.headers.get(SESSION_HEADER, ""))
         if client is None:
-            return _refusal(409, "the call belongs to no rollout that is being played")
+            return _refusal(409, "the call does not belong to a running rollout")
         body = json.loads(await request.read())
         try:
             number, answer = await client.ask(
@@ -99,7 +99,7 @@ def _refusal(status: int, message: str) -> web.StreamResponse:
 
 
 def _as_stream(completion: dict[str, Any]) -> bytes:
-    """Return a whole chat completion as the events of a stream."""
+    """Return a complete chat completion as the events of a stream."""
     choice = completion["choices"][0]
     delta = {name: value for name, value in choice["message"].items() if value is not None}
     if "tool_calls" in delta:

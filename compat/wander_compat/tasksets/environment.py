@@ -1,8 +1,8 @@
-"""A task set of `verifiers.v1` (0.3, 0.4; 0.2 in `release_0_2.py`) as an environment of ours.
+"""Adapts a task set of `verifiers.v1` (0.3, 0.4; for 0.2 see `release_0_2.py`) as a Wander environment.
 
 The library plays the episode: the task's hooks, the agents, the program, the rewards. The model calls of its
-interception server end at the host (`wander_compat.tasksets.endpoint`). A failed episode has no reward; the
-conversation of the first agent that may be trained is the rollout's.
+interception server go to the host (`wander_compat.tasksets.endpoint`). A failed episode has no reward. The
+rollout's conversation is that of the first trainable agent.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from wander_compat.tasksets.endpoint import KEY_VARIABLE, HostModel
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
 EPISODE = "taskset_episode"
-"""Where in the state of a rollout the library's episode is kept until it is scored."""
+"""Key under which a rollout's state holds the library's episode until it is scored."""
 
 
 class TasksetEnvironment(Environment):
-    """Plays the library's environment behind our interface."""
+    """Plays the library's environment through Wander's interface."""
 
     kind = "taskset"
 
@@ -53,7 +53,7 @@ class TasksetEnvironment(Environment):
         return task_type
 
     def _executes_code(self) -> bool:
-        return any(each.EXECUTES_CODE for each in self.library._harnesses.values())
+        return any(harness.EXECUTES_CODE for harness in self.library._harnesses.values())
 
     def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
@@ -62,7 +62,7 @@ class TasksetEnvironment(Environment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns of a rollout, or None."""
         limit = getattr(getattr(self.library.config, "agent", None), "max_turns", None)
         return int(limit) if limit else None
 
@@ -74,7 +74,7 @@ class TasksetEnvironment(Environment):
         task = rows.task(state.example)
         ROLLOUT.set(model.rollout_id)
         settle(state.run_seed, state.example.seed, "start")
-        # All rollouts of this loop share the library's servers and the way to the host.
+        # All rollouts of this event loop share the library's servers and the connection to the host.
         loop = asyncio.get_running_loop()
         if self._serving is None or self._serving.loop is not loop:
             self._serving = Serving(self.library, loop)
@@ -108,7 +108,7 @@ class TasksetEnvironment(Environment):
         return await self.library.run_episode(task, serving.context(model), on_trace=note_trace)
 
     async def teardown(self) -> None:
-        """End the library's servers."""
+        """Stop the library's servers."""
         if self._serving is not None and self._serving.loop is asyncio.get_running_loop():
             await self._serving.end()
         self._serving = None
@@ -116,13 +116,13 @@ class TasksetEnvironment(Environment):
 
 
 class Serving:
-    """Holds the library's servers open, in one task from their start to their end."""
+    """Keeps the library's servers open, in one task from start to end."""
 
     def __init__(self, library_env: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.model = HostModel()
         self.client: Any = None
-        """The library's client of `model`, where a release wants one for all rollouts."""
+        """The library's client of `model`, if the release shares one between all rollouts."""
         self._ended = asyncio.Event()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._task = loop.create_task(self._serve(library_env))
@@ -138,32 +138,32 @@ class Serving:
             self._ready.set_exception(error)
 
     async def ready(self) -> None:
-        """Wait until rollouts can be played; raises what kept the servers from starting."""
+        """Wait until rollouts can be played. Raises the error that prevented the servers from starting."""
         await asyncio.shield(self._ready)
 
     def context(self, model: str) -> Any:
-        """Return the model as the library is told of it: its name and our endpoint."""
+        """Return the model in the library's format: its name and this endpoint."""
         context: Any = importlib.import_module("verifiers.v1.clients").ModelContext
         return context(model=model, client=self.client_config())
 
     def client_config(self) -> Any:
-        """Return our endpoint in the library's words."""
+        """Return this endpoint in the library's format."""
         os.environ[KEY_VARIABLE] = self.model.token
         config: Any = importlib.import_module("verifiers.v1.clients").EvalClientConfig
         return config(base_url=self.model.base_url, api_key_var=KEY_VARIABLE)
 
     async def end(self) -> None:
-        """Close the servers."""
+        """Stop the servers."""
         self._ended.set()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
 class TaskRows(Dataset):
-    """The tasks of a set in their own order, as examples; an endless set is read as far as it is asked."""
+    """The tasks of a set in their own order, as examples. An endless set is read only as far as needed."""
 
     def __init__(self, taskset: Any) -> None:
         self._tasks: list[Any] = []
-        # Releases before 0.3 have no iterator.
+        # Releases before 0.3 lack the iterator.
         self._stream: Iterator[Any] = iter(taskset if hasattr(taskset, "__iter__") else taskset.load())
         if not taskset.INFINITE:
             self._tasks = list(self._stream)
@@ -171,17 +171,17 @@ class TaskRows(Dataset):
                 raise DatasetError(f"`{taskset.config.id}` has no tasks")
         length = None if taskset.INFINITE else len(self._tasks)
         super().__init__(ProceduralRows(self._task_at, length), split="eval")
-        ids = [each.data.idx for each in self._tasks]
+        ids = [task.data.idx for task in self._tasks]
         self._named = bool(ids) and None not in ids and len(set(ids)) == len(ids)
 
     def task(self, example: Example) -> Any:
-        """Return the task of an example; raises `EnvironmentFault` for one of another set."""
+        """Return the task of an example. Raises `EnvironmentFault` if it belongs to another set."""
         if self._normalise(self._task_at(example.index), example.index).example_id != example.example_id:
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return self._tasks[example.index]
 
     def _find_namesake(self, example_id: str, row: Any, index: int) -> None:
-        """Return None: no two tasks have one id, by `_named`."""
+        """Return None, because `_named` ensures that no two tasks have the same id."""
 
     def _task_at(self, index: int) -> Any:
         while len(self._tasks) <= index:
@@ -192,7 +192,7 @@ class TaskRows(Dataset):
         example_id = str(row.data.idx) if self._named else str(index)
         data = row.data.model_dump(mode="json", exclude_defaults=True)
         system = [{"role": "system", "content": row.data.system_prompt}] if row.data.system_prompt else []
-        prompt = row.data.prompt or []  # empty where a simulated user speaks first
+        prompt = row.data.prompt or []  # empty if a simulated user speaks first
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         return Example.model_construct(
@@ -209,14 +209,14 @@ class TaskRows(Dataset):
 
 
 class EpisodeRubric(Rubric):
-    """Gives the rewards that the library computed while it played."""
+    """Returns the rewards that the library computed while playing."""
 
     def __init__(self, task_type: type) -> None:
         super().__init__()
         self._task_type = task_type
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return the marked methods of the task: rewards with their weights, metrics with none."""
+        """Return the marked methods of the task: rewards with their weights, and metrics with weight 0."""
         return [*self._marked("reward"), *self._marked("metric")]
 
     def _marked(self, mark: str) -> list[RewardFunctionInfo]:
@@ -230,38 +230,38 @@ class EpisodeRubric(Rubric):
         ]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Return the scores of one finished rollout."""
+        """Return the score of a finished rollout."""
         played = find_scored_trace(state.pop(EPISODE))
         if played is None:
-            return Score(reward=None, error=RubricError("the episode has no agent that is scored"))
+            return Score(reward=None, error=RubricError("the episode has no scored agent"))
         missing = [name for name, reward in played.rewards.items() if reward is None]
         if missing:
-            return Score(reward=None, error=RubricError(f"`{missing[0]}` gave no reward"))
+            return Score(reward=None, error=RubricError(f"`{missing[0]}` returned no reward"))
         scores = {name: self._raw(name, reward) for name, reward in played.rewards.items()}
         metrics = {name: value for name, value in played.metrics.items() if value is not None}
         return Score.of(played.reward, {**metrics, **scores})
 
     def _raw(self, name: str, reward: Any) -> float:
-        """Return a reward before its weight."""
+        """Return a reward before it is multiplied by its weight."""
         return float(reward.score)
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
-        """Score finished rollouts one by one: from 0.3 on nothing in the library compares episodes."""
+        """Score finished rollouts one by one. From 0.3 on, the library never compares episodes."""
         return [await self.score(state, parser) for state in states]
 
 
 def find_scored_trace(episode: Any) -> Any | None:
-    """Return the trace of the first agent that may be trained; before 0.3 there is but one agent."""
-    agents = ((each, getattr(each, "agent", None)) for each in episode.traces)
+    """Return the trace of the first trainable agent. Before 0.3 there is only one agent."""
+    agents = ((trace, getattr(trace, "agent", None)) for trace in episode.traces)
     return next((trace for trace, agent in agents if getattr(agent, "trainable", True)), None)
 
 
 def _keep_conversation(state: State, trace: Any) -> None:
-    """Take over the longest branch of a trace as the rollout's conversation."""
+    """Copy the longest branch of a trace as the rollout's conversation."""
     branches = trace.branches
     if not branches:
         return
-    branch = max(branches, key=lambda each: len(each.nodes))
+    branch = max(branches, key=lambda branch: len(branch.nodes))
     opening = next((at for at, node in enumerate(branch.nodes) if node.sampled), len(branch.nodes))
     messages = wire_messages([node.message for node in branch.nodes])
     state["prompt"], state["completion"] = messages[:opening], messages[opening:]
@@ -270,7 +270,7 @@ def _keep_conversation(state: State, trace: Any) -> None:
 
 
 def _first_error(episode: Any) -> BoundaryError | None:
-    """Return what failed first, of the boundary that the library attributes it to."""
+    """Return the first failure, with the boundary that the library attributes it to."""
     errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
     if not errors:
         return None

@@ -1,6 +1,7 @@
-"""The process that a task set's library sees in place of a Python program: see `forking.py`.
+"""The process that a task set's library starts instead of a Python program. See `forking.py`.
 
-Run as a file without site-packages, so that it starts in a few milliseconds; it imports nothing of ours.
+It runs as a file without site-packages, so that it starts within milliseconds, and does not import this
+package.
 """
 
 import json
@@ -10,13 +11,13 @@ import sys
 
 
 def main() -> int:
-    """Hand the program over and wait; returns its status."""
+    """Hand over the program and wait for it. Returns its exit status."""
     path, *argv = sys.argv[1:]
-    asked = {"argv": argv, "cwd": os.getcwd(), "env": dict(os.environ), "pid": os.getpid()}
-    request = json.dumps(asked).encode()
+    request_fields = {"argv": argv, "cwd": os.getcwd(), "env": dict(os.environ), "pid": os.getpid()}
+    request = json.dumps(request_fields).encode()
     try:
         connection = socket.socket(socket.AF_UNIX)
-    except OSError:  # in a sandbox; the file holds a port of its loopback network
+    except OSError:  # in a sandbox the file contains a port of its loopback network
         with open(path) as file:
             connection = socket.create_connection(("127.0.0.1", int(file.read())))
         connection.sendall(len(request).to_bytes(4, "big") + request)

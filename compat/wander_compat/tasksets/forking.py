@@ -1,12 +1,13 @@
-"""Starts Python programs of a task set by fork, from a process that has imported what they import.
+"""Starts Python programs of a task set by fork, from a process that has already imported their modules.
 
-The library starts a tool server, a probe and a program for each rollout, and each imports the library again:
-some seconds of CPU. `python -m wander_compat.tasksets.forking SOCKET MODULE...` imports once and forks; the
-process that the library sees (`fork_client.py`) hands its files, folder and variables over, waits, and ends
-with the program's status. If it is killed, the program gets SIGTERM, then SIGKILL.
+The library starts a tool server, a probe and a program for each rollout. Each of them would import the
+library again, which takes seconds of CPU. `python -m wander_compat.tasksets.forking SOCKET MODULE...` imports
+once and forks. The process that the library sees (`fork_client.py`) hands over its files, folder and
+variables, waits, and exits with the program's status. If it is killed, the program gets SIGTERM, and later
+SIGKILL.
 
-A sandbox allows no Unix socket that has a path. There the two processes speak over its own loopback network,
-and the program opens the files of the other process through `/proc`.
+A sandbox does not allow Unix sockets with a path. There, the two processes communicate over its own loopback
+network, and the program opens the files of the other process through `/proc`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GRACE = 5.0
-"""Seconds that a program has to end by itself."""
+"""Seconds that a program gets to exit by itself."""
 _LARGEST_REQUEST = 4_000_000
 
 
@@ -40,10 +41,10 @@ class _Programs:
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     running: dict[int, socket.socket] = field(default_factory=dict)
     ending: dict[int, float] = field(default_factory=dict)
-    """Programs whose client is gone, and when they are killed."""
+    """Programs whose client is gone, and the time when they are killed."""
 
     def serve(self) -> None:
-        """Fork a program for each client until standard input ends, which the worker holds open."""
+        """Fork a program for each client until standard input ends. The worker holds it open."""
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         while True:
@@ -60,12 +61,12 @@ class _Programs:
             data, files = client.recv(min(size, _LARGEST_REQUEST)), []
         while len(data) < size and (more := client.recv(size - len(data))):
             data += more
-        whole = 0 < size <= len(data)  # unless the client was killed while it asked
+        whole = 0 < size <= len(data)  # false if the client was killed during its request
         pid = os.fork() if whole else 0
         if whole and pid == 0:
             self._run(json.loads(data), files)
-        for each in files:
-            os.close(each)
+        for file in files:
+            os.close(file)
         if not whole:
             client.close()
             return
@@ -73,17 +74,17 @@ class _Programs:
         self.selector.register(client, selectors.EVENT_READ, lambda _: self._forsake(pid))
 
     def _run(self, request: dict[str, Any], files: list[int]) -> None:
-        """Become the program; never returns."""
+        """Become the program. Never returns."""
         status = 1
         try:
             die_with_parent()
             os.setsid()
             self.listener.close()
-            for each in self.running.values():
-                each.close()
+            for connection in self.running.values():
+                connection.close()
             for number, file in enumerate(files or _open_files_of(request["pid"])):
                 os.dup2(file, number)
-                os.close(file)  # else what the program leaves running would hold its output open
+                os.close(file)  # otherwise processes left by the program would hold its output open
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
@@ -95,7 +96,7 @@ class _Programs:
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
             if error.code is not None and not isinstance(error.code, int):
                 sys.stderr.write(f"{error.code}\n")
-        except BaseException:  # noqa: BLE001 - the program's, told as an interpreter does
+        except BaseException:  # noqa: BLE001 - the program's error, reported like an interpreter does
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
@@ -110,7 +111,7 @@ class _Programs:
         self.ending[pid] = time.monotonic() + GRACE
 
     def _reap(self) -> None:
-        for pid in [each for each, due in self.ending.items() if due < time.monotonic()]:
+        for pid in [pid for pid, due in self.ending.items() if due < time.monotonic()]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for pid in list(self.running):
@@ -120,7 +121,7 @@ class _Programs:
             client = self.running.pop(pid)
             if self.ending.pop(pid, None) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)  # what it started, which may not have heeded SIGTERM
+                    os.killpg(pid, signal.SIGKILL)  # its children may have ignored SIGTERM
             else:
                 self.selector.unregister(client)
                 with contextlib.suppress(OSError):
@@ -135,10 +136,10 @@ class _Programs:
 
 
 def _open_files_of(pid: int) -> list[int]:
-    """Open the standard output and error of another process of this sandbox, and no input."""
+    """Open the standard output and error of another process in this sandbox, and an empty input."""
     shown = [os.stat(f"/proc/{pid}/fd/{number}") for number in (1, 2)]
     output = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_APPEND)
-    # Two openings of one file would write over each other.
+    # Two separate openings of the same file would overwrite each other.
     error = (
         os.dup(output)
         if os.path.samestat(*shown)
@@ -148,7 +149,7 @@ def _open_files_of(pid: int) -> list[int]:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens at a path; without Unix sockets the file at the path holds a port."""
+    """Return a socket that listens at a path. Without Unix sockets, the file at the path contains a port."""
     fresh = f"{path}.new"
     try:
         listener = socket.socket(socket.AF_UNIX)
@@ -159,19 +160,19 @@ def listen(path: str) -> socket.socket:
     else:
         listener.bind(fresh)
         listener.listen(128)
-    os.rename(fresh, path)  # when it is there, a client can connect
+    os.rename(fresh, path)  # as soon as the file exists, a client can connect
     return listener
 
 
 def run_python(arguments: list[str]) -> None:
-    """Run what the arguments of a Python interpreter name: a module, a text or a file."""
+    """Run a Python interpreter's arguments: a module, a string or a file."""
     kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - as the interpreter does
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - like the interpreter
     else:
         sys.argv = arguments
         sys.path.insert(0, os.path.dirname(os.path.abspath(kind)))
@@ -179,18 +180,18 @@ def run_python(arguments: list[str]) -> None:
 
 
 def die_with_parent() -> None:
-    """End when the process that started this one does, where the system can do that."""
+    """End this process when its parent exits, if the system supports that."""
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def main() -> None:
-    """Listen, import, fork; clients that come while modules are imported wait."""
+    """Listen, import, and fork. Clients wait while modules are imported."""
     die_with_parent()
     path, *modules = sys.argv[1:]
     listener = listen(path)
     for module in modules:
-        with contextlib.suppress(Exception):  # the program will say why it cannot be imported
+        with contextlib.suppress(Exception):  # the program itself will report the import error
             importlib.import_module(module)
     gc.freeze()
     _Programs(listener).serve()

@@ -1,8 +1,8 @@
-"""The program of a `verifiers.v1` task set that brings none: a chat with the task's tools.
+"""The default program of a `verifiers.v1` task set: a chat with the task's tools.
 
-Imported where the real library is installed. It is the library's own `null` harness, except that a task
-without tools is played in this process, which the library allows for: a program a rollout costs 1.5 s of
-CPU. With tools the library's program runs.
+It is imported where the real library is installed, and behaves like the library's own `null` harness.
+However, a task without tools is played in this process, which the library allows, because a program per
+rollout costs 1.5 s of CPU. With tools, the library's program runs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 NAME = "wander_chat"
-"""The harness's id, which the library imports as a module."""
+"""Id of the harness, which the library imports as a module."""
 
 UNKNOWN_TOOL = "error: unknown tool {name!r}"
 
 
 def chat_harness() -> str:
-    """Make the harness known to the library; returns its id."""
+    """Register the harness with the library, and return its id."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _module()
     return NAME
@@ -31,10 +31,10 @@ def _module() -> Any:
     to_wire = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 
     class ChatHarness(null):  # type: ignore[misc, valid-type]
-        """Answers a task by conversation alone."""
+        """Answers a task with conversation only."""
 
         async def setup(self, runtime: Any) -> None:
-            """Nothing is prepared: the program's packages are this interpreter's."""
+            """Do nothing, because the program's packages are those of this interpreter."""
 
         async def launch(
             self,
@@ -49,10 +49,10 @@ def _module() -> Any:
         ) -> Any:
             """Play one segment of the conversation."""
             if mcp_urls:
-                given = () if data is None else (data,)
-                whole = (ctx, trace, runtime, endpoint, secret, mcp_urls, *given)
+                task_data = () if data is None else (data,)
+                whole = (ctx, trace, runtime, endpoint, secret, mcp_urls, *task_data)
                 return await super().launch(*whole, **options)
-            data = trace.task.data if data is None else data  # before 0.3 the trace has it
+            data = trace.task.data if data is None else data  # before 0.3, the trace contains it
             system, prompt = self.resolve_prompt(data)
             messages = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
@@ -70,7 +70,7 @@ def _module() -> Any:
 
 
 async def _chat(url: str, secret: str, model: str, messages: list[dict[str, Any]]) -> str:
-    """Ask until the model calls no tool, of which there are none; returns what failed, or nothing."""
+    """Call the model until its answer lacks a tool call. Returns an error or an empty text."""
     import aiohttp
 
     headers = {"authorization": f"Bearer {secret}"}
@@ -80,11 +80,11 @@ async def _chat(url: str, secret: str, model: str, messages: list[dict[str, Any]
             async with session.post(url, json={"model": model, "messages": messages}) as answer:
                 if answer.status != 200:
                     return f"the model's endpoint answered {answer.status}: {await answer.text()}"
-                said = (await answer.json())["choices"][0]["message"]
-            messages.append({name: value for name, value in said.items() if value is not None})
-            if not said.get("tool_calls"):
+                reply = (await answer.json())["choices"][0]["message"]
+            messages.append({name: value for name, value in reply.items() if value is not None})
+            if not reply.get("tool_calls"):
                 return ""
-            messages += [_refusal(call) for call in said["tool_calls"]]
+            messages += [_refusal(call) for call in reply["tool_calls"]]
 
 
 def _refusal(call: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a module with a task set to an environment: its settings and programs, loaded as its release does."""
+"""Turns a module with a task set into an environment, with settings and programs as in its release."""
 
 from __future__ import annotations
 
@@ -23,53 +23,57 @@ def load_taskset(
     env: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> TasksetEnvironment:
-    """Load the task set that a module exports.
+    """Load the task set exported by a module.
 
-    `arguments` are the task set's own settings. `harness` chooses the program, by the library's id or with
-    settings; without it a task set that brings none is a chat with the task's tools. `env` holds further
-    settings of the library's environment. Agents play in processes of this machine unless the package pins
-    another runtime. Raises `ConfigError` for settings that the library refuses.
+    `arguments` are the task set's own settings. `harness` selects the program, by the library's id or with
+    settings. By default, a task set without its own program is a chat with the task's tools. `env` contains
+    further settings of the library's environment. Agents play in processes of this machine unless the package
+    pins another runtime. Raises `ConfigError` for settings that the library rejects.
     """
-    # Judges that name no endpoint ask the host, which holds the key and records the answers.
+    # Judges without an endpoint of their own call the host, which has the key and records the answers.
     for theirs, ours in (("PRIME_INFERENCE_URL", BASE_VARIABLE), ("PRIME_API_KEY", KEY_VARIABLE)):
         if ours in os.environ:
             os.environ.setdefault(theirs, os.environ[ours])
     prepare_programs_here(module)
-    wanted: dict[str, Any] | None = {"id": harness} if isinstance(harness, str) else harness
-    given = {**(env or {}), "taskset": {**(env or {}).get("taskset", {}), "id": module, **arguments}}
+    harness_settings: dict[str, Any] | None = {"id": harness} if isinstance(harness, str) else harness
+    settings = {**(env or {}), "taskset": {**(env or {}).get("taskset", {}), "id": module, **arguments}}
     library = importlib.import_module("verifiers.v1")
     try:
         if hasattr(library, "Environment"):
-            return _load_0_2(library, module, wanted, given)
+            return _load_0_2(library, module, harness_settings, settings)
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
-        config = loaders.resolve_env_config(given)
-        return TasksetEnvironment(loaders.load_environment(_with_programs(config, module, wanted)))
+        config = loaders.resolve_env_config(settings)
+        return TasksetEnvironment(loaders.load_environment(_with_programs(config, module, harness_settings)))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`{module}` cannot be set up: {error}") from error
 
 
 def _load_0_2(
-    library: Any, module: str, wanted: dict[str, Any] | None, given: dict[str, Any]
+    library: Any, module: str, harness_settings: dict[str, Any] | None, settings: dict[str, Any]
 ) -> RolloutEnvironment:
     """Load a task set of 0.2, which has one agent and one program."""
-    if wanted is None and library.default_harness_id(module) != module:
-        wanted = {"id": chat_harness()}
-    config = library.EnvConfig.model_validate({**given, **({"harness": wanted} if wanted else {})})
+    if harness_settings is None and library.default_harness_id(module) != module:
+        harness_settings = {"id": chat_harness()}
+    config = library.EnvConfig.model_validate(
+        {**settings, **({"harness": harness_settings} if harness_settings else {})}
+    )
     return RolloutEnvironment(library.Environment(config))
 
 
-def _with_programs(config: Any, module: str, wanted: dict[str, Any] | None) -> Any:
-    """Return the settings with a program and a runtime for every agent that has none of its own."""
+def _with_programs(config: Any, module: str, harness_settings: dict[str, Any] | None) -> Any:
+    """Return the settings, with a program and a runtime for every agent that lacks them."""
     seat = importlib.import_module("verifiers.v1.agent").AgentConfig
     runtimes = importlib.import_module("verifiers.v1.runtimes")
     loaders: ModuleType = importlib.import_module("verifiers.v1.utils.loaders")
-    if wanted is None and loaders.default_harness_id(module) != module:
-        wanted = {"id": chat_harness()}
+    if harness_settings is None and loaders.default_harness_id(module) != module:
+        harness_settings = {"id": chat_harness()}
     changed = {}
     for name, agent in ((name, value) for name, value in config if isinstance(value, seat)):
         update: dict[str, Any] = {}
-        if agent.harness is None and wanted is not None:
-            update["harness"] = loaders.harness_config_type(wanted["id"]).model_validate(wanted)
+        if agent.harness is None and harness_settings is not None:
+            update["harness"] = loaders.harness_config_type(harness_settings["id"]).model_validate(
+                harness_settings
+            )
         if isinstance(agent.runtime, runtimes.PrimeConfig):
             update["runtime"] = runtimes.SubprocessConfig()
         changed[name] = agent.model_copy(update=update)

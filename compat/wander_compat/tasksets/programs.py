@@ -1,7 +1,7 @@
-"""Programs of task sets: without a network, under the interpreter of the environment, and started by fork.
+"""Runs programs of task sets without a network, with the interpreter of the environment, and started by fork.
 
-The library writes a program as a script that names its packages (PEP 723), and has uv fetch them when a
-rollout begins. Here they were installed and locked with the environment (`wander_client.packages.needs`).
+The library writes a program as a script that names its packages (PEP 723), and makes uv fetch them when a
+rollout starts. Here they were installed and locked with the environment (`wander_client.packages.needs`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from wander.modules import script_blocks
 from wander_compat.tasksets import fork_client, forking
 
 PRELOADED = ("verifiers.v1", "openai", "mcp", "mcp.client.streamable_http", "uvicorn", "tenacity")
-"""What the library's programs and tool servers import."""
+"""Modules that the library's programs and tool servers import."""
 
 
 def prepare_programs_here(module: str) -> None:
-    """Let the library's local runtime run programs under this interpreter, without an index.
+    """Make the library's local runtime run programs with this interpreter, without a package index.
 
-    `module` is the task set's: its tool servers are parts of it.
+    `module` is that of the task set, which contains its tool servers.
     """
     runtime: Any = importlib.import_module("verifiers.v1.runtimes.subprocess").SubprocessRuntime
     runtime.prepare_uv_script = _prepare
@@ -45,10 +45,10 @@ async def _prepare(runtime: Any, script: str | bytes, env: Any = None, **_: Any)
     content = script.encode() if isinstance(script, str) else script
     missing = missing_packages(content.decode())
     if missing:
-        named = ", ".join(f"`{each}`" for each in missing)
+        named = ", ".join(f"`{requirement}`" for requirement in missing)
         raise EnvironmentFault(
             f"the program needs {named}, which is not installed with this environment",
-            hint="ask its author to add it to the dependencies of the package",
+            hint="ask its author to add it to the package's dependencies",
         )
     path = f".wander-{hashlib.sha256(content).hexdigest()[:16]}.py"
     await runtime.write(path, content)
@@ -63,7 +63,10 @@ def _forked(method: Any, forker: Forker) -> Any:
 
 
 class Forker:
-    """The process that forks Python programs; it starts with the first and ends with this process."""
+    """The process that forks Python programs.
+
+    It starts with the first program, and ends with this process.
+    """
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -71,7 +74,7 @@ class Forker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self, argv: list[str]) -> list[str]:
-        """Return the command that has a Python program forked; any other command is returned as it is."""
+        """Return a command that forks a Python program. Any other command is returned unchanged."""
         if len(argv) < 2 or argv[0] != sys.executable:
             return argv
         if argv[1].startswith("-") and argv[1] not in ("-m", "-c"):
@@ -85,14 +88,14 @@ class Forker:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self._socket = f"{folder}/socket"
         command = [sys.executable, "-m", forking.__name__, self._socket, *self._modules]
-        # Its standard input stays open as long as this process lives.
+        # Its standard input stays open as long as this process is alive.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - our own module
         while not os.path.exists(self._socket) and self._process.poll() is None:
             time.sleep(0.01)
 
 
 def missing_packages(script: str) -> list[str]:
-    """Return the requirements of a script that nothing installed here meets."""
+    """Return the requirements of a script that are not installed here."""
     stated = tomllib.loads(next(script_blocks(script), "")).get("dependencies", [])
     return [text for text in stated if not _is_met(Requirement(text))]
 

@@ -1,4 +1,4 @@
-"""Task sets of `verifiers.v1` as 0.1.14 has it: rows, a harness with signals, a classic `Env`."""
+"""Adapts task sets of `verifiers.v1` 0.1.14, which has rows, a harness with signals, and a classic `Env`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from wander_compat.verifiers.messages.conversion import wire_messages
 
 ACCOUNT = "PRIME_API_KEY"
 PLAYED = "task_and_state"
-"""Where in the state of a rollout the library's task and state are kept until they are scored."""
+"""Key under which a rollout's state holds the library's task and state until they are scored."""
 
 
 class StateEnvironment(Environment):
-    """Plays the library's `Env` of 0.1.14 behind our interface."""
+    """Plays the library's `Env` of 0.1.14 through Wander's interface."""
 
     kind = "taskset"
 
@@ -44,9 +44,9 @@ class StateEnvironment(Environment):
         self.grouped = bool(runtime.has_group_stage or library_env._uses_custom_init_group)
         harness = library_env.harness
         self.rents_sandbox = harness.program_uses_sandbox() or any(
-            each.sandbox is not None for each in harness.runtime.toolsets
+            toolset.sandbox is not None for toolset in harness.runtime.toolsets
         )
-        # A program is somebody else's code, whose draws are not seeded.
+        # A program is foreign code, whose random draws are not seeded.
         chat = harness.program is None and not self.rents_sandbox
         super().__init__(
             dataset=(), rubric=SignalRubric(self), name=library_env.env_id or None, deterministic=chat
@@ -56,10 +56,10 @@ class StateEnvironment(Environment):
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
     ) -> dict[Split, Dataset]:
         taskset = self.library.taskset
-        found: dict[Split, Any] = {"train": taskset.get_dataset(), "eval": taskset.get_eval_dataset()}
+        rows_by_split: dict[Split, Any] = {"train": taskset.get_dataset(), "eval": taskset.get_eval_dataset()}
         system = list(taskset.system_prompt or [])
         bound: dict[Split, Dataset] = {
-            split: RowsOfTasks(rows, split, system) for split, rows in found.items() if len(rows)
+            split: RowsOfTasks(rows, split, system) for split, rows in rows_by_split.items() if len(rows)
         }
         if not bound:
             raise DatasetError(f"`{taskset.taskset_id}` has no tasks")
@@ -67,7 +67,7 @@ class StateEnvironment(Environment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns of a rollout, or None."""
         limit = self.library.harness.config.max_turns
         return int(limit) if isinstance(limit, int) and limit > 0 else None
 
@@ -75,7 +75,7 @@ class StateEnvironment(Environment):
         """Let the library's harness run the task."""
         if self.rents_sandbox and ACCOUNT not in os.environ:
             raise SandboxError(
-                "the task set runs code in a sandbox of Prime Intellect, and no key for one was passed",
+                "the task set runs code in a sandbox of Prime Intellect, which needs a key",
                 hint=f"set `{ACCOUNT}` and add `--pass-env {ACCOUNT}`",
             )
         client = HostClient(model)
@@ -83,7 +83,7 @@ class StateEnvironment(Environment):
         ROLLOUT.set(model.rollout_id)
         settle(state.run_seed, state.example.seed, "start")
         task = self.library.taskset.to_task(rows.original(state.example))
-        # Tasks that differ within a group are told apart by the rollout's place in it.
+        # Tasks that differ within a group are distinguished by the rollout's index in it.
         tasks, states = await self.library.taskset.init_group(task, state["index"] + 1)
         task, played = tasks[-1], states[-1]
         key = f"{model.rollout_id}-{state.run_seed}"
@@ -102,7 +102,7 @@ class StateEnvironment(Environment):
             played = await self.library.harness.run(task, played)
             shared = self.grouped
         finally:
-            if not shared:  # nor for one that was cancelled: its group is not scored
+            if not shared:  # also if it was cancelled, because its group is not scored
                 self.library.harness.runtime.model_clients.pop(key, None)
         state[PLAYED] = (task, played)
         self._keep_conversation(state, played)
@@ -118,16 +118,16 @@ class StateEnvironment(Environment):
         state["completion"] = wire_messages(played.get("completion"))
 
     async def clean_up(self, played: list[tuple[Any, Any]]) -> None:
-        """Let the library free what a group of rollouts shares."""
+        """Let the library release the resources shared by a group of rollouts."""
         if not self.grouped:
             return
         clients = self.library.harness.runtime.model_clients
-        for key in [each[1]["runtime"]["client_key"] for each in played]:
+        for key in [pair[1]["runtime"]["client_key"] for pair in played]:
             clients.pop(key, None)
-        await self.library.harness.cleanup_group([each[0] for each in played], [each[1] for each in played])
+        await self.library.harness.cleanup_group([pair[0] for pair in played], [pair[1] for pair in played])
 
     async def teardown(self) -> None:
-        """End the library's servers and sandboxes; raises `EnvironmentFault`."""
+        """Stop the library's servers and sandboxes. Raises `EnvironmentFault`."""
         try:
             await self.library.harness.teardown()
         except Exception as error:
@@ -136,7 +136,7 @@ class StateEnvironment(Environment):
 
 
 def library_client(host: HostClient) -> Any:
-    """Return a client of the real library whose answers are the host's."""
+    """Return a client of the real library that gets its answers from the host."""
     base: Any = importlib.import_module("verifiers.clients").Client
     errors: Any = importlib.import_module("verifiers.errors")
     response: Any = importlib.import_module("verifiers.types").Response
@@ -153,7 +153,7 @@ def library_client(host: HostClient) -> Any:
         return response.model_validate(answer.model_dump())
 
     async def close(self: Any) -> None:
-        """Nothing is held: the host closes its own client."""
+        """Do nothing, because the host closes its own client."""
 
     never = dict.fromkeys(base.__abstractmethods__)
     kind = type("LibraryClient", (base,), {**never, "get_response": get_response, "close": close})
@@ -161,39 +161,39 @@ def library_client(host: HostClient) -> Any:
 
 
 class RowsOfTasks(ClassicRows):
-    """The tasks of a set as examples; a rollout gets the row as the library made it."""
+    """The tasks of a set as examples. A rollout gets the library's original row."""
 
     def __init__(self, rows: Any, split: Split, system: list[Any]) -> None:
         super().__init__(rows, split)
         self._system = system
 
     def original(self, example: Example) -> dict[str, Any]:
-        """Return the row of an example; raises `EnvironmentFault` for one of another set."""
+        """Return the row of an example. Raises `EnvironmentFault` if it belongs to another set."""
         if example.index >= len(self._ids) or self._ids[example.index] != example.example_id:
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return dict(self._originals[example.index])
 
     def _normalise(self, row: Any, index: int) -> Example:
         task = json.loads(row["info"]["task"])
-        asked = {**task, "prompt": [*self._system, *task.get("prompt", [])]}
+        fields = {**task, "prompt": [*self._system, *task.get("prompt", [])]}
         left_out = ("info", "taskset_id")
-        return super()._normalise({name: asked[name] for name in asked if name not in left_out}, index)
+        return super()._normalise({name: fields[name] for name in fields if name not in left_out}, index)
 
 
 class SignalRubric(Rubric):
-    """Gives the rewards that the library's signals came to."""
+    """Returns the rewards computed by the library's signals."""
 
     def __init__(self, env: StateEnvironment) -> None:
         super().__init__()
         self._env = env
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return the signals: rewards with their weights, metrics with none; advantages are the trainer's."""
+        """Return the signals: rewards with their weights, metrics with weight 0. Advantages are left out."""
         runtime = self._env.library.harness.runtime
         return [
-            RewardFunctionInfo(name=each["name"], weight=each["weight"])
-            for each in (*runtime.rollout_signals, *runtime.group_signals)
-            if each["kind"] != "advantage"
+            RewardFunctionInfo(name=signal["name"], weight=signal["weight"])
+            for signal in (*runtime.rollout_signals, *runtime.group_signals)
+            if signal["kind"] != "advantage"
         ]
 
     @property
@@ -202,7 +202,7 @@ class SignalRubric(Rubric):
         return self._env.grouped
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Return the scores of one finished rollout."""
+        """Return the score of a finished rollout."""
         return (await self.score_group([state], parser))[0]
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
@@ -211,11 +211,11 @@ class SignalRubric(Rubric):
         if self._env.grouped and played:
             settle(states[0].run_seed, states[0].example.seed, "score")
             try:
-                tasks, library_states = [each[0] for each in played], [each[1] for each in played]
+                tasks, library_states = [pair[0] for pair in played], [pair[1] for pair in played]
                 await self._env.library.harness.score_group(tasks, library_states)
             finally:
                 await self._env.clean_up(played)
-        return [_score(one) for _, one in played]
+        return [_score(library_state) for _, library_state in played]
 
 
 def _score(played: Any) -> Score:
@@ -224,7 +224,7 @@ def _score(played: Any) -> Score:
 
 
 def _boundary_error(error: Any) -> BoundaryError:
-    """Return what the library noted of an error, of the boundary that broke."""
+    """Convert the library's record of an error to an error of the boundary that failed."""
     noted = dict(error) if isinstance(error, dict) else {"error": str(error)}
     chain = str(noted.get("error_chain_str") or noted.get("error") or noted)
     kinds = map(find_boundary, re.findall(r"\w+", chain))

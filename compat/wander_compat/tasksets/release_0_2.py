@@ -1,4 +1,4 @@
-"""Task sets of `verifiers.v1` as 0.2 has it: one agent, one trace a rollout, rewards that compare a group."""
+"""Adapts task sets of `verifiers.v1` 0.2: one agent, one trace per rollout, rewards that compare a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wander_compat.tasksets.harness import NAME
 
 
 class RolloutEnvironment(TasksetEnvironment):
-    """Plays the library's environment of 0.2 behind our interface."""
+    """Plays the library's environment of 0.2 through Wander's interface."""
 
     def __init__(self, library_env: Any) -> None:
         super().__init__(library_env)
@@ -31,7 +31,7 @@ class RolloutEnvironment(TasksetEnvironment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns of a rollout, or None."""
         limit = self.library.config.max_turns
         return int(limit) if limit else None
 
@@ -42,7 +42,7 @@ class RolloutEnvironment(TasksetEnvironment):
         if serving.client is None:
             serving.client = library.resolve_client(serving.client_config())
         context = library.ModelContext(model=model, client=serving.client, sampling=library.Sampling())
-        # Where rewards compare a group the library wants several; the others are played by themselves.
+        # If rewards compare a group, the library requires several rollouts. The others are played separately.
         rollout = self.library.episode(task, context, 2).rollouts[0]
         rollout.interception = _Noting(rollout.interception, note_trace)
         trace = await rollout.run()
@@ -51,7 +51,7 @@ class RolloutEnvironment(TasksetEnvironment):
 
 
 class _Noting:
-    """The interception, telling of each trace before its first model call."""
+    """The library's interception, which also reports each trace before its first model call."""
 
     def __init__(self, interception: Any, note_trace: Callable[[Any], None]) -> None:
         self._interception = interception
@@ -63,7 +63,7 @@ class _Noting:
 
 
 class GroupRubric(EpisodeRubric):
-    """Gives the rewards of 0.2, whose group rewards compare the rollouts of a task."""
+    """Returns the rewards of 0.2, including group rewards, which compare the rollouts of a task."""
 
     @property
     def has_group_functions(self) -> bool:
@@ -71,21 +71,21 @@ class GroupRubric(EpisodeRubric):
         return bool(self._marked("group_reward"))
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return the marked methods of the task: rewards with their weights, metrics with none."""
+        """Return the marked methods of the task: rewards with their weights, and metrics with weight 0."""
         return [*super().describe(), *self._marked("group_reward")]
 
     def _raw(self, name: str, reward: Any) -> float:
-        # 0.2 keeps the weighted value alone.
-        weight = next((each.weight for each in self.describe() if each.name == name), 1.0)
+        # 0.2 stores only the weighted value.
+        weight = next((info.weight for info in self.describe() if info.name == name), 1.0)
         return float(reward) / weight if weight else 0.0
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score the finished rollouts of one example together."""
         episodes = [state[EPISODE] for state in states]
         if self.has_group_functions and episodes:
-            await episodes[0].task.score_group([each.traces[0] for each in episodes])
+            await episodes[0].task.score_group([episode.traces[0] for episode in episodes])
         return [await EpisodeRubric.score(self, state, parser) for state in states]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Return the scores of one finished rollout."""
+        """Return the score of a finished rollout."""
         return (await self.score_group([state], parser))[0]

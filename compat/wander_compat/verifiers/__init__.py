@@ -1,8 +1,8 @@
-"""The classic `verifiers` API, generations 0.1.3 to 0.3.1, served by Wander.
+"""The classic `verifiers` API of generations 0.1.3 to 0.3.1, implemented by Wander.
 
-`import verifiers as vf` reaches this package through `wander_compat.alias`, so environments that were
-published for any of those releases run as they are. Written from the API's documentation and observed
-behaviour. Names are loaded when they are first used.
+`import verifiers as vf` leads to this package through `wander_compat.alias`, so environments that were
+published for any of these releases run unchanged. Written from the API's documentation and observed behavior.
+Names are loaded when they are first used.
 """
 
 from __future__ import annotations

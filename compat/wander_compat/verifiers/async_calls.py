@@ -1,4 +1,4 @@
-"""Calling code of which nobody knows whether it is async, and what it asks for."""
+"""Calls functions that may be sync or async, with the arguments that they take."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ T = TypeVar("T")
 
 
 async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function, and wait for what it returns where that can be awaited."""
+    """Call a function, and await its result if it is awaitable."""
     result = func(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
 
 def pick_arguments(func: Callable[..., Any], objects: dict[str, Any]) -> dict[str, Any]:
-    """Return the objects that a function asks for by name; all of them when it has `**kwargs`."""
+    """Return the objects that a function takes by name, or all of them if it has `**kwargs`."""
     parameters = inspect.signature(func).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return objects
-    return {each.name: objects[each.name] for each in parameters if each.name in objects}
+    return {parameter.name: objects[parameter.name] for parameter in parameters if parameter.name in objects}
 
 
 async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:
-    """Call a function with the objects that it asks for by name."""
+    """Call a function with the objects that it takes by name."""
     return await maybe_await(func, **pick_arguments(func, objects))
 
 
 NullContext = NullAsyncContext = nullcontext
-"""A context that does nothing, async or not."""
+"""A context manager that does nothing, for sync and async code."""
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """Return a semaphore, or a context that does nothing when there is no limit."""
+    """Return a semaphore, or a context manager that does nothing without a limit."""
     return asyncio.Semaphore(limit) if limit and limit > 0 else nullcontext()
 
 
 async def with_sem(sem: AbstractAsyncContextManager[Any], coro: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine inside a context."""
+    """Await a coroutine inside a context manager."""
     try:
         async with sem:
             return await coro
@@ -58,7 +58,7 @@ def maybe_retry(
     max_wait: float = 60.0,
     error_types: tuple[type[Exception], ...] = (InfraError, InvalidModelResponseError),
 ) -> Callable[..., Awaitable[Any]]:
-    """Return a function that is tried again after an error of some kinds, raised or left in its state."""
+    """Return a function that is retried after certain errors, either raised or stored in its state."""
 
     async def tried(*args: Any, **kwargs: Any) -> Any:
         wait = initial

@@ -1,7 +1,7 @@
-"""Who answers the model calls of a classic environment.
+"""Clients that answer the model calls of a classic environment.
 
-A host gives every rollout a `Client` of its own (`wander_compat.adapters.host_client`); code that runs
-environments by itself passes an OpenAI client, a configuration, or a client of its own making.
+A host gives every rollout its own `Client` (`wander_compat.adapters.host_client`). Code that runs
+environments without a host passes an OpenAI client, a configuration, or its own client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wander_compat.verifiers.types import ClientConfig, response_of
 
 
 class Client:
-    """Answers model calls; subclasses override `get_response`, or the five steps that it takes."""
+    """Answers model calls. Subclasses override `get_response`, or the five steps that it consists of."""
 
     def __init__(self, client_or_config: Any = None) -> None:
         self.logger = logging.getLogger(f"verifiers.clients.{type(self).__name__}")
@@ -31,41 +31,41 @@ class Client:
 
     @property
     def client(self) -> Any:
-        """The endpoint's own client, where there is one."""
+        """The endpoint's native client, if there is one."""
         return self._client
 
     def setup_client(self, config: ClientConfig) -> Any:
-        """Return the endpoint's own client for a configuration, here an `AsyncOpenAI`."""
+        """Return the endpoint's native client for a configuration. The default is an `AsyncOpenAI`."""
         return setup_openai_client(config)
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the messages as the endpoint takes them, and further arguments."""
+        """Convert messages to the endpoint's format. Returns them with additional arguments."""
         return wire_messages(messages), {}
 
     async def to_native_tool(self, tool: Any) -> Any:
-        """Return a tool definition as the endpoint takes it."""
+        """Convert a tool definition to the endpoint's format."""
         return tool.openai()
 
     async def get_native_response(
         self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
     ) -> Any:
-        """Ask the endpoint."""
+        """Call the endpoint."""
         arguments = {**sampling_args, **({"tools": tools} if tools else {}), **kwargs}
         return await self._client.chat.completions.create(model=model, messages=prompt, **arguments)
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Raise `ModelError` for an answer that is no completion."""
+        """Raise `ModelError` for a response that is not a completion."""
         if response is None or not getattr(response, "choices", None):
-            raise ModelError("the endpoint's answer holds no completion")
+            raise ModelError("the endpoint's response contains no completion")
 
     async def from_native_response(self, response: Any) -> Response:
-        """Return the endpoint's answer in the common form."""
+        """Convert the endpoint's response to the common format."""
         return response_of(response)
 
     async def get_response(
         self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
     ) -> Response:
-        """Return the completion of one prompt; raises `Error`s only."""
+        """Return the completion for a prompt. Raises only `Error`s."""
         messages, extra = await self.to_native_prompt(prompt)
         native_tools = [await self.to_native_tool(tool) for tool in tools or []]
         try:
@@ -78,17 +78,17 @@ class Client:
         return await self.from_native_response(answer)
 
     async def close(self) -> None:
-        """Release connections."""
+        """Close the connections."""
         if hasattr(self._client, "close"):
             await self._client.close()
 
 
 class OpenAIChatCompletionsClient(Client):
-    """Asks an OpenAI-compatible endpoint."""
+    """Calls an OpenAI-compatible endpoint."""
 
 
 def setup_openai_client(config: ClientConfig) -> Any:
-    """Return an `AsyncOpenAI` for a configuration; without a key in the named variable it sends `EMPTY`."""
+    """Return an `AsyncOpenAI` for a configuration. Without a key in the named variable, it sends `EMPTY`."""
     from openai import AsyncOpenAI
 
     config = resolve_client_config(config)
@@ -102,29 +102,29 @@ def setup_openai_client(config: ClientConfig) -> Any:
 
 
 def resolve_client_configs(config: ClientConfig) -> list[ClientConfig]:
-    """Return one configuration for each endpoint: its own settings, and the others of the whole."""
-    given = config.model_dump(exclude={"endpoint_configs"})
-    endpoints = [each.model_dump(exclude_unset=True) for each in config.endpoint_configs]
-    return [ClientConfig.model_validate({**given, **each}) for each in endpoints or [{}]]
+    """Return one configuration per endpoint: its own settings, and the shared ones of the whole."""
+    shared = config.model_dump(exclude={"endpoint_configs"})
+    endpoints = [endpoint.model_dump(exclude_unset=True) for endpoint in config.endpoint_configs]
+    return [ClientConfig.model_validate({**shared, **endpoint}) for endpoint in endpoints or [{}]]
 
 
 def resolve_client_config(config: ClientConfig) -> ClientConfig:
-    """Return the configuration of the endpoint that `client_idx` chooses."""
-    found = resolve_client_configs(config)
-    return found[config.client_idx % len(found)]
+    """Return the configuration of the endpoint selected by `client_idx`."""
+    configs = resolve_client_configs(config)
+    return configs[config.client_idx % len(configs)]
 
 
 def load_prime_config() -> dict[str, Any]:
-    """Return what the user's `~/.prime/config.json` holds; nothing where it cannot be read."""
+    """Return the content of `~/.prime/config.json`, or an empty dictionary if it cannot be read."""
     try:
-        found = json.loads((Path.home() / ".prime" / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path.home() / ".prime" / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def resolve_client(client: Any) -> Client:
-    """Return a `Client` for whatever was passed as one."""
+    """Return a `Client` for a client, an OpenAI client or a configuration."""
     if isinstance(client, Client):
         return client
     if isinstance(client, ClientConfig) or hasattr(client, "chat"):
@@ -132,11 +132,11 @@ def resolve_client(client: Any) -> Client:
     if hasattr(client, "get_response"):
         kept: Client = client
         return kept
-    raise TypeError(f"a `{type(client).__name__}` answers no model calls")
+    raise TypeError(f"a `{type(client).__name__}` is not a client")
 
 
 def model_error(error: Exception) -> Exception:
-    """Return what a rollout ends with when a model call raised."""
+    """Convert an exception of a model call to the error that ends the rollout."""
     if isinstance(error, ModelError | OverlongPromptError):
         return error
     status = getattr(error, "status_code", None)

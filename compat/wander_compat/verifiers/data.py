@@ -1,7 +1,7 @@
-"""Answers, rows and example data sets of the classic API.
+"""Answers, rows and example datasets of the classic API.
 
-Rows may come as a Hugging Face dataset, a list of dictionaries or a function that makes either; they get
-`prompt`, `answer`, `info` and `example_id`.
+Rows may be a Hugging Face dataset, a list of dictionaries, or a function that returns either. They get the
+columns `prompt`, `answer`, `info` and `example_id`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return what stands in the last `\boxed{...}`; without one the text, or with `strict` nothing."""
+    r"""Return the content of the last `\boxed{...}`.
+
+    Without a box, return the text, or nothing with `strict`.
+    """
     start = text.rfind("\\boxed{")
     if start < 0:
         return "" if strict else text
@@ -40,17 +43,20 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_hash_answer(text: str) -> str:
-    """Return what stands between the first `####` and the next one or the end, stripped; else the text."""
+    """Return the stripped text between the first `####` and the next one or the end.
+
+    Without `####`, all text.
+    """
     return text.split("####")[1].strip() if "####" in text else text
 
 
 def strip_non_numeric(text: str) -> str:
-    """Return the digits and points of a text."""
+    """Return the digits and decimal points of a text."""
     return "".join(letter for letter in text if letter.isdigit() or letter == ".")
 
 
 def as_dataset(rows: Any) -> Dataset:
-    """Return rows as a Hugging Face dataset; raises `TypeError` for what is none, `MissingExtra`."""
+    """Convert rows to a Hugging Face dataset. Raises `TypeError` for other values, and `MissingExtra`."""
     with require_extra("huggingface", needed_for="a dataset of the classic API"):
         from datasets import Dataset
     if isinstance(rows, Dataset):
@@ -61,11 +67,11 @@ def as_dataset(rows: Any) -> Dataset:
         return Dataset.from_dict(dict(rows))
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         return dataset_of(rows)
-    raise TypeError(f"a dataset is expected, got a `{type(rows).__name__}`")
+    raise TypeError(f"expected a dataset, got a `{type(rows).__name__}`")
 
 
 def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Return dictionaries as a dataset with every column that any of them has."""
+    """Convert dictionaries to a dataset with all columns that any of them has."""
     from datasets import Dataset
 
     names = dict.fromkeys(name for row in rows for name in row)
@@ -80,10 +86,10 @@ def format_dataset(
     answer_key: str = "answer",
     map_kwargs: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Return the dataset with a `prompt` for every row and whole numbers as `example_id`.
+    """Return the dataset with a `prompt` for every row and integers as `example_id`.
 
-    A row that brings its own messages keeps them, after the system prompt; any other gets a prompt of the
-    system prompt, the few shots and its question.
+    A row with messages of its own keeps them, after the system prompt. Any other row gets a prompt that
+    consists of the system prompt, the few-shot examples and its question.
     """
     dataset = with_example_ids(dataset)
     options = dict(map_kwargs or {})
@@ -115,13 +121,13 @@ def format_dataset(
 def prompt_of(
     question: str, system_prompt: str | None, few_shot: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return the messages of one question."""
+    """Return the messages for a question."""
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     return [*system, *map(dict, few_shot or []), {"role": "user", "content": question}]
 
 
 def with_example_ids(dataset: Dataset) -> Dataset:
-    """Return the dataset with whole numbers as `example_id`; other ids are kept as `src_id`."""
+    """Return the dataset with integers as `example_id`. Other ids are kept as `src_id`."""
     if "example_id" in dataset.column_names:
         if str(dataset.features["example_id"].dtype).startswith(("int", "uint")):
             return dataset
@@ -130,7 +136,7 @@ def with_example_ids(dataset: Dataset) -> Dataset:
 
 
 def info_of(value: Any) -> dict[str, Any]:
-    """Return the `info` of a row, given as a dictionary or as its JSON text."""
+    """Return the `info` of a row, which may be a dictionary or JSON text."""
     if isinstance(value, str):
         return dict(json.loads(value)) if value.strip() else {}
     return dict(value) if value else {}
@@ -139,22 +145,22 @@ def info_of(value: Any) -> dict[str, Any]:
 def load_example_dataset(
     name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0
 ) -> Any:
-    """Download one of the named example data sets and return it with `question` and `answer`.
+    """Download a named example dataset, and return it with `question` and `answer`.
 
-    Raises `ValueError` for an unknown name and `RuntimeError` where the data cannot be had, as on a machine
-    without a network.
+    Raises `ValueError` for an unknown name, and `RuntimeError` if the data cannot be downloaded, as on a
+    machine without a network.
     """
     make = get_preprocess_fn(name)
     from datasets import concatenate_datasets, load_dataset
 
     repository, configurations, usual, _ = EXAMPLE_DATASETS[name]
     try:
-        parts = [load_dataset(repository, each, split=split or usual) for each in configurations]
+        parts = [load_dataset(repository, name, split=split or usual) for name in configurations]
     except Exception as error:
         raise RuntimeError(
-            f"the data set `{repository}` cannot be loaded: {type(error).__name__}: {str(error)[:300]}. "
-            "It is downloaded from the Hugging Face hub when the environment is loaded; this machine needs "
-            "that access, or a copy of the data set in its cache"
+            f"the dataset `{repository}` cannot be loaded: {type(error).__name__}: {str(error)[:300]}. "
+            "It is downloaded from the Hugging Face hub when the environment is loaded. Let this machine "
+            "access the hub, or put a copy of the dataset into its cache"
         ) from error
     rows = parts[0] if len(parts) == 1 else concatenate_datasets(parts)
     rows = rows.map(make, remove_columns=rows.column_names)
@@ -164,9 +170,9 @@ def load_example_dataset(
 
 
 def get_preprocess_fn(name: str) -> RowMaker:
-    """Return what turns a row of a named data set into `question` and `answer`."""
+    """Return a function that converts a row of a named dataset to `question` and `answer`."""
     if name not in EXAMPLE_DATASETS:
-        raise ValueError(f"there is no example data set `{name}`; there are {', '.join(EXAMPLE_DATASETS)}")
+        raise ValueError(f"there is no example dataset `{name}`; available are {', '.join(EXAMPLE_DATASETS)}")
     return EXAMPLE_DATASETS[name][3]
 
 
@@ -188,7 +194,7 @@ def _mmlu_pro(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpqa(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the four answers in an order that depends on the question alone."""
+    """Return the four answers in an order that depends only on the question."""
     right = row["Correct Answer"]
     choices = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     derived_rng("gpqa", row["Question"]).shuffle(choices)
@@ -226,4 +232,4 @@ EXAMPLE_DATASETS: dict[str, tuple[str, tuple[str | None, ...], str, RowMaker]] =
     "openbookqa": ("allenai/openbookqa", ("main",), "train", _openbookqa),
     "openrs": ("knoveleng/open-rs", (None,), "train", _question("problem", "answer")),
 }
-"""Where the named data sets are (repository, configurations, split), and what makes a row of theirs ours."""
+"""Named datasets: repository, configurations, split, and the function that converts a row."""

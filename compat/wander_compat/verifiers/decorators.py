@@ -1,6 +1,7 @@
-"""Decorators that mark methods of environments and rubrics, and how they are found.
+"""Decorators that mark methods of environments and rubrics, and the function that finds them.
 
-A mark is an attribute of the function itself (`stop`, `stop_priority`...), since packages look for it there.
+A mark is an attribute of the function itself (`stop`, `stop_priority`...), because packages look for it
+there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def stop(func: Hook) -> Hook: ...
 @overload
 def stop(func: None = None, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def stop(func: Any = None, priority: int = 0) -> Any:
-    """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop condition."""
+    """Mark a method `(self, state) -> bool` that ends the rollout. Its name becomes the stop condition."""
     return _mark(func, "stop", priority=priority)
 
 
@@ -26,7 +27,7 @@ def cleanup(func: Hook) -> Hook: ...
 @overload
 def cleanup(func: None = None, priority: int = 0, stage: str = "rollout") -> Callable[[Hook], Hook]: ...
 def cleanup(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
-    """Mark a method that runs at the end of every rollout; gets what it asks for by name, e.g. `state`."""
+    """Mark a method that runs at the end of every rollout. It gets arguments by name, such as `state`."""
     return _mark(func, "cleanup", priority=priority, stage=stage)
 
 
@@ -72,9 +73,9 @@ def _mark(func: Any, mark: str, **values: Any) -> Any:
 
 def discover_decorated(obj: Any, attr: str) -> list[Callable[..., Any]]:
     """Return the bound methods with a mark, by descending priority and then by name."""
-    found = []
+    methods = []
     for name in dir(type(obj)):
         method = inspect.getattr_static(type(obj), name, None)
         if callable(getattr(method, "__func__", method)) and getattr(method, attr, False) is True:
-            found.append(getattr(obj, name))
-    return sorted(found, key=lambda each: (-getattr(each, f"{attr}_priority", 0), each.__name__))
+            methods.append(getattr(obj, name))
+    return sorted(methods, key=lambda method: (-getattr(method, f"{attr}_priority", 0), method.__name__))

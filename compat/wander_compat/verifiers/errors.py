@@ -1,4 +1,4 @@
-"""Errors of the classic API: raised in a rollout they end it, and stand in `state["error"]`.
+"""Errors of the classic API. Raised in a rollout, they end it and are stored in `state["error"]`.
 
 Error
 |- ModelError
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """Base of the errors that a rollout may end with."""
+    """Base of the errors that can end a rollout."""
 
 
 class ModelError(Error):
@@ -29,31 +29,31 @@ class ModelError(Error):
 
 
 class InvalidModelResponseError(ModelError):
-    """What the endpoint answered is no completion."""
+    """The endpoint's response is not a completion."""
 
 
 class EmptyModelResponseError(InvalidModelResponseError):
-    """The completion holds neither text nor a tool call."""
+    """The completion contains neither text nor a tool call."""
 
 
 class OverlongPromptError(Error):
-    """The prompt is longer than the model takes."""
+    """The prompt is too long for the model."""
 
 
 class ToolError(Error):
-    """A tool call failed and the environment wants that to end the rollout."""
+    """A tool call failed, and the environment ends the rollout for that."""
 
 
 class ToolParseError(ToolError):
-    """The arguments of a tool call cannot be read."""
+    """The arguments of a tool call cannot be parsed."""
 
 
 class ToolCallError(ToolError):
-    """The tool raised."""
+    """The tool raised an exception."""
 
 
 class InfraError(Error):
-    """Something around the environment failed."""
+    """Infrastructure around the environment failed."""
 
 
 class TunnelError(InfraError):
@@ -69,7 +69,7 @@ class BrowserSandboxError(SandboxError):
 
 
 class MissingKeyError(ValueError):
-    """An environment needs variables that are not set."""
+    """The environment needs variables that are not set."""
 
     def __init__(self, keys: list[str]) -> None:
         self.keys = keys
@@ -88,7 +88,7 @@ def error_chain(error: BaseException | None) -> list[BaseException]:
 
 
 def error_info(error: BaseException) -> dict[str, str]:
-    """Return what an output record keeps of an exception."""
+    """Return the fields of an exception for an output record."""
     chain = ErrorChain(error)
     return {
         "error": type(error).__name__,
@@ -99,7 +99,7 @@ def error_info(error: BaseException) -> dict[str, str]:
 
 
 def error_type_name(error: Any) -> str | None:
-    """Return the class name of an error, given as exception or as record."""
+    """Return the class name of an error, given as an exception or a record."""
     if error is None:
         return None
     if isinstance(error, Mapping):
@@ -109,20 +109,20 @@ def error_type_name(error: Any) -> str | None:
 
 
 class ErrorChain:
-    """An exception with its causes; `in` asks whether one of them is of a class, `str` joins their names."""
+    """An exception with its causes. `in` checks whether any is of a class, and `str` joins their names."""
 
     def __init__(self, error: BaseException) -> None:
         self.root_error = error
         self.chain = error_chain(error)
 
     def __contains__(self, kind: type[BaseException]) -> bool:
-        return any(isinstance(each, kind) for each in self.chain)
+        return any(isinstance(cause, kind) for cause in self.chain)
 
     def __str__(self) -> str:
-        return " -> ".join(type(each).__name__ for each in self.chain)
+        return " -> ".join(type(cause).__name__ for cause in self.chain)
 
     def __repr__(self) -> str:
-        return " -> ".join(repr(each) for each in self.chain)
+        return " -> ".join(repr(cause) for cause in self.chain)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ErrorChain) and str(self) == str(other)
@@ -133,4 +133,4 @@ class ErrorChain:
 
 def vf_error_chain(error: BaseException) -> list[BaseException]:
     """Return those of an exception and its causes that are `Error`s."""
-    return [each for each in error_chain(error) if isinstance(each, Error)]
+    return [cause for cause in error_chain(error) if isinstance(cause, Error)]

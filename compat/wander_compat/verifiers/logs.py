@@ -1,4 +1,4 @@
-"""What environments print about themselves; hosts keep it in the environment's log."""
+"""Logging of environments. Hosts write it to the environment's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGGER_NAME = "verifiers"
 def setup_logging(
     level: str | None = "INFO", log_format: str | None = None, date_format: str | None = None, **_: Any
 ) -> None:
-    """Let the library's loggers write to standard error."""
+    """Make the library's loggers write to standard error."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel((level or "INFO").upper())
     if not logger.handlers:
@@ -28,7 +28,7 @@ def setup_logging(
 
 @contextmanager
 def log_level(level: str | int) -> Iterator[None]:
-    """Change how much the library's loggers say, for a block."""
+    """Change the level of the library's loggers in a block."""
     logger = logging.getLogger(LOGGER_NAME)
     before = logger.level
     logger.setLevel(level.upper() if isinstance(level, str) else level)
@@ -39,13 +39,13 @@ def log_level(level: str | int) -> Iterator[None]:
 
 
 def quiet_verifiers() -> Any:
-    """Silence the library's loggers for a block, warnings aside."""
+    """Silence the library's loggers in a block, except for warnings."""
     return log_level("WARNING")
 
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Silence the logs and the progress bars of `datasets` for a block."""
+    """Silence the logs and progress bars of `datasets` in a block."""
     from datasets import disable_progress_bars, enable_progress_bars
     from datasets.utils import logging as datasets_logging
 
@@ -60,7 +60,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 def print_time(time_s: float) -> str:
-    """Return seconds in the two largest units that matter: `1d 2h`, `3h 4m`, `5m 6s`, `7s`, `800ms`."""
+    """Format seconds with the two largest units: `1d 2h`, `3h 4m`, `5m 6s`, `7s`, `800ms`."""
     if time_s < 1:
         return f"{time_s * 1000:.0f}ms"
     units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -80,5 +80,7 @@ def print_prompt_completions_sample(
     logger = logging.getLogger(LOGGER_NAME)
     for prompt, completion, reward in list(zip(prompts, completions, rewards, strict=False))[:num_samples]:
         messages = [*as_messages(prompt), *as_messages(completion)]
-        shown = [f"{field_of(each, 'role')}: {text_of(field_of(each, 'content'))}" for each in messages]
+        shown = [
+            f"{field_of(message, 'role')}: {text_of(field_of(message, 'content'))}" for message in messages
+        ]
         logger.info("step %s, reward %s\n%s", step, reward, "\n".join(shown))

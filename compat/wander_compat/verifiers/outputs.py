@@ -1,4 +1,4 @@
-"""Finished rollouts as JSON values, the means over them, and files."""
+"""Converts finished rollouts to JSON values, computes their means, and reads and writes files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ make_serializable = plain
 
 
 def is_json_serializable(value: Any) -> bool:
-    """Tell whether a value is JSON as it is."""
+    """Return whether a value can be serialized as JSON."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -34,12 +34,12 @@ def is_json_serializable(value: Any) -> bool:
 
 
 def serialize_messages_for_output(messages: Any) -> Any:
-    """Return messages as plain dictionaries; text stays text."""
+    """Return messages as plain dictionaries. Text is not changed."""
     return messages if isinstance(messages, str) or messages is None else plain(as_messages(messages, "dict"))
 
 
 def token_usage(state: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the tokens of a rollout, or None when no response told them."""
+    """Return the tokens of a rollout, or None if no response reported them."""
     usages = [field_of(step.get("response"), "usage") for step in state.get("trajectory") or []]
     known = [usage for usage in usages if usage is not None]
     if not known:
@@ -53,7 +53,7 @@ def token_usage(state: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
-    """Return the record of a finished rollout; `state_columns` names what else it keeps of the state."""
+    """Return the record of a finished rollout. `state_columns` names additional fields of the state."""
     error = state.get("error")
     metrics = dict(state.get("metrics") or {})
     output = RolloutOutput(
@@ -103,9 +103,10 @@ def states_to_outputs(
 def pass_at_k(
     outputs: Sequence[Mapping[str, Any]], threshold: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return, by k in powers of 2, the chance that one of k rollouts is right, and that all of them are.
+    """Return, for k in powers of 2, the probability that any of k rollouts is correct, and that all of them
+    are.
 
-    Estimated without bias from all rollouts of each row, for every k that the smallest group allows.
+    The estimates are unbiased and use all rollouts of each row, for every k that the smallest group allows.
     """
     groups: dict[Any, list[bool]] = defaultdict(list)
     for output in outputs:
@@ -152,14 +153,14 @@ def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: Pat
 
 
 def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: Path) -> None:
-    """Write a run's file anew."""
+    """Replace a run's file."""
     results_path.mkdir(parents=True, exist_ok=True)
     (results_path / RESULTS).unlink(missing_ok=True)
     save_new_outputs(outputs, results_path)
 
 
 def sanitize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run's metadata file keeps."""
+    """Return the fields for a run's metadata file."""
     return {name: plain(value) for name, value in metadata.items() if name not in ("date", "path_to_save")}
 
 
@@ -170,7 +171,7 @@ def save_metadata(metadata: Mapping[str, Any], result_path: Path) -> None:
 
 
 def load_outputs(results_path: Path) -> list[RolloutOutput]:
-    """Read a run's records; a last line that was cut short is left out."""
+    """Read a run's records, without a truncated last line."""
     outputs = []
     lines = (results_path / RESULTS).read_bytes().rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines):
@@ -183,7 +184,7 @@ def load_outputs(results_path: Path) -> list[RolloutOutput]:
 
 
 def make_dataset(results: GenerateOutputs, **_: Any) -> Any:
-    """Return a run's records as a Hugging Face dataset, nested values as JSON text."""
+    """Return a run's records as a Hugging Face dataset, with nested values as JSON text."""
     from datasets import Dataset
 
     rows = [
@@ -203,7 +204,7 @@ def metadata_of(outputs: Sequence[Mapping[str, Any]], threshold: float, **known:
 
 
 def write_temp_file(content: str, suffix: str = ".txt") -> str:
-    """Write a text to a new temporary file, which stays until somebody removes it; returns its path."""
+    """Write a text to a new temporary file, which is not removed automatically. Returns its path."""
     with tempfile.NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
         file.write(content)
     return file.name

@@ -1,7 +1,7 @@
-"""Parsers of the classic API: how an answer is found in a completion.
+"""Parsers of the classic API, which extract an answer from a completion.
 
-They read text exactly as upstream does, since published rewards rest on that. `wander.parsers` has other
-rules for reasoning and for several tags.
+They read text exactly like upstream, because published rewards depend on it. `wander.parsers` has different
+rules for reasoning and for repeated tags.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Extract = Callable[[str], Any]
 
 
 def identity(text: str) -> str:
-    """Return the text."""
+    """Return the text unchanged."""
     return text
 
 
 class Parser:
-    """Finds the answer in a completion; this one takes the text as it is, through `extract_fn`."""
+    """Extracts the answer from a completion. This base class passes the text through `extract_fn`."""
 
     def __init__(self, extract_fn: Extract = identity) -> None:
         self.logger = logging.getLogger(f"verifiers.parsers.{type(self).__name__}")
         self.extract_fn = extract_fn
 
     def parse(self, text: str) -> Any:
-        """Return what `extract_fn` makes of a text."""
+        """Return the result of `extract_fn` for a text."""
         return self.extract_fn(text)
 
     def parse_answer(self, completion: Any) -> Any:
-        """Return the answer of the last assistant message, or of a text; None when there is none."""
+        """Return the answer in the last assistant message or in a text, or None if it is missing."""
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
@@ -49,7 +49,7 @@ class Parser:
         return text_of(field_of(message, "content", ""))
 
     def get_assistant_messages(self, completion: Any) -> list[Any]:
-        """Return the messages that the model wrote."""
+        """Return the model's messages."""
         return self._messages_of_role(completion, "assistant")
 
     def get_user_messages(self, completion: Any) -> list[Any]:
@@ -65,7 +65,7 @@ class Parser:
         return self._messages_of_role(completion, "system")
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """Return a reward function that accepts any form."""
+        """Return a reward function that accepts any format."""
 
         def format_reward_func(completion: Any, **kwargs: Any) -> float:
             return 1.0
@@ -73,7 +73,7 @@ class Parser:
         return format_reward_func
 
     def _mean_over_messages(self, judged: Callable[[str], float]) -> Callable[..., float]:
-        """Return a reward function: the mean of `judged` over the assistant messages, 0 without any."""
+        """Return a reward function: the mean of `judged` over the assistant messages, or 0 without any."""
 
         def format_reward_func(completion: Any, **kwargs: Any) -> float:
             messages = self.get_assistant_messages(completion)
@@ -85,10 +85,10 @@ class Parser:
 
 
 class ThinkParser(Parser):
-    """Takes what follows the last `</think>`, and nothing when the tag is missing."""
+    """Takes the text after the last `</think>`, or nothing if the tag is missing."""
 
     def parse(self, text: str) -> Any:
-        """Return the text after the reasoning through `extract_fn`."""
+        """Return the text after the reasoning, passed through `extract_fn`."""
         _, tag, tail = text.rpartition("</think>")
         return self.extract_fn(tail.strip() if tag else "")
 
@@ -103,15 +103,15 @@ class ThinkParser(Parser):
 
 
 class MaybeThinkParser(Parser):
-    """Takes what follows the last `</think>`, or everything when the tag is missing."""
+    """Takes the text after the last `</think>`, or all of it if the tag is missing."""
 
     def parse(self, text: str) -> Any:
-        """Return the text without its reasoning through `extract_fn`."""
+        """Return the text without its reasoning, passed through `extract_fn`."""
         return self.extract_fn(text.rpartition("</think>")[2].strip())
 
 
 class XMLParser(Parser):
-    """Reads fields such as `<answer>...</answer>`; a tuple names tags that may stand for one another."""
+    """Reads fields such as `<answer>...</answer>`. A tuple names alternative tags of one field."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class XMLParser(Parser):
             raise ValueError(f"field names must be unique, got {', '.join(first)}")
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> Any:
-        """Return an object with one attribute a tag: its text, or None where it is missing."""
-        found = SimpleNamespace()
+        """Return an object with one attribute per tag: its text, or None if it is missing."""
+        parsed = SimpleNamespace()
         for names in self._fields:
             for name in names:
-                setattr(found, name, _tag_text(text, name, strip=strip, last=last))
-        return found
+                setattr(parsed, name, _tag_text(text, name, strip=strip, last=last))
+        return parsed
 
     def parse_answer(self, completion: Any) -> Any:
         """Return the answer field of the last assistant message that has one, or None."""
@@ -152,29 +152,30 @@ class XMLParser(Parser):
         return [names[0] for names in self._fields]
 
     def get_format_str(self) -> str:
-        """Return the form, to be shown in a prompt."""
+        """Return the format for use in a prompt."""
         shown = [names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self._fields]
         return "\n".join(f"<{name}>\n...\n</{name}>" for name in shown)
 
     def format(self, **kwargs: Any) -> str:
-        """Write the fields in order; raises `ValueError` when one is missing."""
+        """Format the fields in order. Raises `ValueError` if one is missing."""
         lines = []
         for names in self._fields:
-            given = next((name for name in names if name in kwargs), None)
-            if given is None:
+            name_given = next((name for name in names if name in kwargs), None)
+            if name_given is None:
                 raise ValueError(f"Missing value for field `{names[0]}` (one of {', '.join(names)})")
-            lines.append(f"<{names[0]}>\n{kwargs[given]}\n</{names[0]}>")
+            lines.append(f"<{names[0]}>\n{kwargs[name_given]}\n</{names[0]}>")
         return "\n".join(lines)
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """Return a reward function that judges the form of each assistant message, from 0 to 1."""
+        """Return a reward function that scores the format of each assistant message, from 0 to 1."""
         return self._mean_over_messages(self._format_score)
 
     def _format_score(self, text: str) -> float:
-        """0.4 for the share of fields, 0.2 for spacing, 0.2 each for starting and ending with a field.
+        """Return 0.4 for the share of fields, 0.2 for spacing, and 0.2 each for starting and ending with a
+        field.
 
-        Once any field can be read, another counts as soon as one of its tags is there. Spacing is judged
-        after the tags were read, which ignores spaces, so that part is always given.
+        If any field can be read, other fields count as soon as one of their tags is present. Spacing is
+        checked after the tags were read, which ignores spaces, so this part is always granted.
         """
         text = text.strip()
         score = 0.2
@@ -197,10 +198,10 @@ def _alternatives(field: Any) -> tuple[str, ...]:
 
 
 def _tag_text(text: str, name: str, *, strip: bool = True, last: bool = False) -> str | None:
-    """Return what stands between a tag's opening and closing, the first time or the last."""
+    """Return the text between a tag's opening and closing, for its first or last occurrence."""
     tag = re.escape(name)
-    found = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", text, re.DOTALL)
-    if not found:
+    matches = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", text, re.DOTALL)
+    if not matches:
         return None
-    value: str = found[-1 if last else 0]
+    value: str = matches[-1 if last else 0]
     return value.strip() if strip else value

@@ -1,4 +1,4 @@
-"""How long a rollout took, in the words of the later and of the earlier generations."""
+"""Timing of a rollout, with the field names of the later and the earlier generations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EARLIER_NAMES = {"generation_ms": "generation", "scoring_ms": "scoring"}
 
 
 class TimeSpan(BaseModel):
-    """From `start` to `end`, in seconds of the clock."""
+    """A span from `start` to `end`, in seconds of the clock."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -22,12 +22,12 @@ class TimeSpan(BaseModel):
 
     @property
     def duration(self) -> float:
-        """Seconds between the two; 0 until the end is known."""
+        """Seconds from start to end, or 0 until the end is known."""
         return max(0.0, self.end - self.start) if self.end else 0.0
 
 
 class TimeSpans(BaseModel):
-    """Several spans, one a call."""
+    """Several spans, one per call."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,12 +35,12 @@ class TimeSpans(BaseModel):
 
     @property
     def duration(self) -> float:
-        """Their sum in seconds."""
+        """Total duration in seconds."""
         return sum(span.duration for span in self.spans)
 
 
 class RolloutTiming(BaseModel):
-    """The parts of a rollout; also answers to `timing["total_ms"]` and the like."""
+    """The parts of a rollout's time. Also supports `timing["total_ms"]` and similar keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -58,7 +58,7 @@ class RolloutTiming(BaseModel):
 
     @property
     def overhead(self) -> float:
-        """Seconds that neither the model nor the environment account for."""
+        """Seconds used by neither the model nor the environment."""
         known = self.setup.duration + self.model.duration + self.env.duration + self.scoring.duration
         return max(0.0, self.total - known)
 
@@ -76,7 +76,7 @@ class RolloutTiming(BaseModel):
         if name in EARLIER_NAMES:
             span = getattr(self, EARLIER_NAMES[name])
             span.end = span.start + float(value) / 1000
-        elif name != "total_ms":  # follows from the other two
+        elif name != "total_ms":  # the sum of the other two
             setattr(self, name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -89,7 +89,7 @@ class RolloutTiming(BaseModel):
 
 @contextmanager
 def time_block(span: TimeSpan) -> Iterator[None]:
-    """Take the time of a block."""
+    """Measure the time of a block."""
     span.start = time.time()
     try:
         yield
@@ -99,7 +99,7 @@ def time_block(span: TimeSpan) -> Iterator[None]:
 
 @contextmanager
 def time_call(spans: TimeSpans) -> Iterator[None]:
-    """Take the time of one of several calls."""
+    """Measure the time of one of several calls."""
     span = TimeSpan()
     spans.spans.append(span)
     with time_block(span):
@@ -107,13 +107,13 @@ def time_call(spans: TimeSpans) -> Iterator[None]:
 
 
 def timing_of(state: Mapping[str, Any] | None) -> RolloutTiming:
-    """Return the timing of a state; one that nobody reads where the state has none of ours."""
-    found = None if state is None else state.get("timing")
-    return found if isinstance(found, RolloutTiming) else RolloutTiming()
+    """Return the timing of a state. Without a timing, return a timing object that is not stored."""
+    timing = None if state is None else state.get("timing")
+    return timing if isinstance(timing, RolloutTiming) else RolloutTiming()
 
 
 def format_timing(timing: Any) -> dict[str, Any]:
-    """Return the timing as an output record keeps it."""
+    """Return the timing in the format of an output record."""
     if not isinstance(timing, RolloutTiming):
         return dict(timing) if isinstance(timing, dict) else {}
     named = {"setup": timing.setup, "generation": timing.generation, "scoring": timing.scoring}
@@ -121,10 +121,10 @@ def format_timing(timing: Any) -> dict[str, Any]:
     return {
         "start_time": timing.start_time,
         **{
-            name: {"start": each.start, "end": each.end, "duration": each.duration}
-            for name, each in named.items()
+            name: {"start": span.start, "end": span.end, "duration": span.duration}
+            for name, span in named.items()
         },
-        **{name: {"duration": each.duration} for name, each in many.items()},
+        **{name: {"duration": spans.duration} for name, spans in many.items()},
         "total": timing.total,
         "overhead": timing.overhead,
     }

@@ -1,6 +1,6 @@
-"""Values of the classic API: the state of a rollout, a model's response, and what a run returns.
+"""Types of the classic API: the state of a rollout, a model's response, and the result of a run.
 
-Packages take all of them from `verifiers.types`, so messages and timing are exported here as well.
+Packages import all of them from `verifiers.types`, so messages and timing are also exported here.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ _OF_OPENAI = {
     "ChatCompletionMessageToolCall": "ChatCompletionMessageToolCall",
     "ChatMessage": "ChatCompletionMessageParam",
 }
-"""Types of the OpenAI library, by the names that packages take them from here under."""
+"""Types of the OpenAI library, by the names under which packages import them from here."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is OpenAI's when it is first used: it takes longer than all the rest of this package."""
+    """Import OpenAI's types when they are first used, because that takes longer than the rest of this
+    package.
+    """
     if name in _OF_OPENAI:
         value = getattr(importlib.import_module("openai.types.chat"), _OF_OPENAI[name])
     elif name == "Completion":
@@ -89,7 +91,7 @@ class TrajectoryStepTokens(TypedDict, total=False):
 
 
 class TrajectoryStep(TypedDict, total=False):
-    """One turn: what the model saw and what it said."""
+    """One turn: the messages for the model, and its completion."""
 
     prompt: Messages
     completion: Messages
@@ -113,7 +115,7 @@ class RolloutInput(TypedDict, total=False):
 
 
 class ProcessedOutputs(BaseModel):
-    """Token ids and rewards of several rollouts, as the early releases give them to a trainer."""
+    """Token ids and rewards of several rollouts, in the early releases' format for trainers."""
 
     prompt_ids: list[list[int]]
     prompt_mask: list[list[int]]
@@ -124,7 +126,7 @@ class ProcessedOutputs(BaseModel):
 
 
 class ErrorInfo(TypedDict, total=False):
-    """An exception, as an output record keeps it."""
+    """An exception in the format of an output record."""
 
     error: str
     message: str
@@ -133,11 +135,11 @@ class ErrorInfo(TypedDict, total=False):
 
 
 class RolloutOutput(dict[str, Any]):
-    """One finished rollout as a JSON value; every metric also stands at the top."""
+    """A finished rollout as a JSON value. Every metric is also a top-level key."""
 
 
 class RolloutScore(dict[str, Any]):
-    """Reward and metrics of one rollout, also as attributes."""
+    """Reward and metrics of one rollout, also available as attributes."""
 
     def __init__(self, reward: float = 0.0, metrics: dict[str, float] | None = None) -> None:
         super().__init__(reward=reward, metrics=metrics or {})
@@ -146,7 +148,7 @@ class RolloutScore(dict[str, Any]):
 
 
 class RolloutScores(dict[str, Any]):
-    """Rewards and metrics of several rollouts, by column, also as attributes."""
+    """Rewards and metrics of several rollouts by column, also available as attributes."""
 
     def __init__(
         self, reward: list[float] | None = None, metrics: dict[str, list[float]] | None = None
@@ -157,7 +159,7 @@ class RolloutScores(dict[str, Any]):
 
 
 class VersionInfo(TypedDict, total=False):
-    """What made a run."""
+    """Versions of the software that made a run."""
 
     vf_version: str
     vf_commit: str | None
@@ -166,7 +168,7 @@ class VersionInfo(TypedDict, total=False):
 
 
 class GenerateMetadata(TypedDict, total=False):
-    """What a run was, and its means."""
+    """Settings of a run, and its means."""
 
     env_id: str
     env_args: dict[str, Any]
@@ -191,7 +193,7 @@ class GenerateMetadata(TypedDict, total=False):
 
 
 class GenerateOutputs(dict[str, Any]):
-    """What a run returns: `outputs` and `metadata`; the earlier generations' columns by attribute or key."""
+    """Result of a run: `outputs` and `metadata`. Columns of earlier generations are attributes and keys."""
 
     COLUMNS = ("prompt", "completion", "answer", "info", "task", "reward", "example_id", "state")
 
@@ -214,7 +216,7 @@ class GenerateOutputs(dict[str, Any]):
 
 
 class Endpoint(TypedDict, total=False):
-    """A model endpoint of an endpoints file."""
+    """A model endpoint in an endpoints file."""
 
     key: str
     url: str
@@ -227,7 +229,7 @@ Endpoints = dict[str, list[Endpoint]]
 
 
 class EndpointClientConfig(BaseModel):
-    """How to reach one endpoint."""
+    """Connection settings of one endpoint."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -243,7 +245,7 @@ class EndpointClientConfig(BaseModel):
 
 
 class ClientConfig(EndpointClientConfig):
-    """How to reach a model."""
+    """Connection settings of a model."""
 
     client_type: ClientType = "openai_chat_completions"
     endpoint_configs: list[EndpointClientConfig] = Field(default_factory=list)
@@ -251,10 +253,10 @@ class ClientConfig(EndpointClientConfig):
 
 
 class State(dict[str, Any]):
-    """The state of one rollout: a dictionary that forwards the row's fields to `state["input"]`.
+    """The state of a rollout: a dictionary that forwards the row's fields to `state["input"]`.
 
-    Keys that only the earlier generations know (`turn`, `responses`, `oai_tools`) are computed from the
-    trajectory when they are read by name and nobody has set them.
+    Keys of only the earlier generations (`turn`, `responses`, `oai_tools`) are computed from the trajectory
+    when they are read by name, unless they were set.
     """
 
     INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
@@ -281,7 +283,7 @@ class State(dict[str, Any]):
             super().__setitem__(key, value)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, those of the row included."""
+        """Return a value, including those of the row."""
         if dict.__contains__(self, key):
             return dict.__getitem__(self, key)
         row = dict.get(self, "input")
@@ -297,18 +299,18 @@ class State(dict[str, Any]):
 
     @property
     def row(self) -> dict[str, Any]:
-        """The dataset row, without what it holds of the rollout's own."""
-        found: dict[str, Any] = dict.get(self, "input") or {}
-        return found
+        """The dataset row, without values that belong to the rollout."""
+        row_fields: dict[str, Any] = dict.get(self, "input") or {}
+        return row_fields
 
 
 def assert_json_serializable(value: Any) -> None:
-    """Raise `TypeError` or `ValueError` for a value that is no JSON."""
+    """Raise `TypeError` or `ValueError` for a value that JSON cannot represent."""
     json.dumps(value)
 
 
 def response_of(completion: Any) -> Response:
-    """Return a `Response` for what the model's side gave: ours, or an OpenAI completion."""
+    """Convert a completion to a `Response`. Accepts a `Response` or an OpenAI completion."""
     if isinstance(completion, Response):
         return completion
     choice = completion.choices[0]
@@ -331,7 +333,7 @@ def response_of(completion: Any) -> Response:
 
 
 def completion_fields(response: Any) -> dict[str, Any]:
-    """Return the fields of the message that a response holds."""
+    """Return the fields of the message in a response."""
     message = response_of(response).message
     return {name: getattr(message, name) for name in AssistantMessage.model_fields}
 
@@ -342,11 +344,11 @@ async def parse_response_message(response: Any) -> list[Any]:
 
 
 async def parse_response_messages(response: Any, message_type: str = "chat") -> Any:
-    """Return the completion of a response as the earlier releases do; text for those that complete text."""
+    """Return the completion in the earlier releases' format, which is text for text completions."""
     messages = as_messages([completion_fields(response)], "dict")
     return messages if message_type == "chat" else field_of(messages[0], "content", "")
 
 
 async def parse_response_tokens(response: Any, *_: Any, **__: Any) -> Any:
-    """Return the token ids of a response, or None when the endpoint gave none."""
+    """Return the token ids of a response, or None if the endpoint returned none."""
     return response_of(response).message.tokens

@@ -1,7 +1,7 @@
-"""Names of the classic API that need a vendor's machines: rented sandboxes, browsers and the agents in them.
+"""Names of the classic API that need a vendor's machines: rented sandboxes, browsers, and the agents in them.
 
-A package that only mentions such a name loads: the name can be imported, subclassed and used in `except`.
-Calling it, or reading one of its attributes, raises an error that says what is missing.
+A package that only mentions such a name can be loaded: the name can be imported, subclassed and used in
+`except`. Calling it, or reading one of its attributes, raises an error that says what is missing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from wander_compat.verifiers.errors import InfraError
 
 @functools.cache
 def unavailable(name: str, needs: str) -> type:
-    """Return a class that stands for a name which Wander does not offer."""
+    """Return a placeholder class for a name that Wander does not offer."""
     base = InfraError if name.endswith(("Error", "Exception")) else object
     return _Unavailable(name, (base,), {"needs": needs, "__doc__": f"Needs {needs}."})
 
 
 class _Unavailable(ABCMeta):
-    """Makes classes that cannot be used, whatever their subclasses define."""
+    """Creates classes that cannot be used, regardless of what their subclasses define."""
 
     needs: str
 
@@ -30,7 +30,7 @@ class _Unavailable(ABCMeta):
         raise InfraError(_message(cls))
 
     __iter__ = __getitem__ = __add__ = __radd__ = __call__
-    """Also for constants and lists, which are classes here."""
+    """Also used for constants and lists, which are classes here."""
 
     def __getattr__(cls, name: str) -> NoReturn:
         raise AttributeError(name if name.startswith("__") else _message(cls))

@@ -1,6 +1,6 @@
-"""What `wander check` finds out about an environment, without a model.
+"""Checks that `wander check` makes on an environment without a model.
 
-The names are loaded when they are first used: the processes of a check import this package too.
+Names are loaded when they are first used, because the processes of a check also import this package.
 """
 
 from __future__ import annotations

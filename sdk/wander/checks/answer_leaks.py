@@ -1,4 +1,4 @@
-"""Where an answer stands before the model has given it: in the prompt, or in what a tool returns."""
+"""Finds answers that the model can see before it gives them: in the prompt, or in a tool's output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wander.parsers import message_text
 from wander.types import Example, Message, Record, Rollout
 
 SHARE = 0.5
-"""How much oftener an answer has to stand in its own prompt than the other examples' answers do: a prompt
-that lists every choice, or shows solved examples, tells nothing."""
+"""Difference in frequency between a prompt's own answer and the answers of other examples from which a check
+reports a leak. A prompt that lists every choice, or shows solved examples, leaks nothing."""
 _MOST_OTHERS = 10
 _LEAST = 3
-"""Letters of an answer that are no coincidence."""
+"""Minimum length of an answer whose occurrence cannot be a coincidence."""
 _LABEL = (
     r"\b(?:answers?|solution|target|ground[ _-]?truth|gold|expected|correct|label|result)\w*[\"'*_`)\]\s]*"
     r"(?:\bis\b|\bare\b|=|:|->|→)+[\"'*_`(\[{<\s]*"
@@ -24,48 +24,49 @@ _LABEL = (
 
 
 class ToldAnswer(Record):
-    """How often prompts hold their answer, counted over the rows that were read."""
+    """Frequency with which prompts contain their answer, over the rows that were read."""
 
     labelled: float = 0.0
-    """Share of prompts that hold it after a word like `answer:`, less the share that holds another's so."""
+    """Share of prompts with their answer after a word like `answer:`, minus the share with another's answer
+    there."""
     held: float = 0.0
-    """The same for prompts that hold it anywhere, among answers long enough to be no coincidence."""
+    """The same share for the answer anywhere in the prompt, counting only sufficiently long answers."""
     example_id: str | None = None
     rows: int = 0
 
 
 def find_told(examples: Sequence[Example]) -> ToldAnswer:
     """Compare every prompt with its own answer and with those of other examples."""
-    read = [(each, _text(each.prompt), _answer(each.answer)) for each in examples]
-    rows = [row for row in read if row[2]]
-    found = ToldAnswer(rows=len(rows))
+    texts = [(example, _text(example.prompt), _answer(example.answer)) for example in examples]
+    rows = [row for row in texts if row[2]]
+    leak = ToldAnswer(rows=len(rows))
     first: dict[str, str] = {}
     for name, pattern, least in (("labelled", _LABEL, 1), ("held", "", _LEAST)):
         shares = []
-        for place, (example, prompt, answer) in enumerate(rows):
+        for position, (example, prompt, answer) in enumerate(rows):
             if len(answer) < least:
                 shares.append(0.0)
                 continue
-            own = _holds(prompt, answer, pattern)
-            if own:
+            has_own = _holds(prompt, answer, pattern)
+            if has_own:
                 first.setdefault(name, example.example_id)
-            others = [other for _, _, other in rows[place + 1 :] + rows[:place] if other != answer]
-            luck = [_holds(prompt, other, pattern) for other in others[:_MOST_OTHERS]]
-            shares.append(own - (fmean(luck) if luck else 0.0))
-        setattr(found, name, fmean(shares) if shares else 0.0)
-    told = "labelled" if found.labelled >= SHARE else "held" if found.held >= SHARE else ""
-    found.example_id = first.get(told)
-    return found
+            others = [other for _, _, other in rows[position + 1 :] + rows[:position] if other != answer]
+            chance = [_holds(prompt, other, pattern) for other in others[:_MOST_OTHERS]]
+            shares.append(has_own - (fmean(chance) if chance else 0.0))
+        setattr(leak, name, fmean(shares) if shares else 0.0)
+    kind = "labelled" if leak.labelled >= SHARE else "held" if leak.held >= SHARE else ""
+    leak.example_id = first.get(kind)
+    return leak
 
 
 def find_telling_tool(rollout: Rollout) -> str | None:
-    """Return the name of a tool that gave the answer to a model that had not said it, and let it go on."""
+    """Return the name of a tool that revealed the answer to a model before the model gave it."""
     answer = _answer(rollout.answer)
-    said = _text(rollout.prompt)
-    if len(answer) < _LEAST or _holds(said, answer):
+    prompt = _text(rollout.prompt)
+    if len(answer) < _LEAST or _holds(prompt, answer):
         return None
     names: dict[str, str] = {}
-    for message in rollout.completion[:-1]:  # of the last one nobody can make use
+    for message in rollout.completion[:-1]:  # nobody can use an answer in the last message
         for call in message.get("tool_calls") or []:
             names[call.get("id", "")] = call["function"]["name"]
         if message.get("role") == "tool" and _holds(message_text(message).casefold(), answer):

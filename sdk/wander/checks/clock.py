@@ -1,4 +1,4 @@
-"""A clock that is wrong on purpose: what depends on it comes out otherwise."""
+"""Sets a deliberately wrong clock, so that everything that depends on the time changes."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from collections.abc import Callable
 from typing import Any
 
 CLOCK = "WANDER_CLOCK_SHIFT"
-"""The variable that tells a process by how many seconds its clock is to be ahead."""
+"""Environment variable with the seconds that a process's clock is moved forward."""
 
 
 def take_clock_shift() -> None:
-    """Move this process's clock as its variable says, and hide the variable.
+    """Move this process's clock by the value of the variable, and remove the variable.
 
-    Python's own ways to ask for the date and time follow; what a C library or another program asks the system
-    does not.
+    This affects Python's own functions for date and time, but not C libraries and other programs.
     """
     if shift := int(os.environ.pop(CLOCK, "0")):
         _move_clock(shift)
 
 
 def _move_clock(shift: int) -> None:
-    def later(ask: Callable[..., Any], by: int) -> Callable[[], Any]:
-        return lambda: ask() + by
+    def later(read: Callable[..., Any], offset: int) -> Callable[[], Any]:
+        return lambda: read() + offset
 
-    def of_now(write: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Return a function of the calendar that, where it is given no time, takes the moved one."""
+    def of_now(write: Callable[..., Any], position: int) -> Callable[..., Any]:
+        """Return a calendar function that uses the moved clock if it gets no time as an argument."""
 
-        def written(*given: Any) -> Any:
-            whole = len(given) > place and given[place] is not None
+        def written(*arguments: Any) -> Any:
+            has_time = len(arguments) > position and arguments[position] is not None
             now = time.time() if write in seconds else time.localtime()
-            return write(*given) if whole else write(*given[:place], now)
+            return write(*arguments) if has_time else write(*arguments[:position], now)
 
         return written
 
@@ -53,7 +52,7 @@ def _move_clock(shift: int) -> None:
     moved["strftime"] = of_now(time.strftime, 1)
     for name, function in moved.items():
         setattr(time, name, function)
-    # `date.today` and `datetime.today` ask `time.time`; these two ask the system.
+    # `date.today` and `datetime.today` call `time.time`. These two call the system instead.
     (methods,) = gc.get_referents(vars(datetime.datetime))
     methods["now"] = classmethod(lambda cls, tz=None: cls.fromtimestamp(time.time(), tz))
     methods["utcnow"] = classmethod(

@@ -1,7 +1,7 @@
-"""Finds in an environment's source what its rollouts may never reach while somebody looks.
+"""Finds problems in an environment's source that its rollouts may not show during a check.
 
-A source is read and not run, so a condition hides nothing; but reading cannot tell whether what it finds ever
-matters. That is why these findings are warnings.
+The source is read and not run, so a condition cannot hide anything. But reading cannot show whether a finding
+ever matters, so these findings are only warnings.
 """
 
 from __future__ import annotations
@@ -26,69 +26,72 @@ _OWNERS = {
     "getlogin": "os", "getuser": "getpass", "getmtime": "path", "getctime": "path", "getatime": "path",
     "getnode": "uuid", "node": "platform",
 }  # fmt: skip
-"""Whose attributes these functions are."""
+"""Owners of these functions."""
 _FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "st_mtime_ns", "st_ctime_ns", "st_ino")
 _ORDERLESS = {"sorted", "len", "sum", "min", "max", "any", "all", "set", "frozenset", "isinstance", "bool"}
-"""What does not care in which order a set comes."""
+"""Functions whose result does not depend on the order of a set."""
 _ORDERED = {"list", "tuple", "iter", "enumerate", "next", "zip", "map", "filter", "reversed", "str", "repr"}
 _DRAWN = {"join", "choice", "choices", "shuffle", "sample"}
 _COMBINE = {"union", "intersection", "difference", "symmetric_difference", "copy"}
 _GROWS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "remove"}
 _LASTING = ("Env", "Environment", "Rubric", "Parser", "Group")
-"""How the names of classes end whose instances outlive a rollout."""
+"""Endings of the names of classes whose instances outlive a rollout."""
 _LEFT_OUT = {"tests", "test", "build", "dist", "venv", "node_modules", "site-packages", "__pycache__"}
 _MOST_FILES, _LARGEST_SOURCE = 500, 2_000_000
 
 
 class CodeUse(NamedTuple):
-    """One place in the source."""
+    """One finding in the source."""
 
     kind: Kind
     name: str
     where: str
 
 
-def find_code_uses(own: str) -> list[CodeUse]:
-    """Return what the sources under a path (a folder or a file) hold; what is no Python is left out."""
-    place = Path(own)
-    files = sorted(place.rglob("*.py"))[:_MOST_FILES] if place.is_dir() else [place]
-    found: list[CodeUse] = []
+def find_code_uses(source_path: str) -> list[CodeUse]:
+    """Return the findings in the sources under a path (a folder or a file).
+
+    Files that are not Python are ignored.
+    """
+    root = Path(source_path)
+    files = sorted(root.rglob("*.py"))[:_MOST_FILES] if root.is_dir() else [root]
+    uses: list[CodeUse] = []
     for file in files:
-        inside = file.relative_to(place).parts[:-1] if place.is_dir() else ()
+        inside = file.relative_to(root).parts[:-1] if root.is_dir() else ()
         if any(part in _LEFT_OUT or part.startswith(".") for part in inside):
             continue
-        if place.is_dir() and (file.name.startswith("test_") or file.name == "conftest.py"):
+        if root.is_dir() and (file.name.startswith("test_") or file.name == "conftest.py"):
             continue
         try:
             source = read_plain_file(file, _LARGEST_SOURCE)
             tree = parse_alone(partial(ast.parse, source))
             reader = _CodeReader(file.name, tree)
             reader.visit(tree)
-        except (OSError, SyntaxError, ValueError):  # loading tells
+        except (OSError, SyntaxError, ValueError):  # loading the environment reports it
             continue
-        except (RecursionError, MemoryError):  # it nests too deep to be read
+        except (RecursionError, MemoryError):  # nested too deeply to be parsed
             continue
-        found += reader.found
-    return list(dict.fromkeys(found))
+        uses += reader.uses
+    return list(dict.fromkeys(uses))
 
 
 class _CodeReader(ast.NodeVisitor):
-    """Walks through one module."""
+    """Collects the findings in one module."""
 
     def __init__(self, file: str, tree: ast.Module) -> None:
         self.file = file
-        self.found: list[CodeUse] = []
+        self.uses: list[CodeUse] = []
         self.functions: list[str] = []
         self.sets: list[set[str]] = [_set_names(tree)]
         """Names that hold a set, by scope."""
         self.classes: list[bool] = []
-        """For every class around: whether its instances outlive a rollout."""
+        """Whether the instances of each enclosing class outlive a rollout."""
         self.globals: list[set[str]] = []
-        """Names that a function declares as another scope's."""
+        """Names that each enclosing function declares as global or nonlocal."""
         self.module = _assigned(tree)
         self.locals: list[set[str]] = []
         self.harmless: set[ast.AST] = set()
-        """Expressions whose order nobody sees."""
+        """Expressions whose order has no effect."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.classes.append(any(_last_name(base).endswith(_LASTING) for base in node.bases))
@@ -96,10 +99,12 @@ class _CodeReader(ast.NodeVisitor):
         self.classes.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        declared = [each for each in _own_nodes(node) if isinstance(each, ast.Global | ast.Nonlocal)]
-        self.globals.append({name for each in declared for name in each.names})
-        given = [each for each in ast.walk(node.args) if isinstance(each, ast.arg)]
-        self.locals.append(_assigned(node) | {each.arg for each in given})
+        declared = [
+            statement for statement in _own_nodes(node) if isinstance(statement, ast.Global | ast.Nonlocal)
+        ]
+        self.globals.append({name for statement in declared for name in statement.names})
+        parameters = [part for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+        self.locals.append(_assigned(node) | {parameter.arg for parameter in parameters})
         self.functions.append(node.name)
         self.sets.append(_set_names(node))
         self.generic_visit(node)
@@ -122,34 +127,34 @@ class _CodeReader(ast.NodeVisitor):
         if owner is None and name in _ORDERLESS:
             self.harmless.update(node.args)
         elif (owner is None and name in _ORDERED) or name in _DRAWN:
-            for given in node.args:
-                self._take(given, f"{name}(...)")
+            for argument in node.args:
+                self._check_iteration(argument, f"{name}(...)")
         elif owner is not None and name == "pop" and not node.args and self._is_set(node.func.value):  # type: ignore[attr-defined]
             self._add("sets", "set.pop()", node)
         if self.functions and isinstance(node.func, ast.Attribute) and name in _GROWS:
-            self._changes(node.func.value, node)
+            self._check_change(node.func.value, node)
         if self.functions and owner is None and name == "next" and node.args:
-            self._changes(node.args[0], node)
+            self._check_change(node.args[0], node)
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        self._take(node.iter, "for")
+        self._check_iteration(node.iter, "for")
         self.generic_visit(node)
 
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp) -> None:
         if node not in self.harmless:
             for part in node.generators:
-                self._take(part.iter, "for")
+                self._check_iteration(part.iter, "for")
         self.generic_visit(node)
 
     visit_GeneratorExp = visit_DictComp = visit_ListComp
 
     def visit_Starred(self, node: ast.Starred) -> None:
-        self._take(node.value, "*")
+        self._check_iteration(node.value, "*")
         self.generic_visit(node)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
-        self._take(node.value, "f-string")
+        self._check_iteration(node.value, "f-string")
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -159,17 +164,19 @@ class _CodeReader(ast.NodeVisitor):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if self.functions:
-            self._changes(node.target, node)
+            self._check_change(node.target, node)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
             if self.functions and isinstance(target, ast.Subscript) and _mentions(node.value, target):
-                self._changes(target.value, node)
+                self._check_change(target.value, node)
         self.generic_visit(node)
 
-    def _changes(self, target: ast.expr, node: ast.AST) -> None:
-        """Note a change of what outlives a rollout: of a variable outside, or of an environment's own."""
+    def _check_change(self, target: ast.expr, node: ast.AST) -> None:
+        """Record a change of something that outlives a rollout: an outer variable, or an environment's
+        attribute.
+        """
         while isinstance(target, ast.Subscript):
             target = target.value
         if isinstance(target, ast.Name):
@@ -182,7 +189,9 @@ class _CodeReader(ast.NodeVisitor):
             self._add("shared", name, node)
 
     def _outlives(self, name: str) -> bool:
-        """Tell a variable of the module, or of `load_environment` around, from a rollout's own."""
+        """Return whether a variable belongs to the module or an enclosing `load_environment`, not to a
+        rollout.
+        """
         if name in self.globals[-1]:
             return True
         if name in self.locals[-1]:
@@ -191,25 +200,27 @@ class _CodeReader(ast.NodeVisitor):
             return True
         return name in self.module and not any(name in scope for scope in self.locals)
 
-    def _take(self, given: ast.expr, how: str) -> None:
-        if self._is_set(given):
-            self._add("sets", f"{how} over a set", given)
+    def _check_iteration(self, iterated: ast.expr, construct: str) -> None:
+        if self._is_set(iterated):
+            self._add("sets", f"{construct} over a set", iterated)
 
-    def _is_set(self, given: ast.AST) -> bool:
-        if isinstance(given, ast.Name):
-            own = [sets for sets, names in zip(self.sets[1:], self.locals, strict=True) if given.id in names]
-            return given.id in (own[-1] if own else self.sets[0])
-        return _makes_set(given, self.sets)
+    def _is_set(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            scopes = [
+                sets for sets, names in zip(self.sets[1:], self.locals, strict=True) if node.id in names
+            ]
+            return node.id in (scopes[-1] if scopes else self.sets[0])
+        return _makes_set(node, self.sets)
 
     def _is_hook(self, name: str, node: ast.Call) -> bool:
-        """Tell a hash that is defined, and running what the source itself says, from what matters."""
+        """Return whether a call is harmless: a hash inside `__hash__`, or code that is a constant."""
         if name == "hash":
             return bool(self.functions) and self.functions[-1] == "__hash__"
         return name in ("eval", "exec") and bool(node.args) and isinstance(node.args[0], ast.Constant)
 
     def _add(self, kind: Kind, name: str, node: Any) -> None:
         inside = self.functions[-1] if self.functions else "the module"
-        self.found.append(CodeUse(kind, name, f"{self.file}:{node.lineno} {inside}"))
+        self.uses.append(CodeUse(kind, name, f"{self.file}:{node.lineno} {inside}"))
 
 
 def _last_name(node: ast.expr) -> str:
@@ -217,7 +228,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of the functions in it."""
+    """Yield the nodes of a scope, without those of the functions and classes inside."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -225,12 +236,12 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _assigned(scope: ast.AST) -> set[str]:
-    nodes = (each for each in _own_nodes(scope) if isinstance(each, ast.Name))
-    return {each.id for each in nodes if isinstance(each.ctx, ast.Store)}
+    nodes = (node for node in _own_nodes(scope) if isinstance(node, ast.Name))
+    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def _set_names(scope: ast.AST) -> set[str]:
-    """Return the names that a scope binds to nothing but sets."""
+    """Return the names whose assigned values in a scope are all sets."""
     bound: dict[str, bool] = {}
     for node in _own_nodes(scope):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -258,8 +269,8 @@ def _makes_set(node: ast.AST, scopes: list[set[str]]) -> bool:
 
 
 def _mentions(value: ast.expr, target: ast.Subscript) -> bool:
-    """Tell whether what is stored depends on what stood there: a count, and no cache."""
+    """Return whether the stored value depends on the previous one, as in a counter but not in a cache."""
     wanted = ast.dump(target.value)
     return any(
-        isinstance(each, ast.Attribute | ast.Name) and ast.dump(each) == wanted for each in ast.walk(value)
+        isinstance(part, ast.Attribute | ast.Name) and ast.dump(part) == wanted for part in ast.walk(value)
     )

@@ -1,4 +1,4 @@
-"""Runs the two processes of a check and puts the report together."""
+"""Runs the two processes of a check, and assembles the report."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
 
 LONGEST_PROBE = 300.0
-"""Seconds that one process of a check may take unless its caller says otherwise."""
+"""Default maximum time of one process of a check in seconds."""
 _PROBE = "wander.checks.probe"
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
     {"PYTHONHASHSEED": "1", "TZ": "UTC", "LANG": "C.UTF-8", CLOCK: "0"},
     {"PYTHONHASHSEED": "2", "TZ": "KIRITIMATI-14", "LANG": "POSIX", CLOCK: str(400 * 24 * 3600)},
 )
-"""How the two processes differ, beside the host name; the same in every check, so that a report is stable."""
+"""Differences between the two processes, in addition to the host name. They are fixed, so that reports are
+stable."""
 
 
 def check_environment(
@@ -50,17 +51,18 @@ def check_environment(
     sandbox: SandboxPolicy | None = None,
     runtime: Runtime | None = None,
 ) -> CheckReport:
-    """Check an environment without a model and return every check's result.
+    """Check an environment without a model, and return the result of every check.
 
-    - `target`: an installed environment's name, a project folder, or a `.py` file.
-    - `python`: the interpreter of the virtual environment in which it is installed, with `wander-sdk`.
-    - `rows`: most rows of each split that are read; `examples`: how many are played, by every player.
-    - `timeout`: seconds that each of the two processes may take.
-    - `variables`: environment variables that the environment needs, such as the name of a key.
-    - `sandbox`: confines the processes to these limits, or raises `SandboxError` if that cannot be done.
-    - `runtime`: what is known of `python`, if that is not this interpreter. The sandbox needs it.
+    - `target`: name of an installed environment, a project folder, or a `.py` file.
+    - `python`: interpreter of the virtual environment in which it is installed, with `wander-sdk`.
+    - `rows`: maximum number of rows of each split to read. `examples`: number of examples that every player
+      plays.
+    - `timeout`: maximum time of each of the two processes in seconds.
+    - `variables`: environment variables that the environment needs, such as an API key.
+    - `sandbox`: limits of the sandbox for the processes. Raises `SandboxError` if the sandbox cannot be made.
+    - `runtime`: description of a `python` other than this interpreter. The sandbox needs it.
 
-    Nothing that the environment does raises: it fails a check.
+    Errors of the environment are not raised, but make a check fail.
     """
     started = time.monotonic()
     is_path = isinstance(target, Path) or (
@@ -74,7 +76,7 @@ def check_environment(
     report = CheckReport(
         schema="wander.check/1", target=str(target), arguments=dict(arguments or {}), checks=[]
     )
-    found = {each.id: each for each in check_package(folder, str(target), Path(python))}
+    results = {result.id: result for result in check_package(folder, str(target), Path(python))}
     request = ProbeRequest(
         target=str(folder or target),
         is_path=is_path,
@@ -100,15 +102,15 @@ def check_environment(
     if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
         report.unfit_arguments = first.trouble
     report.earned = earned_by_player(first)
-    found.update({each.id: each for each in findings_of_first(first)})
-    if "load.works" in found:
-        found["load.works"].seconds = took
+    results.update({result.id: result for result in findings_of_first(first)})
+    if "load.works" in results:
+        results["load.works"].seconds = took
     if first.info is not None and first.trouble is None:
         second = run(request.model_copy(update={"watch": False, "recorded": first.plays}), 1)
-        found.update({each.id: each for each in findings_of_second(first, second)})
-        if "dataset.stable" in found:
-            found["dataset.stable"].seconds = time.monotonic() - began - took
-    report.checks = [found.get(check) or check_result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
+        results.update({result.id: result for result in findings_of_second(first, second)})
+        if "dataset.stable" in results:
+            results["dataset.stable"].seconds = time.monotonic() - began - took
+    report.checks = [results.get(check) or check_result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
     report.seconds = time.monotonic() - started
     return report
 
@@ -123,10 +125,10 @@ def _run_probe(
     sandbox: SandboxPolicy | None,
     runtime: Runtime | None,
 ) -> ProbeResult:
-    """Run one process of a check and return what it tells, also when it dies or hangs.
+    """Run one process of a check and return its result, even if the process dies or hangs.
 
-    What it is asked and what it tells pass through inherited memory, since in the sandbox it can write no
-    file of the host's. Raises `SandboxError` where no sandbox can be made.
+    Request and result are exchanged through inherited memory, because a sandboxed process cannot write files
+    of the host. Raises `SandboxError` if the sandbox cannot be made.
     """
     confinement = None
     variables = {**variables, **SURROUNDINGS[number]}
@@ -137,33 +139,35 @@ def _run_probe(
         sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
         confinement = Confinement(sandbox, sees, variables, ("sandbox", "elsewhere")[number])
     with contextlib.ExitStack() as stack:
-        asked, told, note = (stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note"))
-        asked.write(request.model_dump_json().encode())
+        request_file, result_file, note_file = (
+            stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note")
+        )
+        request_file.write(request.model_dump_json().encode())
         end = run_program(
             python,
             ["-m", _PROBE],
-            [file.fileno() for file in (asked, told, note)],
+            [file.fileno() for file in (request_file, result_file, note_file)],
             seconds=timeout,
             environ=child_environ("SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE", **variables),
             confinement=confinement,
         )
-        with contextlib.suppress(ValidationError):  # there is no result, or not all of it
+        with contextlib.suppress(ValidationError):  # the result is missing or incomplete
             if end.status is not None:
-                return ProbeResult.model_validate_json(_read(told))
-        doing = _read(note).decode("utf-8", "replace") or "starting"
+                return ProbeResult.model_validate_json(_read(result_file))
+        activity = _read(note_file).decode("utf-8", "replace") or "starting"
         if end.out_of_memory:
-            ending = "its process ran out of the memory that the sandbox allows"
+            ending = "its process ran out of the memory allowed by the sandbox"
         elif end.status is None:
-            ending = f"it was not done after {timeout:g} s"
+            ending = f"it did not finish within {timeout:g} s"
         else:
-            ending = f"its process ended with status {end.status}"
+            ending = f"its process exited with status {end.status}"
         ending += f": {end.output.splitlines()[-1]:.300}" if end.output else ""
-        lost = Trouble(type="ProcessLost", message=f"{ending}, while {doing}")
-        return ProbeResult(trouble=lost, lost_while=doing)
+        lost = Trouble(type="ProcessLost", message=f"{ending}, while {activity}")
+        return ProbeResult(trouble=lost, lost_while=activity)
 
 
 def _open_memory(name: str) -> IO[bytes]:
-    if sys.platform == "linux":  # where what a sandbox writes counts as its memory
+    if sys.platform == "linux":  # a sandbox's writes to it count as memory of the sandbox
         return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 

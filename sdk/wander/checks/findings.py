@@ -1,4 +1,4 @@
-"""From what the two processes told to the result of every check."""
+"""Derives the result of every check from the results of the two processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from wander.checks.sources import SourceUse
 from wander.evals.replay import first_difference
 
 SLOW_IMPORT = 5.0
-"""Seconds of importing after which a check warns; generous, since the machine may have other things to do."""
+"""Minimum seconds of importing for a warning. The limit is generous, because the machine may be busy."""
 
 OVERLAP = 0.2
-"""Share of the rows that are measured, and may be trained on, from which a check warns; one may be chance."""
+"""Minimum share of evaluation rows that are also training rows for a warning. A single one may be
+chance."""
 
 _DECLARED = "not compared: it declares `deterministic=False`"
-_JUDGED = "not compared: its judge is not asked here"
+_JUDGED = "not compared: its judge is not called here"
 
 
 def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
-    """Judge the process that was watched and played."""
+    """Derive results from the first process, which was watched and played."""
     if first.lost_while is not None and first.lost_while.startswith("playing"):
         _, _, example = first.lost_while.partition("`")
         example_id = example.partition("`")[0] or None
@@ -51,11 +52,11 @@ def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
 
 
 def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
-    """Compare the process that played again with the first one."""
+    """Derive results by comparing the second process, which replayed the rollouts, with the first."""
     if second.trouble is not None:
         check = "rollout.stops" if (second.lost_while or "").startswith("playing") else "load.works"
         yield check_result(
-            check, "fail", f"in a second process with another hash seed: {_describe_trouble(second)}"
+            check, "fail", f"in a second process with a different hash seed: {_describe_trouble(second)}"
         )
         return
     if second.import_seconds > SLOW_IMPORT and not first.heavy:
@@ -70,9 +71,9 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
         yield check_result("determinism.group", "skip", reason)
         return
     yield _same("determinism.replay", first.plays, second.plays)
-    # Compared within one process, so that a set's order counts as a fault of the replay alone.
-    # What a failure says may name its own rollout.
-    yield _same("determinism.group", *map(_without_failures_words, (second.plays, second.siblings)))
+    # Compared within one process, so that the order of a set counts as a fault of the replay only. The
+    # messages of failures may name their own rollout.
+    yield _same("determinism.group", *map(_without_failure_messages, (second.plays, second.siblings)))
 
 
 def _describe_trouble(probe: ProbeResult) -> str:
@@ -85,27 +86,27 @@ def _describe_trouble(probe: ProbeResult) -> str:
 
 
 def _rows(first: ProbeResult) -> Iterator[CheckResult]:
-    """Judge what was read of the datasets: rows that are no examples, and names that stand twice."""
-    twice = [
+    """Check the dataset rows: whether all are valid examples, and all ids are unique."""
+    repeated = [
         row for row in first.rows if row.trouble is not None and "share the example_id" in row.trouble.message
     ]
-    broken = [row for row in first.rows if row.trouble is not None and row not in twice]
+    broken = [row for row in first.rows if row.trouble is not None and row not in repeated]
     if not first.rows:
-        yield check_result("dataset.rows", "fail", "there are no rows")
+        yield check_result("dataset.rows", "fail", "the dataset has no rows")
     elif broken:
-        yield check_result("dataset.rows", "fail", _row_said(broken), example_id=str(broken[0].index))
+        yield check_result("dataset.rows", "fail", _describe_rows(broken), example_id=str(broken[0].index))
     else:
         yield check_result("dataset.rows", "pass", f"{len(first.rows)} read")
-    if twice:
-        yield check_result("dataset.ids", "fail", _row_said(twice), example_id=str(twice[0].index))
+    if repeated:
+        yield check_result("dataset.ids", "fail", _describe_rows(repeated), example_id=str(repeated[0].index))
     elif first.rows:
         yield check_result("dataset.ids", "pass")
 
 
 def _splits(first: ProbeResult) -> CheckResult:
-    """Judge whether what is trained on is also what is measured."""
+    """Check whether the evaluation rows are also training rows."""
     if first.shares_rows:
-        return check_result("dataset.splits", "warn", "there is one set of rows for both splits")
+        return check_result("dataset.splits", "warn", "both splits use the same rows")
     train, measured = (
         [row for row in first.rows if row.split == split and row.content is not None]
         for split in ("train", "eval")
@@ -113,62 +114,66 @@ def _splits(first: ProbeResult) -> CheckResult:
     known = {row.content for row in train}
     again = [row for row in measured if row.content in known]
     if len(known) * 2 < len(train) or not measured:
-        return check_result("dataset.splits", "pass", "the seed tells examples apart" if train else "")
+        return check_result("dataset.splits", "pass", "examples differ only by their seed" if train else "")
     if 2 * len({row.prompt for row in train}) < len(known):
-        return check_result("dataset.splits", "pass", "prompts alone do not tell the examples apart")
+        return check_result("dataset.splits", "pass", "prompts do not distinguish the examples")
     share = len(again) / len(measured)
-    said = f"{len(again)} of {len(measured)} rows of `eval` that were read are rows of `train` ({share:.0%})"
+    message = f"{len(again)} of {len(measured)} `eval` rows read are also rows of `train` ({share:.0%})"
     if again and 10 * len(known) < 9 * len(train):
-        said += "; there are so few different ones that some meet by chance"
+        message += "; with so few distinct rows, some overlap is chance"
     status: Status = "warn" if len(again) > 1 and share >= OVERLAP else "pass"
     example_id = again[0].example_id if again and status != "pass" else None
-    return check_result("dataset.splits", status, said if again else "", example_id=example_id)
+    return check_result("dataset.splits", status, message if again else "", example_id=example_id)
 
 
 def _prompts(first: ProbeResult) -> CheckResult:
-    told = first.told
-    if told.labelled >= SHARE:
-        said = f"of {told.rows} prompts {told.labelled:.0%} hold their answer after a word like `answer:`"
-        return check_result("prompt.answer", "fail", said, example_id=told.example_id)
-    if told.held >= SHARE:
-        said = f"of {told.rows} prompts {told.held:.0%} hold their answer; that may be the task"
-        return check_result("prompt.answer", "warn", said, example_id=told.example_id)
-    return check_result("prompt.answer", "pass", f"{told.rows} prompts read" if told.rows else "")
+    leak = first.told
+    if leak.labelled >= SHARE:
+        message = (
+            f"{leak.labelled:.0%} of {leak.rows} prompts contain their answer after a word like `answer:`"
+        )
+        return check_result("prompt.answer", "fail", message, example_id=leak.example_id)
+    if leak.held >= SHARE:
+        message = f"{leak.held:.0%} of {leak.rows} prompts contain their answer; this may be part of the task"
+        return check_result("prompt.answer", "warn", message, example_id=leak.example_id)
+    return check_result("prompt.answer", "pass", f"{leak.rows} prompts read" if leak.rows else "")
 
 
 def _tools(first: ProbeResult) -> CheckResult:
     for play in first.plays:
         tool = None if play.player == "gold" else find_telling_tool(play.rollout)
         if tool is not None:
-            said = f"player `{play.player}` was given the answer by `{tool}`; that may be the task"
-            return check_result("tools.answer", "warn", said, example_id=play.rollout.example_id)
+            message = f"`{tool}` gave the answer to player `{play.player}`; this may be part of the task"
+            return check_result("tools.answer", "warn", message, example_id=play.rollout.example_id)
     return check_result("tools.answer", "pass")
 
 
 def _judged(first: ProbeResult) -> CheckResult:
-    found = first.judged
-    if found is None:
-        return check_result("rewards.judge", "pass", "it asks no judge")
-    if found.obeys is not None:
-        return check_result("rewards.judge", "fail", found.obeys, example_id=found.example_id)
-    if not found.understood:
-        said = "no scripted judge answers in the form that it reads"
-        return check_result("rewards.judge", "warn", said, example_id=found.example_id)
+    judged = first.judged
+    if judged is None:
+        return check_result("rewards.judge", "pass", "it uses no judge")
+    if judged.obeys is not None:
+        return check_result("rewards.judge", "fail", judged.obeys, example_id=judged.example_id)
+    if not judged.understood:
+        message = "it reads none of the formats in which scripted judges answer"
+        return check_result("rewards.judge", "warn", message, example_id=judged.example_id)
     return check_result("rewards.judge", "pass")
 
 
 def _shared(first: ProbeResult, second: ProbeResult) -> CheckResult:
-    """Judge what rollouts leave behind: a fault where it was seen, else a warning."""
+    """Check what rollouts leave behind: a failure if it was observed, otherwise a warning."""
     assert first.info is not None
     if second.changed:
         more = f" (and {len(second.changed) - 1} more)" if len(second.changed) > 1 else ""
-        said = f"after the same rollouts once more, {second.changed[0]}{more}"
-        return check_result("determinism.shared", "fail" if first.info.deterministic else "warn", said)
+        message = f"after repeating the same rollouts, {second.changed[0]}{more}"
+        return check_result("determinism.shared", "fail" if first.info.deterministic else "warn", message)
     uses = [use for use in first.uses if use.kind == "shared"]
-    return check_result("determinism.shared", "warn" if uses else "pass", _use_said(uses, declared=False))
+    return check_result(
+        "determinism.shared", "warn" if uses else "pass", _describe_uses(uses, declared=False)
+    )
 
 
-def _row_said(rows: list[RowRead]) -> str:
+def _describe_rows(rows: list[RowRead]) -> str:
     trouble = rows[0].trouble
     assert trouble is not None
     more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
@@ -176,31 +181,31 @@ def _row_said(rows: list[RowRead]) -> str:
 
 
 def _sources(first: ProbeResult) -> Iterator[CheckResult]:
-    """Judge what was read from outside: a fault in the environment's code, a warning in a library."""
+    """Check reads from outside: a failure in the environment's code, a warning in a library."""
     declared = first.info is not None and not first.info.deterministic
     for kind in ("random", "numpy", "clock", "entropy", "network", "process", "sets", "eval"):
         uses = [use for use in first.uses if use.kind == kind and (kind != "process" or use.library is None)]
-        own = [use for use in uses if use.library is None and use.phase != "code"]
-        status: Status = "fail" if own else "warn" if uses else "pass"
+        own_uses = [use for use in uses if use.library is None and use.phase != "code"]
+        status: Status = "fail" if own_uses else "warn" if uses else "pass"
         if declared and status == "fail" and kind != "eval":
             status = "pass"
-        yield check_result(f"sources.{kind}", status, _use_said(own or uses, declared=declared))
+        yield check_result(f"sources.{kind}", status, _describe_uses(own_uses or uses, declared=declared))
 
 
-def _use_said(uses: list[SourceUse], *, declared: bool) -> str:
+def _describe_uses(uses: list[SourceUse], *, declared: bool) -> str:
     if not uses:
         return ""
-    shown = []
+    descriptions = []
     for use in uses[:3]:
         through = f" through `{use.library}`" if use.library else ""
         when = "in the source" if use.phase == "code" else f"{use.phase}, {use.count} times"
-        shown.append(f"`{use.name}`{through} at {use.where} ({when})")
-    more = f", and {len(uses) - 3} more places" if len(uses) > 3 else ""
-    return f"{'declared: ' if declared else ''}{'; '.join(shown)}{more}"
+        descriptions.append(f"`{use.name}`{through} at {use.where} ({when})")
+    more = f", and {len(uses) - 3} more" if len(uses) > 3 else ""
+    return f"{'declared: ' if declared else ''}{'; '.join(descriptions)}{more}"
 
 
 def _faults(first: ProbeResult) -> CheckResult:
-    """Judge failures of the environment, its tools and its rubric; a judge that is not there is none."""
+    """Check failures of the environment, its tools and its rubric. A missing judge does not count."""
     for play in first.plays:
         failure = play.rollout.failure
         if failure is None or failure.boundary == "model":
@@ -216,20 +221,20 @@ def _faults(first: ProbeResult) -> CheckResult:
 def _stops(first: ProbeResult) -> CheckResult:
     limit = first.info.max_turns if first.info is not None else None
     if first.hung:
-        said = "its rollouts wait for something that never comes"
-        return check_result("rollout.stops", "fail", said, example_id=first.hung[0])
+        message = "its rollouts never end"
+        return check_result("rollout.stops", "fail", message, example_id=first.hung[0])
     for play in first.plays:
         turns = len(play.rollout.turns)
         if limit is not None and turns > limit:
             return _fail("rollout.stops", play, f": it took {turns} turns, and `max_turns` is {limit}")
         if play.gave_up and (limit is None or turns >= limit):
-            return _fail("rollout.stops", play, f": it goes on after {turns} turns")
+            return _fail("rollout.stops", play, f": it did not end after {turns} turns")
     return check_result("rollout.stops", "pass")
 
 
-def _fail(check: str, play: PlayRecord, said: str) -> CheckResult:
-    """Return a check that a player's rollout fails; what is said follows the player's name."""
-    return check_result(check, "fail", f"player `{play.player}`{said}", example_id=play.rollout.example_id)
+def _fail(check: str, play: PlayRecord, message: str) -> CheckResult:
+    """Return a failed check for a player's rollout. The message follows the player's name."""
+    return check_result(check, "fail", f"player `{play.player}`{message}", example_id=play.rollout.example_id)
 
 
 def _check_declaration(first: ProbeResult) -> CheckResult:
@@ -237,54 +242,56 @@ def _check_declaration(first: ProbeResult) -> CheckResult:
     if not first.info.deterministic:
         return check_result("determinism.declared", "pass", "it declares `deterministic=False`")
     if first.has_judge:
-        return check_result("determinism.declared", "fail", "its rubric asks a judge")
+        return check_result("determinism.declared", "fail", "its rubric uses a judge")
     if network := [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]:
-        said = f"its rollouts use the network: {_use_said(network, declared=False)}"
-        return check_result("determinism.declared", "fail", said)
+        message = f"its rollouts use the network: {_describe_uses(network, declared=False)}"
+        return check_result("determinism.declared", "fail", message)
     return check_result("determinism.declared", "pass")
 
 
 def _stable(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
-    """Compare the examples of both processes, one by one, and in each those read in another order."""
+    """Compare the examples of both processes, and those read in a different order within each process."""
     if not first.rows:
-        yield check_result("dataset.stable", "skip", "there are no rows")
-        yield check_result("dataset.access", "skip", "there are no rows")
+        yield check_result("dataset.stable", "skip", "the dataset has no rows")
+        yield check_result("dataset.access", "skip", "the dataset has no rows")
         return
-    others = {(row.split, row.index): (row.digest, row.example_id) for row in second.rows}
-    unlike = [row for row in first.rows if others.get((row.split, row.index)) != (row.digest, row.example_id)]
-    if unlike:
-        said = f"row {unlike[0].index} of `{unlike[0].split}` is another one in the second process"
+    second_rows = {(row.split, row.index): (row.digest, row.example_id) for row in second.rows}
+    different = [
+        row for row in first.rows if second_rows.get((row.split, row.index)) != (row.digest, row.example_id)
+    ]
+    if different:
+        message = f"row {different[0].index} of `{different[0].split}` is different in the second process"
         yield check_result(
-            "dataset.stable", "fail", said, example_id=unlike[0].example_id or str(unlike[0].index)
+            "dataset.stable", "fail", message, example_id=different[0].example_id or str(different[0].index)
         )
     elif len(first.rows) != len(second.rows):
-        said = f"{len(first.rows)} rows in the first process, {len(second.rows)} in the second"
-        yield check_result("dataset.stable", "fail", said)
+        message = f"{len(first.rows)} rows in the first process, {len(second.rows)} in the second"
+        yield check_result("dataset.stable", "fail", message)
     else:
         yield check_result("dataset.stable", "pass")
     if moved := [*first.moved, *second.moved]:
-        said = f"row {moved[0].index} of `{moved[0].split}` is another one when it is asked for first"
+        message = f"row {moved[0].index} of `{moved[0].split}` is different if it is requested first"
         yield check_result(
-            "dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index)
+            "dataset.access", "fail", message, example_id=moved[0].example_id or str(moved[0].index)
         )
     else:
         yield check_result("dataset.access", "pass")
 
 
 def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> CheckResult:
-    """Compare every rollout with its replay, and name the first difference."""
-    others = {_key(play): play.rollout for play in again}
+    """Compare every rollout with its replay, and report the first difference."""
+    replays = {_key(play): play.rollout for play in again}
     for play in played:
-        if _key(play) not in others:
-            return _fail(check, play, ": it could not be played again")
-        difference = first_difference(play.rollout, others[_key(play)])
+        if _key(play) not in replays:
+            return _fail(check, play, ": it could not be replayed")
+        difference = first_difference(play.rollout, replays[_key(play)])
         if difference is not None:
             return _fail(check, play, f": {difference}")
     return check_result(check, "pass", f"{len(played)} rollouts compared")
 
 
-def _without_failures_words(plays: list[PlayRecord]) -> list[PlayRecord]:
-    """Return rollouts whose failures say their boundary and kind alone."""
+def _without_failure_messages(plays: list[PlayRecord]) -> list[PlayRecord]:
+    """Return the rollouts with empty failure messages."""
     return [
         play.model_copy(
             update={
@@ -310,20 +317,22 @@ LOW_PLAYERS = {
     "rewards.noop": ("noop",),
     "rewards.injection": ("demand", "list"),
 }
-"""Which players each check looks at."""
+"""Players that each check considers."""
 
 
 def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
-    """Judge weights, bounds, and what every player earned."""
+    """Check the weights, the bounds, and the rewards of every player."""
     assert first.info is not None
-    counted = [each.name for each in first.info.reward_functions if each.weight]
+    counted = [function.name for function in first.info.reward_functions if function.weight]
     if not counted:
         yield check_result("rewards.weights", "fail", "no reward function has a weight other than 0")
     else:
         yield check_result("rewards.weights", "pass", ", ".join(f"`{name}`" for name in counted))
     scored = [play for play in first.plays if play.rollout.reward is not None]
     if not scored:
-        reason = "no rollout was scored" + (", since its judge is not asked here" if first.has_judge else "")
+        reason = "no rollout was scored" + (
+            ", because its judge is not called here" if first.has_judge else ""
+        )
         for check in ("rewards.bounds", "rewards.gold", *LOW_PLAYERS):
             yield check_result(check, "skip", reason)
         return
@@ -341,12 +350,12 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
 
 
 def earned_by_player(first: ProbeResult) -> dict[str, float]:
-    """Return the mean reward of each player that was scored."""
+    """Return the mean reward of each player with scored rollouts."""
     rewards: dict[str, list[float]] = {}
     for play in first.plays:
         if play.rollout.reward is not None:
             rewards.setdefault(play.player, []).append(play.rollout.reward)
-    return {player: fmean(own) for player, own in rewards.items()}
+    return {player: fmean(player_rewards) for player, player_rewards in rewards.items()}
 
 
 def _rewards(plays: list[PlayRecord]) -> list[float]:
@@ -363,21 +372,23 @@ def _within(scored: list[PlayRecord], low: float, high: float) -> CheckResult:
 
 
 def _high(gold: list[PlayRecord], low: float, high: float) -> CheckResult:
-    """A right player earns at least the middle of the bounds, on average over the examples."""
+    """Check that a correct player earns at least the middle of the bounds, on average over the examples."""
     if not gold:
-        return check_result("rewards.gold", "skip", "no right completion is known: override `gold(example)`")
+        return check_result(
+            "rewards.gold", "skip", "no correct completion is known: override `gold(example)`"
+        )
     mean = fmean(_rewards(gold))
     if mean < (low + high) / 2 - TOLERANCE:
         worst = min(gold, key=lambda play: play.rollout.reward or 0.0)
-        said = f"a right player earned {mean:g} on average, in bounds of {low:g} to {high:g}"
-        return check_result("rewards.gold", "fail", said, example_id=worst.rollout.example_id)
+        message = f"a correct player earned {mean:g} on average, with bounds of {low:g} to {high:g}"
+        return check_result("rewards.gold", "fail", message, example_id=worst.rollout.example_id)
     return check_result("rewards.gold", "pass", f"{mean:g} on average")
 
 
 def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: float) -> CheckResult:
-    """A bad player earns less than half of what a right one does, on average over the examples.
+    """Check that a bad player earns less than half as much as a correct one, on average over the examples.
 
-    In games whose rewards are negative and positive, 0 is what a draw earns, and a bad player may have it.
+    If rewards can be negative and positive, as in games, a bad player may earn 0, which is a draw.
     """
     if not plays:
         return check_result(check, "skip", "no such rollout was scored")
@@ -386,9 +397,9 @@ def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: 
     if low < 0 < high:
         limit = max(limit, 2 * TOLERANCE)
     for player in dict.fromkeys(play.player for play in plays):
-        own = [play for play in plays if play.player == player]
-        mean = fmean(_rewards(own))
+        player_plays = [play for play in plays if play.player == player]
+        mean = fmean(_rewards(player_plays))
         if mean >= limit - TOLERANCE:
-            best = max(own, key=lambda play: play.rollout.reward or 0.0)
-            return _fail(check, best, f" earned {mean:g} on average; less than {limit:g} is low")
+            best = max(player_plays, key=lambda play: play.rollout.reward or 0.0)
+            return _fail(check, best, f" earned {mean:g} on average; the limit for a low reward is {limit:g}")
     return check_result(check, "pass", f"{fmean(_rewards(plays)):g} on average")

@@ -1,4 +1,4 @@
-"""What all rollouts share: the environment, its rubrics, and the variables of its modules."""
+"""Reads the state shared by all rollouts: of the environment, its rubrics and its modules."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _MOST = 1000
 
 
 def read_shared(env: Environment, own: str) -> dict[str, str]:
-    """Return what the numbers, texts, lists and generators are that outlive a rollout, by name.
+    """Return descriptions of the numbers, texts, lists and generators that outlive a rollout, by name.
 
-    Of a dictionary only keys that hold such a value count, so that a cache may grow. `own` is the path of the
-    environment's code.
+    In a dictionary, only existing keys with such values count, so that a cache may grow. `own` is the path of
+    the environment's code.
     """
-    found: dict[str, str] = {}
+    state: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if (file == own or file.startswith(own.rstrip("/") + "/")) and "site-packages" not in file[
             len(own) :
         ]:
-            found |= _read(name, vars(module))
+            state |= _read(name, vars(module))
             for key, value in list(vars(module).items()):
                 if isinstance(value, type) and value.__module__ == name:
-                    found |= _read(f"{name}.{key}", vars(value))
+                    state |= _read(f"{name}.{key}", vars(value))
     for place, owner in owners(env, "environment"):
-        found |= _read(place, vars(owner))
-        for one in owner.functions if isinstance(owner, Rubric) else ():
-            function = getattr(one, "function", one)
+        state |= _read(place, vars(owner))
+        for reward_function in owner.functions if isinstance(owner, Rubric) else ():
+            function = getattr(reward_function, "function", reward_function)
             names = getattr(getattr(function, "__code__", None), "co_freevars", ())
             cells = getattr(function, "__closure__", None) or ()
             values = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
-            found |= _read(f"{place}.{getattr(function, '__name__', 'function')}", values)
-    return found
+            state |= _read(f"{place}.{getattr(function, '__name__', 'function')}", values)
+    return state
 
 
 def owners(env: Environment, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield an environment, its rubrics and those of its members, each with its place."""
+    """Yield an environment, its rubrics and those of its members, each with its name."""
     yield place, env
     yield from _rubrics(env.rubric, f"{place}.rubric")
     if isinstance(env, EnvGroup):
@@ -63,24 +63,24 @@ def _rubrics(rubric: Rubric, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read(place: str, values: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    state: dict[str, str] = {}
     for name, value in list(values.items()):
         if name.startswith("__"):
             continue
-        if (told := _tell(value)) is not None:
-            found[f"{place}.{name}"] = told
+        if (description := _describe(value)) is not None:
+            state[f"{place}.{name}"] = description
         elif isinstance(value, dict) and len(value) <= _MOST:
-            inside = {key: _tell(each) for key, each in value.items() if not isinstance(each, str)}
-            found |= {
-                f"{place}.{name}[{key!r:.40}]": each for key, each in inside.items() if each is not None
+            inside = {key: _describe(item) for key, item in value.items() if not isinstance(item, str)}
+            state |= {
+                f"{place}.{name}[{key!r:.40}]": item for key, item in inside.items() if item is not None
             }
-    return found
+    return state
 
 
-def _tell(value: Any) -> str | None:
-    """Return what a value is, None for what may change or cannot be compared."""
+def _describe(value: Any) -> str | None:
+    """Describe a value. Returns None for values that may change or cannot be compared."""
     if isinstance(value, bool):
-        return None  # whether something was made already
+        return None  # usually records whether something was created already
     if isinstance(value, random.Random):
         return f"`random.Random` at {hashlib.sha256(repr(value.getstate()).encode()).hexdigest()[:8]}"
     if isinstance(value, int | float | str | itertools.count) or (

@@ -1,8 +1,9 @@
-"""One process of a check: loads an environment, reads its rows, plays it, and writes down what happened.
+"""One process of a check: loads an environment, reads its rows, plays it, and records the results.
 
-Run as `python -m wander.checks.probe ASKED TOLD NOTE`, the numbers of three files that its parent opened: the
-request, the result, and what it is doing. The first process of a check watches what is read from outside and
-plays; the second has another hash seed and time zone and plays the recorded rollouts again.
+Run as `python -m wander.checks.probe REQUEST RESULT NOTE`, with the descriptors of three files opened by the
+parent: the request, the result, and a note about the current activity. The first process of a check watches
+reads from outside and plays. The second has another hash seed and time zone, and replays the recorded
+rollouts.
 """
 
 from __future__ import annotations
@@ -47,39 +48,39 @@ from wander.parsers import message_text
 from wander.types import Example, Rollout, canonical_json
 
 HEAVY = ("torch", "tensorflow", "jax", "transformers", "vllm", "trl", "datasets", "pandas", "sklearn")
-"""Modules that take seconds to import, and that listing an environment should not."""
+"""Modules that take seconds to import, and should not be imported just to list an environment."""
 
 PLAYERS = ("gold", "empty", "noop", "demand", "list", "guess", "tools")
-"""Who plays every example; a player's place is the index of its rollout."""
+"""Players of every example. The position of a player is the index of its rollout."""
 
 GROUP_SECONDS = 120.0
-"""How long all rollouts of one example may take."""
+"""Maximum time of all rollouts of one example in seconds."""
 
 _TOLD = 50
-"""Rows whose prompts are searched for their answers."""
+"""Number of rows whose prompts are searched for their answers."""
 SIBLING = 1000
-"""Added to the index of a rollout that is played once more as another one of its group."""
+"""Added to the index of a rollout that is repeated as another rollout of its group."""
 
 
 class Probe:
-    """Does what a request asks for and keeps the result."""
+    """Carries out a request and keeps the result."""
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], object]) -> None:
         self.request = request
         self.result = ProbeResult()
         self.watch = SourceWatch()
         self._right: list[str] = []
-        """What the gold player said, which the scripted judge finds right."""
+        """Texts of the gold player, which the scripted judge accepts."""
         self._tell = tell
-        """Leaves a note of what is being done, for whoever finds this process dead or hanging."""
+        """Leaves a note about the current activity, in case this process dies or hangs."""
 
     def run(self) -> ProbeResult:
-        """Load, read and play; whatever the environment raises is in the result."""
+        """Load, read and play. Errors of the environment are part of the result."""
         if self.request.watch:
             self.watch.start()
         try:
             self._probe()
-        except Exception as error:  # noqa: BLE001 - the result tells
+        except Exception as error:  # noqa: BLE001 - recorded in the result
             self.result.trouble = Trouble.of(error)
         finally:
             if self.request.watch:
@@ -115,7 +116,7 @@ class Probe:
         started = time.perf_counter()
         factory = (find_path_factory if self.request.is_path else find_factory)(self.request.target)
         self.result.import_seconds = time.perf_counter() - started
-        # Environments of the classic API import `datasets` as that API tells them to.
+        # Environments of the classic API import `datasets`, because that API requires it.
         usual = {"datasets", "pandas"} if "verifiers" in sys.modules else set()
         self.result.heavy = [
             name for name in HEAVY if name in sys.modules and name not in before and name not in usual
@@ -123,7 +124,7 @@ class Probe:
         return factory
 
     def _read_rows(self, env: Environment, factory: Factory) -> None:
-        """Read the rows in order, and in a second environment once more from the last to the first."""
+        """Read the rows in order, and read them again from last to first in a second environment."""
         train, evaluation = env.dataset("train"), env.dataset("eval")
         self.result.shares_rows = train is evaluation
         splits: list[Split] = ["train", "eval"] if train is not evaluation else [train.split]
@@ -147,7 +148,7 @@ class Probe:
         finally:
             try:
                 await env.teardown()
-            except Exception as error:  # noqa: BLE001 - the result tells
+            except Exception as error:  # noqa: BLE001 - recorded in the result
                 self.result.closing = Trouble.of(error)
 
     async def _play(self, env: Environment) -> None:
@@ -178,7 +179,7 @@ class Probe:
             players["gold"].said = self._right
         indices = [PLAYERS.index(name) for name in players]
         client = _Table(
-            {f"{example.example_id}/{PLAYERS.index(name)}": each for name, each in players.items()}
+            {f"{example.example_id}/{PLAYERS.index(name)}": player for name, player in players.items()}
         )
         for rollout in await self._play_in_time(env, client, example, indices):
             name = PLAYERS[rollout.index]
@@ -193,9 +194,10 @@ class Probe:
             )
 
     async def _replay(self, env: Environment, recorded: list[PlayRecord], own: str) -> None:
-        """Play the recorded rollouts again, and then once more as other members of their groups.
+        """Replay the recorded rollouts, and then again as other members of their groups.
 
-        What was made for the first rollouts is there by then: what still changes is shared by all.
+        Everything that is created once exists after the first replay. What still changes is shared by all
+        rollouts.
         """
         before: dict[str, str] | None = None
         if recorded:
@@ -220,12 +222,12 @@ class Probe:
     async def _again(
         self, env: Environment, example: Example, plays: list[PlayRecord], shift: int
     ) -> list[PlayRecord]:
-        """Play one example's recorded rollouts, each with its index moved."""
+        """Play one example's recorded rollouts with shifted indices."""
         moved = [
-            each.rollout.model_copy(
-                update={"index": each.rollout.index + shift, "example_id": example.example_id}
+            play.rollout.model_copy(
+                update={"index": play.rollout.index + shift, "example_id": example.example_id}
             )
-            for each in plays
+            for play in plays
         ]
         indices = [rollout.index for rollout in moved]
         rollouts = await self._play_in_time(env, ReplayClient(moved), example, indices)
@@ -237,7 +239,7 @@ class Probe:
     async def _play_in_time(
         self, env: Environment, client: Client, example: Example, indices: list[int]
     ) -> list[Rollout]:
-        """Play a group; none of its rollouts when they do not end in time."""
+        """Play a group. Returns no rollouts if they do not end in time."""
         group = env.rollout_group(client, example, indices=indices)
         try:
             return await asyncio.wait_for(group, GROUP_SECONDS)
@@ -247,7 +249,7 @@ class Probe:
 
 
 class _Table(Client):
-    """Gives every rollout its own player."""
+    """Assigns a player to every rollout."""
 
     def __init__(self, players: dict[str, ScriptedPlayer]) -> None:
         self.model = "check"
@@ -267,7 +269,7 @@ def _players(env: Environment, example: Example) -> dict[str, ScriptedPlayer]:
     limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
     gold = gold_script(env, example)
     if gold is None and env.turn_limit == 1 and isinstance(example.answer, str) and any(judge_rubrics(env)):
-        gold = [example.answer]  # which the scripted judge finds right
+        gold = [example.answer]  # the scripted judge accepts it
     scripts: dict[str, Script] = {
         "empty": lambda request: "",
         "noop": lambda request: NOOP,
@@ -293,7 +295,7 @@ def _rows(dataset: Dataset, split: Split, most: int) -> list[RowRead]:
 def _row(dataset: Dataset, split: Split, index: int) -> RowRead:
     try:
         example = dataset[index]
-    except Exception as error:  # noqa: BLE001 - the author's code makes rows; the result tells
+    except Exception as error:  # noqa: BLE001 - an error of the author's code is recorded in the result
         return RowRead(split=split, index=index, trouble=Trouble.of(error))
     content = canonical_json([example.prompt, example.answer, example.info])
     return RowRead(
@@ -307,7 +309,7 @@ def _row(dataset: Dataset, split: Split, index: int) -> RowRead:
 
 
 def _own_place(request: ProbeRequest, factory: Factory) -> str:
-    """Return the folder or the file that is the environment's own code."""
+    """Return the folder or file with the environment's own code."""
     if request.is_path and Path(request.target).is_dir():
         return str(Path(request.target).resolve())
     module: ModuleType | None = inspect.getmodule(factory.function)
@@ -319,7 +321,7 @@ def _own_place(request: ProbeRequest, factory: Factory) -> str:
 
 
 def main() -> None:
-    """Read the request, run the probe, write the result."""
+    """Read the request, run the probe, and write the result."""
     asked, told, note = map(int, sys.argv[1:])
     for descriptor in (asked, told, note):
         os.set_inheritable(descriptor, False)

@@ -1,4 +1,4 @@
-"""What the processes of a check are asked for and what they tell."""
+"""Requests and results of the processes of a check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wander.types import EnvironmentInfo, Record, Rollout
 
 
 class Trouble(Record):
-    """Something that was raised."""
+    """An exception that was raised."""
 
     type: str
     message: str
@@ -22,58 +22,58 @@ class Trouble(Record):
 
     @classmethod
     def of(cls, error: BaseException) -> Trouble:
-        """Return what is worth telling about an exception."""
+        """Return the relevant details of an exception."""
         return cls(type=type(error).__name__, message=str(error), hint=getattr(error, "hint", None))
 
 
 class RowRead(Record):
-    """One row that became an example, or did not."""
+    """A row that became an example, or failed to."""
 
     split: Split
     index: int
     example_id: str | None = None
     digest: str | None = None
     content: str | None = None
-    """Digest of what the example asks and of its answer, whatever its name, split and seed."""
+    """Digest of the example's prompt, answer and info, without its name, split and seed."""
     prompt: str | None = None
-    """Digest of what the example asks alone."""
+    """Digest of the example's prompt."""
     trouble: Trouble | None = None
 
 
 class PlayRecord(Record):
-    """One rollout of a player."""
+    """A rollout of one player."""
 
     player: str
     split: Split
     position: int
-    """The example's position in its split."""
+    """Position of the example in its split."""
     rollout: Rollout
     gave_up: bool = False
-    """True when the environment still wanted turns when the player stopped."""
+    """Whether the environment requested more turns after the player stopped."""
 
 
 class ProbeRequest(Record):
-    """What a process is to do."""
+    """Request to a process."""
 
     target: str
     is_path: bool
     arguments: dict[str, Any] = Field(default_factory=dict)
     rows: int
-    """Most rows of each split that are read."""
+    """Maximum number of rows read of each split."""
     examples: int
-    """Examples that are played."""
+    """Number of examples to play."""
     watch: bool
     recorded: list[PlayRecord] | None = None
-    """What another process played, to be played again."""
+    """Rollouts played by another process, to be replayed."""
 
 
 class ProbeResult(Record):
-    """What happened in a process."""
+    """Result of a process."""
 
     trouble: Trouble | None = None
-    """What ended the process early."""
+    """Error that ended the process early."""
     lost_while: str | None = None
-    """What the process was doing when it died or ran out of time."""
+    """Activity during which the process died or ran out of time."""
     import_seconds: float = 0.0
     load_seconds: float = 0.0
     heavy: list[str] = Field(default_factory=list)
@@ -81,19 +81,19 @@ class ProbeResult(Record):
     has_judge: bool = False
     rows: list[RowRead] = Field(default_factory=list)
     moved: list[RowRead] = Field(default_factory=list)
-    """Rows that were another example when they were read from the last to the first."""
+    """Rows that were different when they were read from last to first."""
     plays: list[PlayRecord] = Field(default_factory=list)
     siblings: list[PlayRecord] = Field(default_factory=list)
-    """The recorded rollouts, played as other members of their groups."""
+    """The recorded rollouts, replayed as other members of their groups."""
     hung: list[str] = Field(default_factory=list)
-    """Ids of the examples whose rollouts did not end."""
+    """Ids of examples whose rollouts did not end."""
     closing: Trouble | None = None
-    """What the environment's teardown raised."""
+    """Error raised by the environment's teardown."""
     uses: list[SourceUse] = Field(default_factory=list)
     shares_rows: bool = False
-    """True when the environment gave one dataset, which stands for both splits."""
+    """Whether the environment has only one dataset, used for both splits."""
     told: ToldAnswer = Field(default_factory=ToldAnswer)
     judged: JudgedAnswer | None = None
-    """None where no judge is asked."""
+    """Results with the scripted judges, or None if no judge is used."""
     changed: list[str] = Field(default_factory=list)
-    """What playing the same rollouts once more left changed."""
+    """Changes caused by repeating the same rollouts."""

@@ -1,4 +1,4 @@
-"""The checks by their stable ids, and the report of a run of them."""
+"""Defines the checks by their stable ids, and the report of a check run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Status = Literal["pass", "warn", "fail", "skip"]
 
 
 class Check(NamedTuple):
-    """What one check is about."""
+    """Description of one check."""
 
     title: str
-    """What holds when it passes."""
+    """Statement that is true if the check passes."""
     doc: str
-    """How an author makes it pass."""
+    """Advice on how to make the check pass."""
 
 
 CHECKS: dict[str, Check] = {
@@ -169,65 +169,65 @@ CHECKS: dict[str, Check] = {
 }
 
 
-NOT_LOOKED_AT = "not looked at, since an earlier check failed"
-"""What a check says that could not begin."""
+NOT_LOOKED_AT = "not checked, because an earlier check failed"
+"""Message of a check that could not start."""
 
 
 class CheckResult(Record):
-    """What one check found."""
+    """Result of one check."""
 
     id: str
-    """Stable: scripts and the hub name checks by it."""
+    """Stable id of the check, for scripts and the hub."""
     title: str
     status: Status
     message: str = ""
-    """What was seen; empty when there is nothing to add to the title."""
+    """Observation, or empty if the title says everything."""
     example_id: str | None = None
-    """The example with which it was seen."""
+    """Id of the example with this observation."""
     seconds: float = 0.0
-    """Of `load.works` the first process, of `dataset.stable` the second; the other checks share those two."""
+    """Duration: for `load.works` of the first process, for `dataset.stable` of the second. Otherwise 0."""
     doc: str = ""
-    """How to make it pass."""
+    """Advice on how to make the check pass."""
 
 
 class CheckReport(Record):
-    """Every check of one environment, in the order of `CHECKS`."""
+    """Results of every check of one environment, in the order of `CHECKS`."""
 
     schema_: Literal["wander.check/1"] = Field(default="wander.check/1", alias="schema")
     target: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     environment: str | None = None
-    """Its name, when it loads."""
+    """Name of the environment, if it loads."""
     deterministic: bool | None = None
-    """What it declares, when it loads."""
+    """Whether it declares that it is deterministic, if it loads."""
     checks: list[CheckResult]
     earned: dict[str, float] = Field(default_factory=dict)
-    """Mean reward of each scripted player that was scored, by its name: `gold`, `empty`, ..."""
+    """Mean reward of each scripted player with scored rollouts, by player name: `gold`, `empty`, ..."""
     seconds: float = 0.0
     info: EnvironmentInfo | None = Field(default=None, exclude=True)
-    """What it says about itself, when it loads."""
+    """The environment's description of itself, if it loads."""
     unfit_arguments: Trouble | None = Field(default=None, exclude=True)
-    """Set where it was not loaded because `load_environment` does not take the arguments: no fault of it."""
+    """Error if `load_environment` does not accept the arguments, which is not a fault of the environment."""
 
     @property
     def ok(self) -> bool:
-        """True when no check failed; warnings do not count."""
+        """Whether no check failed. Warnings do not count."""
         return not self.failed
 
     @property
     def failed(self) -> list[CheckResult]:
-        """The checks that failed."""
+        """Checks that failed."""
         return [check for check in self.checks if check.status == "fail"]
 
     def by_id(self, check_id: str) -> CheckResult:
-        """Return one check; raises `KeyError` for an id that does not exist."""
+        """Return a check by its id. Raises `KeyError` if the id does not exist."""
         return {check.id: check for check in self.checks}[check_id]
 
 
 def check_result(
     check_id: str, status: Status, message: str = "", *, example_id: str | None = None
 ) -> CheckResult:
-    """Return a result with the title and the doc of its check."""
+    """Return a result with the title and the advice of its check."""
     title, doc = CHECKS[check_id]
     return CheckResult(
         id=check_id, title=title, status=status, message=message, example_id=example_id, doc=doc

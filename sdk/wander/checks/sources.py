@@ -1,10 +1,10 @@
-"""Sees where an environment reads randomness, the clock and the network.
+"""Detects where an environment reads randomness, the clock and the network.
 
-Interpreter hooks, not replaced functions: a profiling hook sees every call of a C function however it was
-imported (`from time import time` too), and an audit hook sees sockets. What was read is attributed by its
-call stack: to the environment's own code, to a library that this code called, or to nobody, when the SDK or
-the standard library reads the clock for purposes of its own. It is a check and no guard: C extensions can go
-around it.
+This uses interpreter hooks instead of replaced functions: a profiling hook sees every call of a C function,
+no matter how it was imported (`from time import time`), and an audit hook sees sockets. A read is attributed
+by its call stack to the environment's own code, to a library called by this code, or to nobody, if the SDK or
+the standard library reads the clock for its own purposes. This is a check, not a guard: C extensions can
+bypass it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wander.types import Record
 
 Kind = Literal["random", "numpy", "clock", "entropy", "network", "process", "sets", "eval", "shared"]
 Phase = Literal["load", "rollout", "code"]
-"""When it was seen: `code` is what stands in the source, run or not."""
+"""When the use was detected. `code` means in the source, whether it was run or not."""
 
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
 _CALENDAR = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -44,7 +44,7 @@ _PROCESS = {
 }  # fmt: skip
 _NUMPY_STATE = ("seed", "set_state")
 _DEPTH = 60
-"""Frames of a call stack that are looked at."""
+"""Maximum number of inspected frames of a call stack."""
 
 _STANDARD = str(Path(random.Random.seed.__code__.co_filename).parent)
 _TRANSPARENT = frozenset(
@@ -54,39 +54,42 @@ _TRANSPARENT = frozenset(
 
 
 class SourceUse(Record):
-    """One place that read from outside, and how often."""
+    """A place that reads from outside, and how often."""
 
     kind: Kind
     name: str
-    """What was called: `random.choice`, `time.time`, ..."""
+    """Name of the called function: `random.choice`, `time.time`, ..."""
     where: str
-    """`file.py:12 function` in the environment's code."""
+    """Location in the environment's code: `file.py:12 function`."""
     library: str | None = None
-    """The library in between, when the environment's code did not read it itself."""
+    """Library in between, if the environment's code did not read directly."""
     phase: Phase
     count: int = 1
 
 
 Stack = tuple[tuple[str, int, str], ...]
-"""(file, line, function) from the reading call outwards."""
+"""Frames as (file, line, function), from the reading call outwards."""
 
 
 class SourceWatch:
-    """Collects reads between `start` and `stop`; `uses` attributes them, once the environment has a place."""
+    """Collects reads between `start` and `stop`.
+
+    `uses` attributes them once the environment's path is known.
+    """
 
     def __init__(self) -> None:
         self.phase: Phase = "load"
         self.own = ""
-        """The environment's module, or the package that it lies in; empty while nobody knows."""
+        """Name of the environment's module or top-level package, or empty while it is unknown."""
         self._seen: Counter[tuple[Kind, str, Phase, Stack]] = Counter()
         self._active = False
         self._functions = _find_watched_functions()
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Begin to watch this thread and those that it starts."""
+        """Start watching this thread and the threads that it starts."""
         self._active = True
-        sys.addaudithook(self._on_audit_event)  # cannot be removed: it does nothing after `stop`
+        sys.addaudithook(self._on_audit_event)  # cannot be removed, but does nothing after `stop`
         for name in _CALENDAR:
             self._wrap(
                 time,
@@ -96,12 +99,12 @@ class SourceWatch:
                 functools.partial(_reads_clock, 2 if name == "strftime" else 1),
             )
         self._wrap_numpy()
-        self._pass_over_libraries()
+        self._skip_library_imports()
         threading.setprofile(self._on_call)
         sys.setprofile(self._on_call)
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._active = False
         sys.setprofile(None)
         threading.setprofile(None)
@@ -109,27 +112,29 @@ class SourceWatch:
             self._restore.pop()()
 
     def uses(self, own: str) -> list[SourceUse]:
-        """Return what the code under the path `own` (a folder or a file) read, also through libraries."""
-        found: dict[tuple[Kind, str, str, str | None, str], SourceUse] = {}
+        """Return the reads by code under the path `own` (a folder or a file), including those through
+        libraries.
+        """
+        uses: dict[tuple[Kind, str, str, str | None, str], SourceUse] = {}
         for (kind, name, phase, stack), count in self._seen.items():
-            place = _attribute(stack, own, everything=kind == "network")
-            if place is None:
+            attribution = _attribute(stack, own, everything=kind == "network")
+            if attribution is None:
                 continue
-            where, library = place
+            where, library = attribution
             key = (kind, name, where, library, phase)
-            earlier = found.get(key)
+            earlier = uses.get(key)
             total = count + (earlier.count if earlier else 0)
-            found[key] = SourceUse(
+            uses[key] = SourceUse(
                 kind=kind, name=name, where=where, library=library, phase=phase, count=total
             )
-        return sorted(found.values(), key=lambda use: (use.kind, use.phase, use.where, use.name))
+        return sorted(uses.values(), key=lambda use: (use.kind, use.phase, use.where, use.name))
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Look at every call; this runs for each, so the common case leaves at once."""
+        """Handle a call. This runs for every call, so the common case returns immediately."""
         if event == "c_call":
-            named = self._functions.get(id(argument)) or _bound(argument)
-            if named is not None and (named[0] != "eval" or self._evaluates(frame)):
-                self._read(*named, frame)
+            watched = self._functions.get(id(argument)) or _bound(argument)
+            if watched is not None and (watched[0] != "eval" or self._evaluates(frame)):
+                self._read(*watched, frame)
         elif event == "call" and frame.f_code is _SEED:
             generator = frame.f_locals.get("self")
             if generator is _GLOBAL:
@@ -138,7 +143,7 @@ class SourceWatch:
                 self._read("entropy", "random.Random() without a seed", frame)
 
     def _evaluates(self, frame: FrameType) -> bool:
-        """Tell text that is run while a rollout is played from modules that are imported then."""
+        """Return whether `eval` or `exec` runs text during a rollout, as opposed to importing a module."""
         return self.phase == "rollout" and not frame.f_code.co_filename.startswith("<frozen")
 
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -148,11 +153,11 @@ class SourceWatch:
         if event != "socket.getaddrinfo" and not isinstance(peer, tuple | str):
             return
         if isinstance(peer, str | bytes) and event in ("socket.connect", "socket.sendto"):
-            return  # a Unix socket stays on this machine
+            return  # a Unix socket does not leave this machine
         if event == "socket.connect" and is_own_port(peer):
-            return  # what this process serves to itself
-        shown = ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)
-        self._read("network", f"{event} to {shown}", sys._getframe(1))
+            return  # a server in this process
+        address = ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)
+        self._read("network", f"{event} to {address}", sys._getframe(1))
 
     def _read(self, kind: Kind, name: str, frame: FrameType | None) -> None:
         if not self._active:
@@ -161,30 +166,30 @@ class SourceWatch:
         if kind == "network" or (stack and not _is_ignored(stack[0][0])):
             self._seen[kind, _outer_name(frame, name), self.phase, stack] += 1
 
-    def _pass_over_libraries(self) -> None:
-        """Look away while a library's module is imported: to see each of its calls takes ten times as long.
+    def _skip_library_imports(self) -> None:
+        """Stop profiling while a library's module is imported, which would otherwise take ten times as long.
 
-        What it does to the network and to numpy's generator is seen all the same.
+        Its use of the network and of numpy's generator is still detected.
         """
         loader: Any = importlib.machinery.SourceFileLoader
         execute = loader.exec_module
 
         def watched(this: Any, module: ModuleType) -> None:
-            looking = sys.getprofile()
+            profiler = sys.getprofile()
             top = module.__name__.partition(".")[0]
             sys.setprofile(None if top != self.own and _is_library(this.path) else self._on_call)
             try:
                 execute(this, module)
             finally:
-                sys.setprofile(looking)
+                sys.setprofile(profiler)
 
         loader.exec_module = watched
         self._restore.append(lambda: delattr(loader, "exec_module"))
 
     def _wrap_numpy(self) -> None:
-        """Replace the functions of numpy's global generator, which no interpreter hook can see.
+        """Replace the functions of numpy's global generator, because no interpreter hook can see them.
 
-        numpy is not imported for it: that would slow every check down.
+        This does not import numpy, which would slow down every check.
         """
         if "numpy.random" in sys.modules:
             self._wrap_generator(sys.modules["numpy.random"])
@@ -215,7 +220,7 @@ class SourceWatch:
 
 
 class _OnImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module as soon as somebody has imported it."""
+    """Calls a function with a module as soon as it has been imported."""
 
     def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -240,9 +245,9 @@ class _OnImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _reads_clock(given: int, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether a calendar function reads the clock: without a time to convert, it does."""
-    return len(arguments) < given or arguments[-1] is None
+def _reads_clock(parameter_count: int, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a calendar function reads the clock, which it does if it gets no time to convert."""
+    return len(arguments) < parameter_count or arguments[-1] is None
 
 
 _GLOBAL: random.Random = random._inst
@@ -251,19 +256,19 @@ _SEED: CodeType = random.Random.seed.__code__
 
 def _find_watched_functions() -> dict[int, tuple[Kind, str]]:
     """Return the C functions that always read from outside, by identity."""
-    found: dict[int, tuple[Kind, str]] = {
+    functions: dict[int, tuple[Kind, str]] = {
         id(getattr(time, name)): ("clock", f"time.{name}") for name in _CLOCKS
     }
-    found |= {id(function): ("eval", f"{function.__name__}()") for function in (eval, exec)}
-    found |= {id(function): ("process", name) for name, function in _PROCESS.items()}
+    functions |= {id(function): ("eval", f"{function.__name__}()") for function in (eval, exec)}
+    functions |= {id(function): ("process", name) for name, function in _PROCESS.items()}
     for name in ("urandom", "getrandom"):
         if hasattr(os, name):
-            found[id(getattr(os, name))] = ("entropy", f"os.{name}")
-    return found
+            functions[id(getattr(os, name))] = ("entropy", f"os.{name}")
+    return functions
 
 
 def _bound(function: Any) -> tuple[Kind, str] | None:
-    """Return what a bound C method reads, when its object is a watched one."""
+    """Return what a bound C method reads if its object is watched."""
     owner = getattr(function, "__self__", None)
     if owner is _GLOBAL:
         name = function.__name__
@@ -274,19 +279,19 @@ def _bound(function: Any) -> tuple[Kind, str] | None:
 
 
 def _stack(frame: FrameType | None) -> Stack:
-    """Return the call stack without the modules that only pass a read on."""
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and len(found) < _DEPTH:
+    """Return the call stack without the modules that only pass on a read."""
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _DEPTH:
         code = frame.f_code
         transparent = code.co_filename in _TRANSPARENT or code.co_filename.startswith("<")
-        if found or not transparent:
-            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        if frames or not transparent:
+            frames.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def _outer_name(frame: FrameType | None, name: str) -> str:
-    """Return the function that the caller named: `random.choice`, not the `getrandbits` inside it."""
+    """Return the function named by the caller: `random.choice`, not `getrandbits` inside it."""
     outer = None
     while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
         outer, frame = frame, frame.f_back
@@ -296,7 +301,7 @@ def _outer_name(frame: FrameType | None, name: str) -> str:
 
 
 def _is_ignored(file: str) -> bool:
-    """Tell whether a read at this place is the standard library's or the SDK's own affair."""
+    """Return whether a read in this file is internal to the standard library or the SDK."""
     return _in_sdk(file) or (_inside(file, _STANDARD) and "site-packages" not in file)
 
 
@@ -310,7 +315,7 @@ def _in_sdk(file: str) -> bool:
 
 @functools.cache
 def _sdk_folders() -> tuple[str, ...]:
-    """Return where the SDK lies, and the adapters, through which it plays other libraries' environments."""
+    """Return the folders of the SDK and of its adapters for other libraries' environments."""
     return (str(Path(__file__).parents[1]), *folders())
 
 
@@ -319,15 +324,15 @@ def _inside(file: str, folder: str) -> bool:
 
 
 def _attribute(stack: Stack, own: str, *, everything: bool) -> tuple[str, str | None] | None:
-    """Return (place in the environment's code, library in between), or None when it is not its doing.
+    """Return (location in the environment's code, library in between), or None if it did not cause the read.
 
-    With `everything` a read outside its code counts too, since the process has no other reason for it.
+    With `everything`, a read outside of its code also counts, because nothing else could have caused it.
     """
     for position, (file, line, function) in enumerate(stack):
         if _inside(file, own) and "site-packages" not in file[len(own) :]:
-            between = [each for each, _, _ in stack[:position] if not _is_ignored(each)]
+            libraries = [between for between, _, _ in stack[:position] if not _is_ignored(between)]
             where = f"{Path(file).name}:{line} {function}"
-            return where, _library(between[0]) if between else None
+            return where, _library(libraries[0]) if libraries else None
         if not everything and _in_sdk(file):
             return None
     return ("outside the environment's own code", None) if everything else None
@@ -347,19 +352,19 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def is_own_port(peer: Any) -> bool:
-    """Tell it from the kernel's tables; False where there are none, and for every other machine."""
+    """Return whether this process listens on a port, from the kernel's tables. False if they do not exist."""
     if not isinstance(peer, tuple) or len(peer) < 2 or peer[0] not in _LOOPBACK:
         return False
     listening: set[str] = set()
     for table in _TABLES:
-        with contextlib.suppress(OSError):  # no Linux, or no IPv6
+        with contextlib.suppress(OSError):  # not Linux, or without IPv6
             for row in table.read_text(encoding="ascii").splitlines()[1:]:
                 fields = row.split()
                 if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == peer[1]:
                     listening.add(f"socket:[{fields[9]}]")
     if listening:
         for handle in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # closed while we looked
+            with contextlib.suppress(OSError):  # closed in the meantime
                 if os.readlink(f"/proc/self/fd/{handle}") in listening:
                     return True
     return False

@@ -1,4 +1,4 @@
-"""The dialog of a rollout: who sees which messages, and whom the environment answers."""
+"""The dialog of a rollout: which player sees which messages, and whom the environment answers."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ from wander.rollout.hooks import call_hook, check_messages
 from wander.types import Messages, State, seen_by
 
 PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""What players are called."""
+"""Pattern of player names."""
 
 
 class Dialog:
-    """The usual dialog: one model sees every message."""
+    """The default dialog: one model sees every message."""
 
     async def begin(self, state: State) -> None:
-        """Check the prompt, before the first turn."""
+        """Check the prompt before the first turn."""
         check_messages(state["prompt"], 'state["prompt"]')
 
     def visible_messages(self, state: State) -> Messages:
-        """Return the messages that the player who just moved sees."""
+        """Return the messages visible to the player who has just moved."""
         return [*state.prompt, *state.completion]
 
     async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
-        """Return the environment's answer for the record; `ends` tells that nobody moves after it."""
+        """Return the environment's answer for the record. `ends` is true if nobody moves after it."""
         return answer
 
 
 class PlayersDialog(Dialog):
-    """A dialog of several players: each sees the messages to everybody, to it, and its own."""
+    """A dialog of several players.
+
+    Each player sees messages without an addressee, those to it, and its own.
+    """
 
     def __init__(self, players: Sequence[str], next_player: Callable[[State], Any]) -> None:
         self._players = players
         self._next_player = next_player
-        """The environment's hook."""
+        """Hook of the environment that names the next player."""
 
     async def begin(self, state: State) -> None:
-        """Check the prompt, and let the first player move."""
+        """Check the prompt, and choose the player who moves first."""
         await super().begin(state)
         self._require_players(state["prompt"], 'state["prompt"]')
         await self._pass_turn(state)
 
     def visible_messages(self, state: State) -> Messages:
-        """Return the messages that the player who just moved sees."""
+        """Return the messages visible to the player who has just moved."""
         return seen_by(state["player"], super().visible_messages(state))
 
     async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
-        """Return the answer, addressed to who moves next, or to who moved last if the rollout ends."""
+        """Return the answer, addressed to the next player, or to the last player if the rollout ends."""
         if not ends:
             await self._pass_turn(state)
         addressed = [{**message, "player": message.get("player", state["player"])} for message in answer]
@@ -57,7 +60,7 @@ class PlayersDialog(Dialog):
         return addressed
 
     async def _pass_turn(self, state: State) -> None:
-        """Let `state["player"]` be who moves next."""
+        """Set `state["player"]` to the player who moves next."""
         named = await call_hook(self._next_player, state)
         self._require_players([{"player": named}], "next_player")
         state["player"] = named
@@ -66,20 +69,22 @@ class PlayersDialog(Dialog):
         for message in messages:
             if "player" in message and message["player"] not in self._players:
                 raise EnvironmentFault(
-                    f"`{where}` names `{message['player']!s:.80}`, who is none of the players "
+                    f"`{where}` names `{message['player']!s:.80}`, which is not one of the players "
                     f"{', '.join(f'`{player}`' for player in self._players)}"
                 )
 
 
 def check_players(players: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of players; raises `ConfigError` for what cannot be some."""
+    """Return the names of the players. Raises `ConfigError` for invalid names."""
     names = (players,) if isinstance(players, str) else tuple(players)
-    if odd := [name for name in names if not isinstance(name, str) or not PLAYER.fullmatch(name)]:
-        raise ConfigError(f"`{odd[0]}` is no name of a player", hint="use letters, digits, `-` and `_`")
+    if invalid := [name for name in names if not isinstance(name, str) or not PLAYER.fullmatch(name)]:
+        raise ConfigError(
+            f"`{invalid[0]}` is not a valid player name", hint="use letters, digits, `-` and `_`"
+        )
     if len(names) == 1 or len(set(names)) < len(names):
         raise ConfigError(
-            f"the players `{', '.join(names)}` are not two or more of different names",
-            hint="leave `players` out where the model is alone",
+            f"`players` needs at least two different names, got `{', '.join(names)}`",
+            hint="leave out `players` if only one model plays",
         )
     return names
 

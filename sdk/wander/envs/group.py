@@ -1,4 +1,4 @@
-"""Several environments as one."""
+"""Combines several environments into one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from wander.rubrics import Rubric, Score
 from wander.types import Example, RewardFunctionInfo, Rollout, State, reward_range
 
 COLUMN = "member"
-"""The column of a group's example that says whose example it is, and what that member calls it."""
+"""Column of a group's example that names the member it comes from, and holds the member's own values."""
 
 
 class EnvGroup(Environment):
-    """Mixes environments: each example is played, stopped and scored by the member it comes from.
+    """Mixes environments. The member that an example comes from plays, stops and scores it.
 
-    - `envs`: the members by name, or a list; then `env_names` or the members' own names tell them apart.
-    - `weights`: shares of the members in every beginning of the dataset, by name or in order; nothing is
-      shown twice, so the dataset ends where the shares could no longer be kept. Without weights, all examples
-      of all members are shown, in proportion from the beginning.
+    - `envs`: members by name, or a list. In a list, members are identified by `env_names` or their own names.
+    - `weights`: shares of the members in every prefix of the dataset, by name or in order. No example is
+      repeated, so the dataset ends when the shares can no longer be kept. Without weights, it contains all
+      examples of all members, in constant proportions.
 
-    An example keeps its member's seed, so it is played exactly as it is alone; its id is `member/id`. Metrics
-    are reported as `member.metric`, for the rollouts of that member only.
+    An example keeps its member's seed, so it is played exactly as without the group. Its id is `member/id`.
+    Metrics are reported as `member.metric`, for the rollouts of that member only.
     """
 
     kind: ClassVar[str] = "group"
@@ -57,7 +57,7 @@ class EnvGroup(Environment):
             **{"deterministic": all(member.deterministic for member in members), **kwargs},
         )
         if self.reward_bounds is None:
-            # Not `member.info`, which would read the datasets.
+            # Not `member.info`, because that would read the datasets.
             bounds = [
                 reward_range(member.reward_bounds, member.rubric.describe()) or (0.0, 0.0)
                 for member in members
@@ -66,24 +66,24 @@ class EnvGroup(Environment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that any member allows; None when one has no limit."""
+        """Maximum number of turns over all members, or None if a member's turns are unlimited."""
         limits = [member.turn_limit for member in self.members.values()]
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
     def gold(self, example: Example) -> Any:
-        """Return the gold completions of the example's member."""
-        name, own = route_example(example)
-        return self.members[name].gold(own)
+        """Return the gold completions from the example's member."""
+        name, member_example = route_example(example)
+        return self.members[name].gold(member_example)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let the member play its example."""
-        name, own = route_example(state.example)
-        state["example"] = own
+        name, member_example = route_example(state.example)
+        state["example"] = member_example
         await self.members[name].play(state, model)
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Have the member play and score its example; the records have the group's example id and names."""
-        name, own = route_example(request.example)
+        """Make the member play and score its example. The records have the group's example id and names."""
+        name, member_example = route_example(request.example)
         return [
             rollout.model_copy(
                 update={
@@ -91,16 +91,16 @@ class EnvGroup(Environment):
                     "metrics": _prefix(name, rollout.metrics),
                 }
             )
-            for rollout in await request.send(self.members[name], own)
+            for rollout in await request.send(self.members[name], member_example)
         ]
 
     @teardown
     async def close_members(self) -> None:
-        """Tear down every member, even after one failed."""
+        """Tear down every member, even after one of them failed."""
         await call_every(member.teardown for member in self.members.values())
 
     def _rows(self, split: Split) -> Any:
-        """Return a function that makes the rows, so that nothing is read before it is needed."""
+        """Return a function that creates the rows, so that nothing is read before it is needed."""
 
         def rows() -> ProceduralRows:
             names = list(self.members)
@@ -117,14 +117,14 @@ class EnvGroup(Environment):
 
 
 class GroupRubric(Rubric):
-    """Scores a rollout with the rubric of the member that its example comes from."""
+    """Scores a rollout with the rubric of its example's member."""
 
     def __init__(self, members: Mapping[str, Environment]) -> None:
         super().__init__()
         self.members = members
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return name and weight of every member's functions, under the names that are reported."""
+        """Return name and weight of every member's functions, under their reported names."""
         return [
             info.model_copy(update={"name": f"{name}.{info.name}"})
             for name, member in self.members.items()
@@ -133,23 +133,25 @@ class GroupRubric(Rubric):
 
     @property
     def has_group_functions(self) -> bool:
-        """Whether any member can only score a whole group."""
+        """Whether any member scores whole groups."""
         return any(member.rubric.has_group_functions for member in self.members.values())
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Score with the member's rubric and parser; `parser` is not used."""
-        name, own = route_example(state.example)
+        """Score with the member's rubric and parser. `parser` is ignored."""
+        name, member_example = route_example(state.example)
         member = self.members[name]
-        return _rename(name, await member.rubric.score(State({**state, "example": own}), member.parser))
+        return _rename(
+            name, await member.rubric.score(State({**state, "example": member_example}), member.parser)
+        )
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score the rollouts of one example with its member's rubric and parser."""
         if not states:
             return []
-        name, own = route_example(states[0].example)
+        name, member_example = route_example(states[0].example)
         member = self.members[name]
         scores = await member.rubric.score_group(
-            [State({**state, "example": own}) for state in states], member.parser
+            [State({**state, "example": member_example}) for state in states], member.parser
         )
         return [_rename(name, score) for score in scores]
 
@@ -158,7 +160,7 @@ def group_row(name: str, example: Example) -> dict[str, Any]:
     """Return a member's example as a row of the group."""
     origin = {"name": name, "example_id": example.example_id, "index": example.index, "split": example.split}
     if COLUMN in example.columns:
-        origin["columns"] = {COLUMN: example.columns[COLUMN]}  # the member is a group itself
+        origin["columns"] = {COLUMN: example.columns[COLUMN]}  # the member is itself a group
     return {
         **example.columns,
         "example_id": f"{name}/{example.example_id}",
@@ -172,10 +174,10 @@ def group_row(name: str, example: Example) -> dict[str, Any]:
 
 
 def route_example(example: Example) -> tuple[str, Example]:
-    """Return the member's name and the example as that member knows it."""
+    """Return the member's name, and the example as the member knows it."""
     origin = example.columns[COLUMN]
     columns = {name: value for name, value in example.columns.items() if name != COLUMN}
-    own = example.model_copy(
+    member_example = example.model_copy(
         update={
             "example_id": origin["example_id"],
             "index": origin["index"],
@@ -183,7 +185,7 @@ def route_example(example: Example) -> tuple[str, Example]:
             "columns": {**columns, **origin.get("columns", {})},
         }
     )
-    return origin["name"], own
+    return origin["name"], member_example
 
 
 def _name_members(
@@ -201,7 +203,7 @@ def _name_members(
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ConfigError(
-            f"two members of the group are called `{repeated[0]}`",
+            f"two members of the group have the name `{repeated[0]}`",
             hint="pass a dictionary of names to members",
         )
     return dict(zip(names, members, strict=True))
@@ -215,7 +217,7 @@ def _read_weights(
     if isinstance(weights, Mapping):
         unknown = [name for name in [*weights, *names] if name not in names or name not in weights]
         if unknown:
-            raise ConfigError(f"every member needs one weight; look at `{unknown[0]}`")
+            raise ConfigError(f"every member needs exactly one weight: check `{unknown[0]}`")
         weights = [weights[name] for name in names]
     if len(weights) != len(names):
         raise ConfigError(f"a group of {len(names)} environments was given {len(weights)} weights")
@@ -226,7 +228,7 @@ def _read_weights(
 
 
 def _has(members: Sequence[Environment], split: Split) -> bool:
-    """Tell whether any member has examples of its own for a split."""
+    """Return whether any member has examples of its own for a split."""
     return any(member.dataset(split).split == split for member in members)
 
 
@@ -239,14 +241,16 @@ def _rename(name: str, score: Score) -> Score:
 
 
 class Mixture:
-    """Interleaves members so that every beginning of the sequence holds them in proportion to their weights.
+    """Interleaves members such that every prefix of the sequence contains them in proportion to their
+    weights.
 
-    The j-th example of a member stands at the moment (j + 1/2) / weight, and moments are taken in order, the
-    earlier member first where two fall together. The sequence ends where an example is due that its member no
-    longer has; so the proportions hold to the end, and nothing is shown twice.
+    The j-th example of a member is due at the moment (j + 1/2) / weight. Moments are processed in order, and
+    at equal moments the earlier member comes first. The sequence ends when an example is due that its member
+    no longer has. So the proportions hold until the end, and no example is repeated.
 
-    `lengths` are the members' numbers of examples, None for an endless one. Without weights, each member
-    weighs as much as it has examples, which shows all of them; or all weigh the same, when one is endless.
+    `lengths` are the members' numbers of examples, or None for an endless member. Without weights, each
+    member's weight is its number of examples, which includes all of them. If a member is endless, all weights
+    are equal.
     """
 
     def __init__(self, lengths: Sequence[int | None], weights: Sequence[float] | None = None) -> None:
@@ -264,7 +268,7 @@ class Mixture:
         heapq.heapify(self._due)
 
     def at(self, index: int) -> tuple[int, int]:
-        """Return member and position of the example at an index below `length`."""
+        """Return the member and position of the example at an index below `length`."""
         while len(self._members) <= index:
             _, member, position = self._due[0]
             heapq.heapreplace(self._due, (self._moment(member, position + 1), member, position + 1))
@@ -276,7 +280,10 @@ class Mixture:
         return (2 * position + 1) / (2 * self.weights[member])
 
     def _length(self) -> int | None:
-        """Count the moments before the first that finds nothing; None when there is always something."""
+        """Count the moments before the first one without an example.
+
+        None means that such a moment does not exist.
+        """
         ends = [
             (self._moment(member, length), member)
             for member, length in enumerate(self.lengths)
@@ -287,7 +294,7 @@ class Mixture:
         moment, last = min(ends)
         count = 0
         for member, weight in enumerate(self.weights):
-            # (2j + 1) / (2w) < moment, or equal to it where this member goes first.
+            # Moments (2j + 1) / (2w) before `moment`, or equal to it if this member comes first.
             bound = moment * weight - Fraction(1, 2)
             whole = math.ceil(bound)
             count += whole + 1 if bound == whole and member < last else whole

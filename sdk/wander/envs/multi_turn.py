@@ -1,4 +1,4 @@
-"""Environments that answer the model, turn by turn."""
+"""Environments that answer the model turn by turn."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from wander.rollout.hooks import PLAIN, STOP, call_hook, check_messages, find_ma
 from wander.types import FILTERED, Messages, State
 
 TIMEOUT = "timeout_reached"
-"""The stop reason of a rollout that its time ended, and the key under which it publishes where."""
+"""Stop reason of a rollout that ran out of time, and the key under which its progress is published."""
 
 
 class MultiTurnEnv(Environment):
-    """An environment with a conversation: the model speaks, `env_response` answers, until a stop holds.
+    """An environment with a conversation: the model and `env_response` alternate until a stop condition
+    holds.
 
-    - `max_turns` bounds the completions of a rollout; -1 means no bound.
-    - `max_total_completion_tokens` bounds their tokens, as the client counts them; the completion that
-      reaches the bound is the last.
-    - `timeout_seconds` bounds the time of a rollout. Time is no part of the determinism contract: where the
-      limit struck is published, and a replay stops at the same place.
+    - `max_turns`: maximum number of completions per rollout. -1 means no limit.
+    - `max_total_completion_tokens`: maximum number of completion tokens per rollout, as counted by the
+      client. The completion that reaches the limit is the last one.
+    - `timeout_seconds`: maximum time of a rollout. Time is not part of the determinism contract: the rollout
+      publishes the point where it timed out, and a replay stops there.
 
-    A rollout that its tokens or its time end is `truncated`, and scored as it is. Stops are asked after every
-    completion, and again when `env_response` has answered it, before its messages are appended: what it
-    changed in the state may end the rollout without another model call, and a stop that reads
-    `state.completion` meets the model's message last both times. Setting `state["final_env_response"]` in
-    `env_response` appends those messages in place of what it returns and ends the rollout.
+    A rollout that exceeds its tokens or time is `truncated`, and scored as it is. Stop conditions are checked
+    after every completion. They are checked again after `env_response` has answered it, before the answer is
+    appended, so its changes to the state can end the rollout without another model call. In both cases, the
+    last message in `state.completion` is the model's. If `env_response` sets `state["final_env_response"]`,
+    these messages are appended instead of its return value, and the rollout ends.
 
-    With `players`, names of who takes turns, each turn asks the model of the one whom `next_player` names;
-    `state["player"]` says who it is. Every player has a conversation of its own (`wander.types.seen_by`): of
-    the prompt's messages those with its name in `player` and those without any, its own completions, and what
-    `env_response` says to it. That goes to who moves next, or to who moved last where the rollout ends,
-    unless a message names another `player`. The rubric scores the rollout once for each, as that one saw it.
+    With `players` (the names of the players), `next_player` names the player whose model is called
+    in each turn, and `state["player"]` holds this name. Every player has a conversation of its own
+    (`wander.types.seen_by`), which consists of the prompt's messages that have the player's name in `player`
+    or have no `player`, the player's own completions, and the answers of `env_response` to this player. An
+    answer goes to the player who moves next, or to the last player if the rollout ends, unless its message
+    names another `player`. The rubric scores the rollout once per player, with the conversation that this
+    player saw.
     """
 
     kind: ClassVar[str] = "multi_turn"
@@ -82,43 +85,43 @@ class MultiTurnEnv(Environment):
 
     @property
     def turn_limit(self) -> int | None:
-        """The most turns that a rollout may take, or None."""
+        """Maximum number of turns of a rollout, or None."""
         return None if self.max_turns == -1 else self.max_turns
 
     @property
     def time_limit(self) -> float | None:
-        """The seconds after which a rollout ends, or None."""
+        """Maximum time of a rollout in seconds, or None."""
         return self.timeout_seconds
 
     def setup_state(self, state: State) -> Any:
-        """Prepare the state of a new rollout, in place; may be async and overridden."""
+        """Prepare the state of a new rollout in place. Override it if needed. May be async."""
 
     @abstractmethod
     def env_response(self, messages: Messages, state: State) -> Any:
-        """Return the messages that answer the conversation so far; may be async.
+        """Return the messages that answer the conversation so far. May be async.
 
-        `messages` is prompt and completion; the last one is the model's.
+        `messages` consists of prompt and completion. The last message is the model's.
         """
 
     def next_player(self, state: State) -> Any:
-        """Return which of `players` moves next; may be async.
+        """Return the player who moves next. May be async.
 
-        Unless overridden they take turns, in order, and one that called tools goes on.
+        By default, the players take turns in order, and a player that called tools moves again.
         """
         return next_in_turn(self._players, state)
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
-        """Return the function schemas that the model may call in this turn, or None."""
+        """Return the schemas of the functions that the model may call in this turn, or None."""
         return None
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
-        """Hold when the rollout has used its turns."""
+        """Hold if the rollout has used all of its turns."""
         return self.max_turns != -1 and len(state.turns) >= self.max_turns
 
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> bool:
-        """Hold when the completions have used their tokens."""
+        """Hold if the completions have used all of their tokens."""
         if (limit := self.max_total_completion_tokens) is None:
             return False
         reached = sum(turn.usage.completion_tokens for turn in state.turns) >= limit
@@ -127,16 +130,16 @@ class MultiTurnEnv(Environment):
 
     @stop(priority=100)
     def content_filtered(self, state: State) -> bool:
-        """Hold when a content filter took the last completion away or cut it short."""
+        """Hold if a content filter removed or cut the last completion."""
         return bool(state.turns) and state.turns[-1].finish_reason == FILTERED
 
     @stop
     def has_final_env_response(self, state: State) -> bool:
-        """Hold when `env_response` has set `state["final_env_response"]`."""
+        """Hold if `env_response` has set `state["final_env_response"]`."""
         return _is_final(state)
 
     async def play(self, state: State, model: ModelCalls) -> None:
-        """Let model and environment take turns until a stop condition holds, and record its name."""
+        """Let the model and the environment take turns until a stop condition holds, and record its name."""
         limit = asyncio.timeout(self.timeout_seconds)
         try:
             async with limit:
@@ -168,7 +171,10 @@ class MultiTurnEnv(Environment):
         return reason
 
     async def _answer(self, state: State) -> str | None:
-        """Append the environment's answer to the last completion; return the stop condition that it met."""
+        """Append the environment's answer to the last completion.
+
+        Return the stop condition that then holds.
+        """
         started = time.perf_counter()
         answer = await call_hook(self.env_response, self._dialog.visible_messages(state), state)
         is_final = _is_final(state)
@@ -183,7 +189,10 @@ class MultiTurnEnv(Environment):
         return reason
 
     async def _timed_out_before(self, state: State) -> bool:
-        """Tell whether a rollout that is replayed ran out of time here; an evaluation goes by the clock."""
+        """Return whether a replayed rollout ran out of time at this point.
+
+        Otherwise only the clock decides.
+        """
         if self.timeout_seconds is None or "host" not in state:
             return False
         return await state["host"].recall("timeout", _progress(state)) is True
@@ -200,7 +209,7 @@ class MultiTurnEnv(Environment):
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
         condition, activity = None, ACTIVITY.get()
-        try:  # as `call_hook`, without a coroutine for each: dozens are asked in a rollout
+        try:  # like `call_hook`, but without a coroutine per condition, for speed
             for name, condition in self._stops:
                 if activity is not None:
                     activity.places[0] = name
@@ -217,10 +226,10 @@ class MultiTurnEnv(Environment):
 
 
 def _is_final(state: State) -> bool:
-    """Tell whether the environment has said its last word."""
+    """Return whether the environment has given its final answer."""
     return state.get("final_env_response") is not None
 
 
 def _progress(state: State) -> dict[str, int]:
-    """Return how far a rollout has come."""
+    """Return the progress of a rollout."""
     return {"turns": len(state.turns), "messages": len(state.completion)}

@@ -1,4 +1,4 @@
-"""Environments of one question and one answer."""
+"""Environments with one question and one answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wander.types import Messages, State
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """An environment that scores the first completion."""
+    """An environment that scores the model's first completion."""
 
     kind: ClassVar[str] = "single_turn"
 
@@ -24,13 +24,13 @@ class SingleTurnEnv(MultiTurnEnv):
         super().__init__(dataset, eval_dataset, max_turns=1, **kwargs)
 
     max_turns_reached: Any = None
-    """Its one answer is what a single turn ends with, not a limit."""
+    """Disabled, because a single turn ends with its answer, not with a limit."""
 
     @stop(priority=-100)
     def answered(self, state: State) -> bool:
-        """Hold when the model has answered."""
+        """Hold if the model has answered."""
         return bool(state.turns)
 
     def env_response(self, messages: Messages, state: State) -> Messages:
-        """Say nothing: the rollout is over after one completion."""
+        """Return no messages, because the rollout ends after one completion."""
         return []

@@ -1,4 +1,4 @@
-"""Evaluate, keep and replay runs, and do their statistics."""
+"""Evaluate environments, store and replay runs, and compute their statistics."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Plays a policy against everything that an environment could answer: every line from every opening.
+"""Plays a policy against every possible line of an environment, starting from every opening.
 
-A line is one sequence of the environment's choices (`wander.clients.choices`). A rollout plays the choices it
-is asked for and then takes the first option of each further one; every option that it passed by is the
-beginning of another line. So each line is played exactly once, and lines that begin alike share what the
-model said: each conversation is asked once. The lines of one wave do not depend on each other and are played
-together.
+A line is one sequence of the environment's choices (`wander.clients.choices`). A rollout plays the choices
+that it was assigned, and then takes the first option of every further choice. Each option that it did not
+take starts another line. So every line is played exactly once. Lines with the same beginning share the
+model's answers: the model is asked about each conversation only once. The lines of one wave do not depend on
+each other, so they are played concurrently.
 
-The model must be a function of the conversation, so it is asked greedily. Its moves may depend on all that
-was said: two lines that reach one position by different ways are two lines.
+The model must be a function of the conversation, so it samples greedily. Its moves may depend on the whole
+conversation: two lines that reach the same position in different ways are two lines.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ from wander.types import Example, Rollout, SamplingArgs, canonical_json
 from wander.wire import EnvironmentPin, RunManifest, RunSummary
 
 OUTCOMES = ("won", "drawn", "lost")
-"""Reward functions that tell how a line ended; a line in which none of them is positive is `unfinished`."""
+"""Reward functions that report the outcome of a line. If none of them is positive, the line is
+`unfinished`."""
 INVALID = "invalid_moves"
-"""The reward function that counts completions which were no move."""
+"""The reward function that counts the completions without a valid move."""
 
 
 @dataclass(frozen=True)
 class WalkPlan:
-    """How the lines of an environment are walked."""
+    """Settings for walking the lines of an environment."""
 
     seed: int = 0
     sampling: SamplingArgs = field(default_factory=SamplingArgs)
-    """Greedy, whatever it says: a temperature other than 0 is refused."""
+    """Sampling arguments. Sampling is always greedy: a temperature other than 0 is rejected."""
     concurrency: int = 512
-    """Most rollouts in flight; also the most calls, where the client bounds them."""
+    """Maximum number of rollouts in flight. If the client bounds its calls, also the maximum number of
+    calls."""
     max_lines: int = 100_000
-    """Where the walk ends when the environment has more lines."""
+    """Number of lines after which the walk ends, even if the environment has more."""
 
     def __post_init__(self) -> None:
         if self.sampling.temperature:
@@ -62,28 +64,28 @@ class WalkPlan:
 
     @property
     def greedy(self) -> SamplingArgs:
-        """The sampling arguments that are used."""
+        """The sampling arguments, with temperature 0."""
         return self.sampling.model_copy(update={"temperature": 0.0})
 
 
 @dataclass(frozen=True)
 class LineCount:
-    """How the lines of a walk ended."""
+    """Number of lines by outcome."""
 
     lines: int = 0
     won: int = 0
     drawn: int = 0
     lost: int = 0
     unfinished: int = 0
-    """Lines that ended without a result, for want of turns or of a legal move."""
+    """Lines that ended without a result, because no turns or no legal moves were left."""
     failed: int = 0
-    """Lines that could not be played to their end."""
+    """Lines that could not be played to the end."""
     invalid: int = 0
-    """Lines in which the model made an invalid move, whatever came of them."""
+    """Lines with an invalid move of the model, regardless of their outcome."""
 
     @property
     def clean(self) -> bool:
-        """Tell that every line ended and none was lost."""
+        """Whether every line ended and none was lost."""
         return not (self.lost or self.unfinished or self.failed)
 
     def __add__(self, other: LineCount) -> LineCount:
@@ -92,14 +94,14 @@ class LineCount:
 
 @dataclass(frozen=True)
 class WalkProgress:
-    """How far a walk is."""
+    """Progress of a walk."""
 
     lines: int
-    """Lines on record."""
+    """Lines recorded."""
     known: int
-    """Lines known so far; more may come to light."""
+    """Lines discovered so far. The number may still grow."""
     conversations: int
-    """Conversations that the model was asked about."""
+    """Distinct conversations sent to the model."""
     lost: int
 
 
@@ -114,22 +116,22 @@ class WalkResult:
     conversations: int
     run_dir: Path | None
     bad: list[Rollout]
-    """The lines that were lost, unfinished or failed, or had an invalid move; by opening and number."""
+    """Lost, unfinished and failed lines and those with an invalid move, sorted by opening and number."""
     interrupted: bool
     unexplored: int
-    """Beginnings of lines that `max_lines` left out."""
+    """Lines that were discovered but not played because of `max_lines`."""
     resumed: int
 
 
 def outcome_of(rollout: Rollout) -> str:
-    """Return how a line ended: `won`, `drawn`, `lost`, `unfinished` or `failed`."""
+    """Return the outcome of a line: `won`, `drawn`, `lost`, `unfinished` or `failed`."""
     if rollout.failure is not None:
         return "failed"
     return next((name for name in OUTCOMES if rollout.metrics.get(name, 0.0) > 0), "unfinished")
 
 
 def count_lines(rollouts: Iterable[Rollout]) -> LineCount:
-    """Count lines by how they ended."""
+    """Count lines by outcome."""
     ends: Counter[str] = Counter()
     for rollout in rollouts:
         ends["lines"] += 1
@@ -139,14 +141,15 @@ def count_lines(rollouts: Iterable[Rollout]) -> LineCount:
 
 
 def is_bad(rollout: Rollout) -> bool:
-    """Tell whether a line was lost, unfinished or failed, or had an invalid move."""
+    """Return whether a line was lost, unfinished or failed, or contains an invalid move."""
     return outcome_of(rollout) not in ("won", "drawn") or rollout.metrics.get(INVALID, 0.0) > 0
 
 
 class ConversationMemo(WrappedClient):
-    """Asks a client each conversation once, and tells rollouts which line they play.
+    """Calls a client once per conversation, and assigns a line to each rollout.
 
-    A request's seed comes from the conversation, so that a model which draws is a function of it as well.
+    The request's seed is derived from the conversation, so that even a model that samples gives the same
+    answer to the same conversation.
     """
 
     def __init__(self, client: Client, seed: int) -> None:
@@ -157,42 +160,42 @@ class ConversationMemo(WrappedClient):
 
     @property
     def conversations(self) -> int:
-        """How many different conversations the client was asked about."""
+        """Number of different conversations sent to the client."""
         return len(self._answers)
 
     def assign(self, rollout_id: str, choices: Sequence[Any], *, stop: bool = False) -> None:
-        """Have a rollout play a line that begins with these choices."""
+        """Make a rollout play a line that begins with these choices."""
         self._lines[rollout_id] = ask_for_line(choices, stop=stop)
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the line that a rollout plays."""
+        """Return the line assigned to a rollout, or None."""
         return self._lines.get(rollout_id)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the one answer to a conversation; raises what asking it raised."""
+        """Return the shared answer to a conversation. Raises the client's error if the call failed."""
         conversation = canonical_json([request.messages, request.tools])
         if conversation not in self._answers:
             seed = derived_seed(self._seed, "conversation", conversation)
             asked = request.model_copy(update={"seed": seed})
             self._answers[conversation] = asyncio.create_task(self._client.complete(asked))
-        # Shielded: a rollout that is cancelled leaves the answer to the others that wait for it.
+        # Shielded, because other rollouts may be waiting for the same answer when this one is cancelled.
         response = await asyncio.shield(self._answers[conversation])
         return response.model_copy(deep=True)
 
     async def settle(self) -> None:
-        """Cancel what is still being asked."""
+        """Cancel the calls that are still in flight."""
         for task in self._answers.values():
             task.cancel()
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
 
 
 async def openings_of(environment: EnvironmentHandle) -> list[Example]:
-    """Return the openings of an environment; raises `ConfigError` where it declares none."""
+    """Return the openings of an environment. Raises `ConfigError` if it declares no openings."""
     openings = await environment.openings()
     if not openings:
         raise ConfigError(
-            f"`{environment.info.name}` does not declare what it may answer, so its lines cannot be walked",
-            hint="an environment declares it by `openings` and `choose`: see docs/authoring.md",
+            f"`{environment.info.name}` declares no openings, so its lines cannot be enumerated",
+            hint="implement `openings` and `choose` in the environment: see docs/authoring.md",
         )
     return list(openings)
 
@@ -208,11 +211,11 @@ async def walk(
     on_progress: Callable[[WalkProgress], None] | None = None,
     stop: StopRequest | None = None,
 ) -> WalkResult:
-    """Play every line and record each in `run_dir` as it ends; None keeps nothing but the bad ones.
+    """Play every line and record it in `run_dir` when it ends. With `run_dir=None`, keep only the bad lines.
 
-    `resume` goes on with the walk in `run_dir`: lines that did not fail are taken from there. Raises
-    `ConfigError` for an environment that declares no openings, `RunError` for a folder of another run, and
-    `ModelError` when the endpoint cannot be used.
+    `resume` continues the walk in `run_dir`: recorded lines that did not fail are reused. Raises
+    `ConfigError` if the environment declares no openings, `RunError` if the folder belongs to another run,
+    and `ModelError` if the endpoint cannot be used.
     """
     openings = await openings_of(environment)
     manifest = new_manifest(
@@ -246,7 +249,7 @@ async def count_from(
     choices: Sequence[Any],
     seed: int,
 ) -> LineCount:
-    """Play every line of an opening that begins with these choices, and count how they end."""
+    """Play every line of an opening that begins with these choices, and count the outcomes."""
     count = LineCount()
     pending: list[tuple[Any, ...]] = [tuple(choices)]
     while pending:
@@ -269,9 +272,9 @@ async def count_from(
 
 
 def branches(rollout: Rollout, begin: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return the beginnings of the lines that part from a played one after the choices it was asked for."""
+    """Return the beginnings of all lines that branch off from a rollout after its assigned choices."""
     taken = line_of(rollout)
-    # The first option is the one that was taken.
+    # The rollout took the first option, so the branches start at the second.
     return [
         (*taken["choices"][:place], option)
         for place in range(len(begin), len(taken["choices"]))
@@ -281,7 +284,7 @@ def branches(rollout: Rollout, begin: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line that is to be played: an opening, its number there, and the choices it begins with."""
+    """A line to play: an opening, the number of the line in that opening, and the choices it begins with."""
 
     opening: Example
     index: int
@@ -313,7 +316,7 @@ class _Walk:
         self._on_progress = on_progress
         self._stop = stop
         self._known: Counter[str] = Counter()
-        """Lines of each opening; the next one's number."""
+        """Number of known lines of each opening, which is also the number of its next line."""
         self._played: list[Rollout] = []
         self._recorded = {} if folder is None else {r.key: r for r in folder.rollouts() if r.failure is None}
         self._watch = FailureWatch(plan.concurrency, why_lost=lambda: environment.lost_reason)
@@ -323,11 +326,11 @@ class _Walk:
         self._slots = asyncio.Semaphore(plan.concurrency)
 
     async def play(self, openings: Sequence[Example]) -> None:
-        """Play wave after wave until no line is left, or the walk is to stop."""
+        """Play wave after wave until no lines are left or a stop is requested."""
         wave = [self._line(opening, ()) for opening in openings]
         while wave and not self._stop.requested.is_set():
-            played = await self._play_together(wave)
-            self._tell()
+            played = await self._play_wave(wave)
+            self._report_progress()
             if self._watch.verdict is not None:
                 raise self._watch.verdict
             wave = []
@@ -339,7 +342,7 @@ class _Walk:
                         self._unexplored += 1
 
     def result(self) -> WalkResult:
-        """Close the run and return what it came to."""
+        """Close the run and return its result."""
         stopped = self._stop.requested.is_set()
         places = {name: place for place, name in enumerate(self._manifest.example_ids)}
         played = sorted(self._played, key=lambda rollout: (places[rollout.example_id], rollout.index))
@@ -375,19 +378,19 @@ class _Walk:
         self._known[opening.example_id] += 1
         return _Line(opening, index, choices)
 
-    async def _play_together(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
-        """Play the lines of a wave; those that were cancelled by a stop are left out."""
+    async def _play_wave(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
+        """Play the lines of a wave concurrently, and leave out cancelled lines."""
         tasks = [asyncio.create_task(self._play(line)) for line in wave]
         await run_until_stopped(tasks, self._stop)
         pairs = zip(wave, tasks, strict=True)
         return [(line, task.result()) for line, task in pairs if task.done() and not task.cancelled()]
 
     async def _play(self, line: _Line) -> Rollout:
-        kept = self._recorded.get((line.opening.example_id, line.index))
-        if kept is not None and tuple(line_of(kept)["choices"][: len(line.choices)]) == line.choices:
+        recorded = self._recorded.get((line.opening.example_id, line.index))
+        if recorded is not None and tuple(line_of(recorded)["choices"][: len(line.choices)]) == line.choices:
             self._resumed += 1
-            self._keep(kept)
-            return kept
+            self._count(recorded)
+            return recorded
         async with self._slots:
             self._memo.assign(line.rollout_id, line.choices)
             rollout = await self._environment.rollout(
@@ -400,17 +403,17 @@ class _Walk:
             )
         if self._folder is not None:
             rollout = self._folder.append(rollout)
-        self._keep(rollout)
+        self._count(rollout)
         if self._watch.add(rollout):
             self._stop.requested.set()
-        self._tell()
+        self._report_progress()
         return rollout
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._on_progress is not None:
             known = self._known.total()
             self._on_progress(WalkProgress(len(self._played), known, self._memo.conversations, self._lost))
 
-    def _keep(self, rollout: Rollout) -> None:
+    def _count(self, rollout: Rollout) -> None:
         self._played.append(rollout)
         self._lost += outcome_of(rollout) == "lost"

@@ -1,8 +1,9 @@
-"""Runs as rows for other tools: JSON Lines, Parquet, and folders that `datasets.load_dataset` opens.
+"""Exports runs as rows for other tools: JSON Lines, Parquet, and folders for `datasets.load_dataset`.
 
-A row is a rollout. `messages`, `prompt` and `completion` hold the conversation as chat templates and trainers
-take it. Rows are written as they are read, so that a run of any size needs little memory. What has no fixed
-shape (`answer`, `info`) is JSON text in Parquet; JSON Lines keep everything as it was recorded.
+Each row is one rollout. `messages`, `prompt` and `completion` hold the conversation in the format of chat
+templates and trainers. Rows are written while the rollouts are read, so a run of any size needs little
+memory. Fields without a fixed shape (`answer`, `info`) are JSON text in Parquet. JSON Lines keep every value
+as recorded.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ Format = Literal["jsonl", "parquet", "hf"]
 Row = dict[str, Any]
 
 _BATCH = 256
-"""Rollouts that are held at once, one row group of a Parquet file."""
+"""Rollouts held in memory at a time, and rows of one row group in a Parquet file."""
 _SHARD = 50_000
-"""Rows of one file of a dataset folder."""
+"""Rows per file of a dataset folder."""
 
 
 class ExportedRun(RecordedRun, Protocol):
-    """A run to export, wherever it lies."""
+    """A run to export, from any storage."""
 
     @property
     def summary(self) -> RunSummary:
-        """Its aggregates."""
+        """Aggregates of the run."""
         ...
 
 
 def format_of(path: Path) -> Format:
-    """Return the format that a path's ending means: `.jsonl`, `.parquet`, and none for a dataset folder."""
+    """Return the export format for a file extension: `.jsonl`, `.parquet`, or none for a dataset folder."""
     known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", "": "hf"}
     if path.suffix not in known:
         raise ConfigError(
-            f"`{path.name}` says no format", hint="name it `.jsonl` or `.parquet`, or give `--format`"
+            f"`{path.name}` has no known extension", hint="name it `.jsonl` or `.parquet`, or pass `--format`"
         )
     return known[path.suffix]
 
@@ -56,10 +57,11 @@ def format_of(path: Path) -> Format:
 def export_runs(
     runs: Sequence[ExportedRun], path: Path, kind: Format | None = None, *, tokens: bool = False
 ) -> Iterator[int]:
-    """Write runs to a file or folder, and yield how many rows are written after every batch.
+    """Write runs to a file or folder, and yield the number of rows written so far after each batch.
 
-    The file appears when it is complete. `tokens` adds `prompt_ids`, `completion_ids` and `logprobs`, one
-    list a turn. Raises `MissingExtra` without pyarrow, `ConfigError` for a folder that is there already.
+    The file appears only when it is complete. `tokens` adds `prompt_ids`, `completion_ids` and `logprobs`,
+    each with one list per turn. Raises `MissingExtra` if pyarrow is not installed, and `ConfigError` if the
+    folder already exists.
     """
     kind = kind or format_of(path)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
@@ -72,15 +74,15 @@ def export_runs(
 
 
 def arrow_table(runs: Sequence[ExportedRun], *, tokens: bool = False) -> pa.Table:
-    """Return runs as one table, a row a rollout; raises `MissingExtra` without pyarrow."""
+    """Return runs as one table with a row per rollout. Raises `MissingExtra` if pyarrow is not installed."""
     table = _tables_of(runs, tokens=tokens)
     return table.build([row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens)])
 
 
 def data_frame(runs: Sequence[ExportedRun], *, tokens: bool = False) -> Any:
-    """Return runs as a `pandas.DataFrame`, a row a rollout, each metric a column `metrics.NAME`.
+    """Return runs as a `pandas.DataFrame` with a row per rollout and a column `metrics.NAME` per metric.
 
-    Raises `MissingExtra` without pandas.
+    Raises `MissingExtra` if pandas is not installed.
     """
     with require_extra("pandas", needed_for="a data frame of rollouts"):
         import pandas
@@ -92,7 +94,7 @@ def data_frame(runs: Sequence[ExportedRun], *, tokens: bool = False) -> Any:
 
 
 def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool = False) -> Iterator[Row]:
-    """Yield a row for every rollout of a run."""
+    """Yield one row for each rollout of a run."""
     strata = dict(zip(manifest.example_ids, manifest.strata, strict=False))
     for rollout in rollouts:
         row: Row = {
@@ -155,9 +157,9 @@ def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[
 def _write_folder(
     rows: Iterator[Row], path: Path, table: _Tables, runs: Sequence[ExportedRun]
 ) -> Iterator[int]:
-    """Write Parquet files and the card that names them, beside the place, then move them there."""
+    """Write Parquet files and their dataset card to a temporary folder, then move the folder to its path."""
     if path.exists():
-        raise ConfigError(f"`{path}` is there already", hint="name a new folder, or remove that one")
+        raise ConfigError(f"`{path}` already exists", hint="choose another folder, or remove this one")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     (temporary / "data").mkdir(parents=True)
     try:
@@ -183,18 +185,18 @@ def _card(runs: Sequence[ExportedRun], rows: int) -> str:
         "tags": ["wander", "rollouts"],
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}],
     }
-    # JSON is YAML, and quotes what names of models may hold.
+    # JSON is also YAML, and it escapes any character that a model's name may contain.
     lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", ""]
-    lines += ["# Rollouts", "", f"{rows:,} rollouts, one a row, exported by `wander runs export`.", ""]
+    lines += ["# Rollouts", "", f"{rows:,} rollouts, one per row, exported by `wander runs export`.", ""]
     for run in runs:
         pin = run.manifest.environment
-        said = f"{run.manifest.model.name} on {pin.full_name} {pin.version or ''}".strip()
-        lines.append(f"- run `{run.manifest.run_id}`: `{' '.join(said.replace('`', ' ').split())}`")
+        title = f"{run.manifest.model.name} on {pin.full_name} {pin.version or ''}".strip()
+        lines.append(f"- run `{run.manifest.run_id}`: `{' '.join(title.replace('`', ' ').split())}`")
     return "\n".join(lines) + "\n"
 
 
 class _Tables:
-    """Makes Arrow tables of rows, all with one schema."""
+    """Builds Arrow tables from rows, all with the same schema."""
 
     def __init__(self, metrics: Sequence[str], tokens: bool) -> None:
         with require_extra("data", needed_for="a table of rollouts"):
@@ -259,7 +261,7 @@ class _Tables:
 
 
 def _plain_message(message: Message) -> Row:
-    """Return a message with the fields that every row has; of content parts the texts."""
+    """Return a message with the fields that every row has. Content parts are reduced to their text."""
     calls = message.get("tool_calls")
     plain: Row = {name: _text(message.get(name)) for name in ("role", "name", "tool_call_id")}
     plain["content"] = message_text(message)
@@ -269,12 +271,12 @@ def _plain_message(message: Message) -> Row:
 
 
 def _plain_call(call: Any) -> Row:
-    given = call if isinstance(call, dict) else {}
-    function = given.get("function")
+    fields = call if isinstance(call, dict) else {}
+    function = fields.get("function")
     function = function if isinstance(function, dict) else {}
     return {
-        "id": _text(given.get("id")),
-        "type": _text(given.get("type")),
+        "id": _text(fields.get("id")),
+        "type": _text(fields.get("type")),
         "function": {name: _text(function.get(name)) for name in ("name", "arguments")},
     }
 
@@ -287,6 +289,4 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise RunError(
-            "a rollout holds a number that JSON does not have: infinity, or not a number"
-        ) from error
+        raise RunError("a rollout contains infinity or NaN, which JSON cannot represent") from error

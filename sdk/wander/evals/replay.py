@@ -1,19 +1,20 @@
-"""Play a recorded run again from its completions, or score it again, and compare it with its record.
+"""Replays a recorded run from its completions, or scores it again, and compares the result with the record.
 
 A rollout of a deterministic environment is a pure function of environment version, arguments, example, seed
-and completions, so the second playing must give the same messages, metrics and reward, bit for bit. What is
-compared is listed in `COMPARED`; times and token counts are not.
+and completions. A replay must therefore give the same messages, metrics and reward, bit for bit. `COMPARED`
+lists the fields that are compared. Times and token counts are not among them.
 
-Failed rollouts are not compared: what broke them (an endpoint, a killed process) is no part of that function.
-They count as `failed`, and a run that has any is no further verified than `claimed`.
+Failed rollouts are not compared, because the cause (an endpoint, a killed process) is not part of that
+function. They count as `failed`, and a run with failed rollouts cannot get a higher level than `claimed`.
 
-A difference counts if it occurs again. A rollout that fails in the replay has failed, and does not differ:
-it is replayed twice more, alone, and then counts as `undecided`. If its process was lost or over a limit, the
-rollout counts as `unfinished` too, since another replay may get further.
+A difference counts only if it occurs twice. A rollout that fails during the replay does not count as
+different: it is replayed up to twice more, with no other rollout in flight, and then counts as `undecided`.
+If its process was lost or exceeded a limit, the rollout also counts as `unfinished`, because another replay
+may get further.
 
-If outside observations enter the rollouts, nobody can play them twice. Then the rubric runs on the stored
-transcripts, with the answers of judges taken from the record, and `RESCORED` is compared. A rubric that needs
-the state that only playing leaves fails there, so such rollouts are undecided as well.
+If observations from outside enter the rollouts, nobody can replay them. In that case the rubric scores the
+stored transcripts, with the answers of judges taken from the record, and `RESCORED` is compared. A rubric
+that needs state which only a live rollout creates fails there, so these rollouts are undecided as well.
 """
 
 from __future__ import annotations
@@ -59,35 +60,36 @@ COMPARED = (
     "player_metrics",
     "info",
 )
-"""What must be the same in every playing of a rollout, in the order in which a difference is told."""
+"""Fields that must be equal in a replay, in the order of reported differences."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "player_metrics", "info")
-"""What must be the same when a transcript is scored again."""
+"""Fields that must be equal when a transcript is scored again."""
 _NOT_COMPARED = {
-    *("name", "kind", "tags", "reference_scores"),  # pages take them from the environment
-    *("arguments", "defaults"),  # compared by what they come to
+    *("name", "kind", "tags", "reference_scores"),  # pages read them from the environment
+    *("arguments", "defaults"),  # compared by their effective values
 }
-"""What a manifest states of its environment that the environment itself need not state too."""
+"""Fields of the recorded environment info that need not equal those of the environment."""
 WITH_LINES = ("exhaustive", "play")
-"""Kinds of runs in which the environment's choices were made for it, and are made so again."""
+"""Kinds of runs whose environment choices were assigned from outside. A replay assigns the same choices."""
 TWICE = 64
-"""Rollouts, about, that are played in other surroundings too; of a run that is no larger, all. After as many
-differences that occurred again, further ones are counted as they come."""
+"""Approximate number of rollouts that are also replayed in a second set of surroundings. Smaller runs are
+replayed there completely. Once this many differences were confirmed, further differences count without
+confirmation."""
 TRIES = 3
-"""How often a rollout is replayed that fails."""
+"""Maximum number of attempts to replay a failing rollout."""
 _MOST_LATER = 1024
-"""Rollouts, or groups, that are kept to be replayed alone; more failures are counted as they come."""
+"""Maximum number of rollouts (or groups) kept for a later retry. Further failures count immediately."""
 _UNFINISHED = ("WorkerLost", "RolloutTimeout", "SandboxError", "WorkerUnreachable")
-"""Failures that say nothing about the rollout: its process was lost, or ended for a limit."""
+"""Failures without evidence about the rollout: its process was lost or stopped by a limit."""
 SHOWN = 10_000
-"""Most divergences that a report tells one by one."""
+"""Maximum number of divergences listed in a report."""
 _CHUNK = 256
-"""Rollouts that are held in memory at once, where rewards do not compare those of a group."""
+"""Rollouts held in memory at a time if rewards do not compare the rollouts of a group."""
 _UNPACKED = 10_000
-"""Examples that are held as they are, which is faster than to pack them."""
+"""Examples that are held uncompressed, which is faster than packing them."""
 _BITS = 512
 
 OnReplayed = Callable[[int, int], None]
-"""Takes the rollouts played again so far and how many of them differ."""
+"""Callback that receives the number of replayed rollouts and the number of different ones."""
 
 
 async def replay_run(
@@ -102,19 +104,19 @@ async def replay_run(
     concurrency: int = 64,
     on_replayed: OnReplayed | None = None,
 ) -> ReplayReport:
-    """Play the rollouts of a run again, or score them again, and compare them with their record.
+    """Replay the rollouts of a run, or score them again, and compare them with the record.
 
-    - `rollouts`: each key at most once; read in pieces, so that a long run needs little memory, except where
-      reward functions compare the rollouts of a group.
-    - `level`: which level is sought; the `highest` replays what is deterministic and rescores what is not.
-    - `elsewhere`: the same environment in other surroundings (hash seed, clock...). There, what came out
-      otherwise is played once more, so that the report tells whose fault it is, and some `TWICE` of the
-      others, drawn at random: they too must be the same.
-    - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
+    - `rollouts`: recorded rollouts, with each key at most once. They are read in chunks, so a long run needs
+      little memory, unless reward functions compare the rollouts of a group.
+    - `level`: the level to verify. `highest` replays deterministic environments and rescores all others.
+    - `elsewhere`: the same environment in other surroundings (hash seed, clock...). Rollouts that differ are
+      replayed there as well, so that the report can attribute the difference. About `TWICE` of the other
+      rollouts, drawn at random, are also replayed there and must be equal.
+    - `sample`: number of rollouts to replay (in whole groups), drawn with `sample_seed`.
 
     The report's `refused` says why a run cannot be compared: the environment declares that it is not
-    deterministic, or its examples are not those of the manifest. Raises `RunError` for a rollout that the
-    manifest does not hold.
+    deterministic, or its examples differ from the manifest. Raises `RunError` if a rollout is not part of the
+    manifest.
     """
     started = time.monotonic()
     deterministic = environment.info.deterministic
@@ -138,13 +140,13 @@ async def replay_run(
             await replay.add(chunk, chosen)
         await replay.add_later()
     report.same = report.replayed - report.differing - report.undecided
-    report.divergences.sort(key=lambda each: (each.example_id, each.index))
+    report.divergences.sort(key=lambda divergence: (divergence.example_id, divergence.index))
     report.seconds = time.monotonic() - started
     return report
 
 
 def first_difference(recorded: Rollout, again: Rollout) -> str | None:
-    """Return what differs first between two playings of a rollout, or None."""
+    """Return a description of the first difference between two rollouts, or None if they are equal."""
     divergence = first_divergence(recorded, again)
     return None if divergence is None else divergence.difference
 
@@ -152,47 +154,49 @@ def first_difference(recorded: Rollout, again: Rollout) -> str | None:
 def first_divergence(
     recorded: Rollout, again: Rollout, compared: Sequence[str] = COMPARED
 ) -> Divergence | None:
-    """Return where two playings of a rollout first differ in what is compared, or None."""
-    was, now = _values(recorded), _values(again)
+    """Return the first divergence between two rollouts in the compared fields, or None if they are equal."""
+    recorded_values, replayed_values = _values(recorded), _values(again)
     values = itemgetter(*compared)
-    same = _written(values(was)) == _written(values(now))
+    same = _written(values(recorded_values)) == _written(values(replayed_values))
     players = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
     if same and players[0] == players[1]:
         return None
 
     differ_at = partial(_divergence, recorded)
     for name in compared:
-        before, after = was[name], now[name]
+        before, after = recorded_values[name], replayed_values[name]
         if isinstance(before, list) and isinstance(after, list):
             for number, (left, right) in enumerate(zip(before, after, strict=False)):
                 if _differ(left, right):
-                    told = f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
-                    return differ_at(name, told, number)
+                    difference = f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
+                    return differ_at(name, difference, number)
             if len(before) != len(after):
-                told = f"the {name} has {len(after)} messages, not {len(before)}"
-                return differ_at(name, told, min(len(before), len(after)))
+                difference = f"the {name} has {len(after)} messages, not {len(before)}"
+                return differ_at(name, difference, min(len(before), len(after)))
         elif _differ(before, after):
             return differ_at(name, f"the {name} is {_excerpt(after)}, not {_excerpt(before)}")
     if len(recorded.turns) != len(again.turns):
-        return differ_at("turns", f"the rollout takes {len(again.turns)} turns, not {len(recorded.turns)}")
+        return differ_at("turns", f"the rollout has {len(again.turns)} turns, not {len(recorded.turns)}")
     if players[0] != players[1]:
-        return differ_at("turns", f"the turns are of {_excerpt(players[1])}, not {_excerpt(players[0])}")
+        return differ_at(
+            "turns", f"the players of the turns are {_excerpt(players[1])}, not {_excerpt(players[0])}"
+        )
     return None
 
 
 class _Undecided(NamedTuple):
-    """A rollout of which a replay shows neither that it is the same nor that it differs."""
+    """A rollout whose replay showed neither that it is equal nor that it differs."""
 
     reason: str
     unfinished: bool = False
 
 
 _Outcome = Divergence | _Undecided | None
-"""None if the rollout is the same."""
+"""Outcome of a replayed rollout: a divergence, undecided, or None if it is equal."""
 
 
 def _values(rollout: Rollout) -> dict[str, Any]:
-    """Return the fields of a rollout, with the answers of judges in an order that no latency decides."""
+    """Return the fields of a rollout. Judges' answers are sorted, because their order depends on latency."""
     fields = vars(rollout)
     answers = rollout.info.get(JUDGE_ANSWERS)
     if not isinstance(answers, list) or len(answers) < 2:
@@ -221,25 +225,26 @@ class _Replay:
     on_replayed: OnReplayed | None
     elsewhere: EnvironmentHandle | None = None
     other_stratum: str | None = None
-    """An example whose stratum the manifest states otherwise; None if there is none."""
+    """First example whose stratum differs from the manifest, or None."""
     later: list[list[Rollout]] = field(default_factory=list)
-    """Rollouts, by group, that failed and are replayed once more at the end."""
+    """Rollouts (by group) that failed and are replayed again at the end."""
     seen: dict[int, int] = field(default_factory=dict)
-    """A bit for each rollout of the manifest that was given, `_BITS` of them in a number."""
+    """Bit set of the rollouts seen so far, with `_BITS` of them per integer."""
 
     def __post_init__(self) -> None:
         ids, exhaustive = self.manifest.example_ids, self.manifest.kind == "exhaustive"
         most = self.manifest.expected_rollouts if exhaustive else self.manifest.rollouts_per_example
         self.examples, self.order = PackedExamples(unpacked=_UNPACKED), RolloutOrder(ids, most)
         self.most, self.at = most, array("q", [-1]) * len(ids)
-        """The place among the examples of each that the manifest names; -1 of one that is not there."""
+        """Position in `examples` of each example in the manifest, or -1 if the environment does not have
+        it."""
         self.share = TWICE / max(1, self.manifest.expected_rollouts)
         self.draw = SystemRandom()
         self.others = self.manifest.players.keys() - self.manifest.scripts.keys()
-        """Players other than the model and scripts."""
+        """Players other than the model and the scripts."""
 
     async def read_examples(self) -> None:
-        """Learn the manifest's examples, as far as the environment has them."""
+        """Read the manifest's examples from the environment, as far as it has them."""
         strata = self.manifest.strata
         async for example in _read_examples(self.environment, self.manifest):
             if (place := self.order.find((example.example_id, 0))) is not None:
@@ -252,16 +257,16 @@ class _Replay:
                     break
 
     def example_of(self, name: str) -> Example:
-        """Return an example that the manifest names, and the environment has."""
+        """Return the example with this id, which must be in the manifest and the environment."""
         place = self.order.find((name, 0))
         assert place is not None
         return self.examples[self.at[place // self.most]]
 
     def contradiction(self) -> str | None:
-        """Return what the manifest says of the environment and is not so, or None."""
+        """Return how the manifest contradicts the environment, or None."""
         stated, actual = self.manifest.environment.info, self.environment.info
         if stated.reward_bounds is None and not any(function.bounds for function in stated.reward_functions):
-            # A run may leave bounds out: the hub takes those of the environment.
+            # A run may omit the bounds. The hub then uses those of the environment.
             actual = actual.model_copy(
                 update={
                     "reward_bounds": None,
@@ -270,14 +275,14 @@ class _Replay:
                     ],
                 }
             )
-        if stated.view is None:  # then no page draws one
+        if stated.view is None:  # in that case no page renders a view
             actual = actual.model_copy(update={"view": None})
         for name in EnvironmentInfo.model_fields:
             if name not in _NOT_COMPARED and getattr(stated, name) != getattr(actual, name):
-                return f"the run states another `{name}` than the environment has"
+                return f"the run records a different `{name}` than the environment has"
         pin = self.manifest.environment
         if pin.changed_arguments != pin.model_copy(update={"info": self.environment.info}).changed_arguments:
-            return "the run states other defaults of its arguments than the environment has"
+            return "the run records different argument defaults than the environment has"
         try:
             require_players(self.environment.info, self.manifest.players)
         except ConfigError as error:
@@ -286,9 +291,9 @@ class _Replay:
             missing = self.manifest.example_ids[self.at.index(-1)]
             return f"`{self.environment.info.name}` has no example `{missing}`"
         if self.examples.digest_in_order(self.at) != self.manifest.task_set_sha256:
-            return "the examples are not those of the run: their digest is another one"
+            return "the examples differ from those of the run: their digest is different"
         if self.other_stratum is not None:
-            return f"the run states another stratum than the example `{self.other_stratum}` has"
+            return f"the run records a different stratum for the example `{self.other_stratum}`"
         return None
 
     async def add(
@@ -296,7 +301,7 @@ class _Replay:
         rollouts: Sequence[Rollout],
         chosen: set[tuple[str, int]] | None,
     ) -> None:
-        """Take some of the run's rollouts: count them and, where asked, play them again."""
+        """Count some of the run's rollouts, and replay the chosen ones."""
         for rollout in rollouts:
             self._count(rollout)
         self.report.recorded += len(rollouts)
@@ -332,11 +337,11 @@ class _Replay:
         place = self.order.position_of(rollout)
         number, bit = place // _BITS, 1 << place % _BITS
         if self.seen.get(number, 0) & bit:
-            raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
+            raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` occurs twice in the run")
         self.seen[number] = self.seen.get(number, 0) | bit
 
     def client_of(self, recorded: Sequence[Rollout]) -> RecordClient:
-        """Return the client that answers for recorded rollouts."""
+        """Return the client that answers with the recorded completions."""
         name = self.manifest.model.name
         if self.report.method == "rescore":
             return TranscriptClient(recorded, name)
@@ -344,7 +349,7 @@ class _Replay:
         return ReplayClient(recorded, name, lines=lines, scripts=self.manifest.scripts)
 
     async def add_later(self) -> None:
-        """Replay once more, one after another, the rollouts that failed, so that none disturbs the others."""
+        """Replay the failed rollouts again, one at a time, so that they cannot disturb each other."""
         while self.later:
             group = self.later.pop()
             client, example = self.client_of(group), self.example_of(group[0].example_id)
@@ -357,7 +362,7 @@ class _Replay:
     async def _compare(
         self, client: RecordClient, example: Example, recorded: list[Rollout]
     ) -> list[_Outcome]:
-        """Replay rollouts, some of them in other surroundings too, and those that differ once more."""
+        """Replay rollouts, some of them also in other surroundings, and confirm differences."""
         sure = self.report.differing >= TWICE
         outcomes = await self._look(self.environment, client, example, recorded, sure=sure)
         if any(isinstance(outcome, _Undecided) for outcome in outcomes):
@@ -377,7 +382,10 @@ class _Replay:
         *,
         sure: bool,
     ) -> list[_Outcome]:
-        """Replay rollouts in one process; unless `sure`, a difference must occur there again."""
+        """Replay rollouts in one process.
+
+        Unless `sure`, a difference counts only if it occurs twice there.
+        """
 
         async def play() -> list[_Outcome]:
             again = await self._play(environment, client, example, recorded)
@@ -389,7 +397,7 @@ class _Replay:
         return [_confirm(*pair) for pair in zip(outcomes, await play(), strict=True)]
 
     def _keep(self, recorded: list[Rollout], outcomes: Sequence[_Outcome]) -> None:
-        """Count the outcome of some rollouts."""
+        """Count the outcomes of some rollouts."""
         report = self.report
         report.replayed += len(recorded)
         judged = list(map(_was_judged, recorded))
@@ -408,9 +416,9 @@ class _Replay:
             self.on_replayed(report.replayed, report.differing)
 
     def _was_answered(self, recorded: Rollout, judged: bool) -> bool:
-        """Tell whether a judge answered in a rollout from the record, or another model plays in the run.
+        """Return whether the record answered for a judge, or the run has a player that is another model.
 
-        Nobody can derive who such a player is, so it counts even if it was never to move.
+        Nobody can reproduce such a player, so it counts even if it never had to move.
         """
         return bool(judged or self.others or recorded.info.get(OUTSIDE_CALLS))
 
@@ -429,13 +437,13 @@ class _Replay:
         )
 
     def _judge(self, recorded: Rollout, again: Rollout, client: RecordClient) -> _Outcome:
-        """Return what differs, or why nothing can be said, or None."""
+        """Return the divergence, the reason why no decision is possible, or None if the rollout is equal."""
         failure, rescoring = again.failure, self.report.method == "rescore"
-        lack = client.missing.pop(f"{recorded.example_id}/{recorded.index}", None)
-        if lack is None and failure is not None and failure.type == NOT_RECORDED:
-            lack = failure.message
-        if lack is not None:
-            return _divergence(recorded, "failure", lack)
+        missing = client.missing.pop(f"{recorded.example_id}/{recorded.index}", None)
+        if missing is None and failure is not None and failure.type == NOT_RECORDED:
+            missing = failure.message
+        if missing is not None:
+            return _divergence(recorded, "failure", missing)
         if failure is not None:
             unfinished = failure.type in _UNFINISHED or failure.boundary == "sandbox"
             return _Undecided(failure.message, unfinished)
@@ -443,10 +451,8 @@ class _Replay:
             return first_divergence(recorded, again)
         spoken = sum(message.get("role") == "assistant" for message in recorded.completion)
         if len(recorded.turns) > spoken:
-            return _Undecided(
-                f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
-            )
-        # Calls of other models that the environment made while it was played are not made again.
+            return _Undecided(f"the record has {len(recorded.turns)} turns, but {spoken} model messages")
+        # Scoring a transcript does not repeat the calls that the environment made to other models.
         played = recorded.model_copy(update={"info": _without_calls(recorded)})
         scored = again.model_copy(update={"info": _without_calls(again)})
         return first_divergence(played, scored, RESCORED)
@@ -457,7 +463,7 @@ def _without_calls(rollout: Rollout) -> dict[str, Any]:
 
 
 def _was_judged(recorded: Rollout) -> bool:
-    """Tell whether a judge answered in a rollout from the record; one that is a script answers again."""
+    """Return whether the record answered for a judge. A judge that is a script is run again instead."""
     answers = recorded.info.get(JUDGE_ANSWERS)
     return isinstance(answers, list) and not all(
         isinstance(answer, dict) and answer.get(SCRIPTED) for answer in answers
@@ -469,12 +475,12 @@ def _confirm(first: _Outcome, second: _Outcome) -> _Outcome:
     if not isinstance(first, Divergence):
         return first
     if second is None:
-        return _Undecided(f"{first.difference}, and the same as recorded when it was replayed once more")
+        return _Undecided(f"{first.difference}, but it was equal when it was replayed again")
     return first if isinstance(second, Divergence) else second
 
 
 def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
-    """Say of a rollout that came out as recorded in one of two processes alone what that means."""
+    """Combine the outcomes of a rollout in two processes. A difference in only one of them is attributed."""
     if isinstance(there, _Undecided):
         return there
     if isinstance(here, _Undecided) or (here is None) == (there is None):
@@ -482,16 +488,14 @@ def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
     divergence = here or there
     assert divergence is not None
     why = "only under some hash seeds, clocks, time zones, locales or host names"
-    return divergence.model_copy(
-        update={"difference": f"{divergence.difference} ({why}: it depends on them)"}
-    )
+    return divergence.model_copy(update={"difference": f"{divergence.difference} ({why})"})
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
-    """Yield the examples of the manifest's split, in the pages that the evaluation asked for.
+    """Yield the examples of the manifest's split, in the same pages that the evaluation requested.
 
-    So an environment that counts what is asked of it cannot tell a replay by that. Of an endless split, at
-    most as many are made as the run names.
+    An environment that counts its requests therefore cannot recognize a replay. From an endless split, no
+    more examples are generated than the run names.
     """
     if manifest.kind == "exhaustive" or manifest.lines is not None:
         for example in await environment.openings():
@@ -513,35 +517,37 @@ async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) 
 
 
 def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:
-    """Draw the keys to play again: whole groups where rewards compare them; None means all."""
+    """Draw the keys to replay, in whole groups if rewards compare them. None means all."""
     if size is None or size >= manifest.expected_rollouts or manifest.kind == "exhaustive":
-        return None  # the keys of lines are known from the rollouts alone
+        return None  # only the rollouts know the keys of lines
     numbers = range(manifest.rollouts_per_example)
     draw = derived_rng(seed, "replayed sample", manifest.run_id)
     if groups:
         names = draw.sample(manifest.example_ids, max(1, size // manifest.rollouts_per_example))
         return {(name, index) for name in names for index in numbers}
-    # By their numbers, since a manifest may name more rollouts than memory holds.
+    # Drawn by number, because a manifest may name more rollouts than memory can hold.
     keys = draw.sample(range(len(manifest.example_ids) * len(numbers)), size)
     return {(manifest.example_ids[key // len(numbers)], key % len(numbers)) for key in keys}
 
 
 def _written(values: tuple[Any, ...]) -> bytes | str:
-    """Return values so that the same ones give the same, and 1, 1.0 and True do not."""
+    """Serialize values such that equal values give equal results, while 1, 1.0 and True differ."""
     try:
-        return marshal.dumps(values, 2)  # four times faster than `repr`; later ones tell copies apart
+        return marshal.dumps(
+            values, 2
+        )  # four times faster than `repr`; later versions distinguish copies from references
     except ValueError:
         return repr(values)
 
 
 def _differ(before: Any, after: Any) -> bool:
-    # Equal values are the common case, and `repr`, unlike `==`, tells 1, 1.0 and True apart.
+    # Most values are equal. Unlike `==`, `repr` distinguishes 1, 1.0 and True.
     return repr(before) != repr(after) and _canonical(before) != _canonical(after)
 
 
 def _canonical(value: Any) -> str:
     plain = value.model_dump() if hasattr(value, "model_dump") else value
-    # Unlike what is stored, what was played just now may hold NaN, or an object that is no JSON.
+    # Unlike stored values, replayed values may contain NaN or objects that JSON cannot represent.
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
 
 

@@ -1,1 +1,1 @@
-"""The parts of a rollout: hooks, calls of the model, calls to the outside, and where faults belong."""
+"""The parts of a rollout: hooks, calls to the model, calls to outside, and the attribution of faults."""

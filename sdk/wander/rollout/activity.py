@@ -1,8 +1,8 @@
-"""What the code of each rollout does at the moment, so that code that never returns is named.
+"""Tracks what the code of each rollout is doing, so that code that never returns can be named.
 
-A rollout that hangs looks like a slow one. The places where author's code runs (hooks, tools, reward
-functions) therefore note their names in an `Activity`, and a thread looks now and then which of them has not
-changed for long. It is a thread because synchronous code that hangs stops the event loop too.
+A hanging rollout looks like a slow one. All places where the author's code runs (hooks, tools, reward
+functions) therefore record their names in an `Activity`, and a thread regularly checks for activities that
+have not changed for a long time. It is a thread because hanging synchronous code also blocks the event loop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from wander.types import Record
 
 PLAY = "play"
-"""The place outside of all others: the loop of a rollout."""
+"""Name of the place outside of all others: the loop of a rollout."""
 _LONGEST_TICK = 5.0
 _NAMED = 3
-"""Most examples that a notice names."""
+"""Maximum number of examples named in a notice."""
 
 
 class Silence(Record):
-    """Rollouts that have been in one place of the environment's code for long."""
+    """Rollouts that have been in the same place of the environment's code for a long time."""
 
     place: str
-    """Name of the hook, the tool or the reward function."""
+    """Name of the hook, tool or reward function."""
     examples: list[str]
-    """Ids of their examples; empty for code that belongs to no rollout."""
+    """Ids of the examples. Empty for code that does not belong to a rollout."""
     seconds: float
 
     def __str__(self) -> str:
@@ -45,47 +45,47 @@ class Silence(Record):
 
 @dataclass(frozen=True)
 class Notices:
-    """When and to whom rollouts without progress are reported."""
+    """Settings for reporting rollouts without progress."""
 
     tell: Callable[[Silence], None]
-    """May be called in a thread of its own."""
+    """Callback for a report. May be called in a separate thread."""
     seconds: float
-    """Seconds without any progress after which a rollout is reported."""
+    """Seconds without progress after which a rollout is reported."""
 
 
 class Activity:
-    """Where the code is that plays one request."""
+    """Current position in the code that plays a request."""
 
     __slots__ = ("calls", "example_id", "moves", "places", "scoring_seconds")
 
     def __init__(self, example_id: str | None, place: str = PLAY) -> None:
         self.example_id = example_id
         self.places = [place]
-        """The places that were entered and not left, the innermost last."""
+        """Places that were entered and not left, innermost last."""
         self.calls = 0
-        """Model calls under way: meanwhile the environment waits rightly."""
+        """Number of model calls in flight, during which the environment is expected to wait."""
         self.moves = 0
-        """Grows with everything that happens."""
+        """Counter that increases with every event."""
         self.scoring_seconds = 0.0
-        """Seconds for which synchronous reward functions let nothing else go on."""
+        """Total seconds that synchronous reward functions blocked everything else."""
 
     def enter(self, place: str) -> None:
-        """Note that code of a place runs, until `leave` with the same name."""
+        """Record that the code of a place is running, until `leave` with the same name."""
         self.moves += 1
         self.places.append(place)
 
     def leave(self, place: str) -> None:
-        """Note that it returned."""
+        """Record that the code of a place has returned."""
         self.moves += 1
         self.places.remove(place)
 
 
 ACTIVITY: ContextVar[Activity | None] = ContextVar("wander_activity", default=None)
-"""That of the request whose code runs; None if nobody watches."""
+"""Activity of the request whose code is running, or None if nobody watches."""
 
 
 class at:
-    """Notes that the code of a place runs in a block."""
+    """Records that a block runs the code of a place."""
 
     __slots__ = ("activity", "place")
 
@@ -104,7 +104,7 @@ class at:
 
 
 class model_call:
-    """Notes that a block waits for a model, which has limits of its own."""
+    """Records that a block waits for a model, which has its own limits."""
 
     __slots__ = ("activity",)
 
@@ -122,13 +122,13 @@ class model_call:
 
 
 class SilenceWatch:
-    """Looks at activities from a thread, and reports each place in which one stays for too long, once."""
+    """Checks activities from a thread. Reports each place where an activity stays too long, once."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
         self._activities: set[Activity] = set()
         self._seen: dict[Activity, tuple[int, float, bool]] = {}
-        """Moves of each activity, since when there were no more, and whether that was reported."""
+        """Number of moves of each activity, when it last changed, and whether this was reported."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -140,11 +140,11 @@ class SilenceWatch:
             self._thread.start()
 
     def remove(self, activity: Activity) -> None:
-        """Forget an activity."""
+        """Stop watching an activity."""
         self._activities.discard(activity)
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -153,7 +153,7 @@ class SilenceWatch:
                 self._notices.tell(silence)
 
     def look(self, now: float) -> list[Silence]:
-        """Return what has to be reported now."""
+        """Return the silences to report now."""
         before, self._seen = self._seen, {}
         overdue: defaultdict[str, list[Activity]] = defaultdict(list)
         longest: defaultdict[str, float] = defaultdict(float)
@@ -170,7 +170,9 @@ class SilenceWatch:
         return [
             Silence(
                 place=place,
-                examples=sorted({each.example_id for each in activities if each.example_id is not None}),
+                examples=sorted(
+                    {activity.example_id for activity in activities if activity.example_id is not None}
+                ),
                 seconds=longest[place],
             )
             for place, activities in overdue.items()

@@ -1,4 +1,4 @@
-"""How a rollout reaches its model: one request a turn, kept in the state as it is answered."""
+"""Calls of a rollout to its model: one request per turn. Each answer is appended to the state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wander.types import Messages, SamplingArgs, State, Turn, seen_by
 
 
 class ModelCalls:
-    """The model as one rollout sees it."""
+    """The model as seen by one rollout."""
 
     def __init__(
         self,
@@ -32,35 +32,35 @@ class ModelCalls:
         self.sampling = sampling
         self.rollout_id = rollout_id
         self.waited = 0.0
-        """Seconds that turns waited for the rate of an endpoint."""
+        """Seconds that turns waited because of an endpoint's rate limit."""
 
     def begin(self) -> None:
         """Tell the client that the rollout starts."""
-        self._tell(self.client.begin)
+        self._notify(self.client.begin)
 
     def end(self) -> None:
-        """Tell the client that the rollout makes no more calls."""
-        self._tell(self.client.end)
+        """Tell the client that the rollout has made its last call."""
+        self._notify(self.client.end)
 
-    def _tell(self, tell: Callable[[str], Any]) -> Any:
+    def _notify(self, notify: Callable[[str], Any]) -> Any:
         try:
-            return tell(self.rollout_id)
+            return notify(self.rollout_id)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(
-                describe_fault(error, f"{type(self.client).__name__}.{tell.__name__}")
+                describe_fault(error, f"{type(self.client).__name__}.{notify.__name__}")
             ) from error
 
     async def complete(self, tools: list[dict[str, Any]] | None = None) -> ModelResponse:
-        """Ask for the next completion of the conversation and append it to the state.
+        """Request the next completion of the conversation, and append it to the state.
 
-        Raises `ModelError`, also for whatever else a client raises.
+        Raises `ModelError`, also for any other exception of a client.
         """
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
         turn, player, seed = len(state.turns), state.get("player"), 0
-        if self._who_plays(player).draws:
+        if self._client_of(player).draws:
             seed = derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn)
         request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
@@ -103,16 +103,16 @@ class ModelCalls:
         return seconds
 
     async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Return the completion of the client, or of who plays by a script; raises `ModelError` for whatever
-        else they raise.
+        """Return the completion of the client, or of the player's script. Raises `ModelError`, also for any
+        other exception.
         """
         try:
             with model_call():
-                return await self._who_plays(request.player).complete(request)
+                return await self._client_of(request.player).complete(request)
         except BoundaryError:
             raise
         except Exception as error:
             raise ModelError(describe_fault(error, f"{name_of(self.client)}.complete")) from error
 
-    def _who_plays(self, player: str | None) -> Client:
+    def _client_of(self, player: str | None) -> Client:
         return self.client if player is None else self.scripted.get(player, self.client)

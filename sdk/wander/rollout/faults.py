@@ -1,8 +1,9 @@
-"""What author's code raises, told apart from a request that it end.
+"""Distinguishes exceptions of the author's code from requests to end that code.
 
-Everything that leaves a hook, a tool or a reward function is its rollout's failure: also what is no
-`Exception` (`SystemExit`, pytest's outcomes, a panic of a Rust extension) and a `CancelledError` that nobody
-asked for. Left alone, one of these would end the process or leave a rollout without an answer.
+Every exception that leaves a hook, a tool or a reward function is a failure of its rollout. This includes
+exceptions that are not an `Exception` (`SystemExit`, pytest's outcomes, a panic of a Rust extension), and a
+`CancelledError` that nobody requested. Otherwise these would end the process, or leave a rollout without an
+answer.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ _keyboard = True
 
 
 def without_keyboard() -> None:
-    """Say that nobody can interrupt this process by a keyboard: a `KeyboardInterrupt` is the author's."""
+    """Declare that this process lacks a keyboard. A `KeyboardInterrupt` then comes from the author's code."""
     global _keyboard
     _keyboard = False
 
 
 def is_fault(error: BaseException) -> bool:
-    """Tell whether an exception is the fault of the code that raised it; else it must go on its way.
+    """Return whether an exception is a fault of the code that raised it. Otherwise it must not be caught.
 
-    Call it in the task that caught the exception: a cancellation of that task is no fault.
+    Must be called in the task that caught the exception, because a cancellation of that task is not a fault.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -42,20 +43,22 @@ def blame(
     *,
     passing: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> None:
-    """Raise an error of its boundary for what author's code raised; `raise` follows, for all that is none.
+    """Raise a boundary error for an exception of the author's code. Returns if the exception must pass
+    unchanged.
 
-    `where` names the code: a function, as its author calls it. Errors of the classes in `passing` go on as
-    they are, and so does what is no fault of the code. This is no context manager: hooks are called dozens of
-    times in a rollout, and a `try` that catches nothing costs nothing.
+    `where` is the name of the function in the author's code. Exceptions of the classes in `passing`, and
+    exceptions that are not the code's fault, must pass: the caller re-raises them with `raise`. This is not a
+    context manager, because hooks are called dozens of times per rollout, and a `try` that catches nothing
+    costs nothing.
     """
     if not isinstance(error, passing) and is_fault(error):
         raise kind(describe_fault(error, where)) from error
 
 
 def describe_fault(error: BaseException, where: str) -> str:
-    """Say what was raised, where: type, message and the innermost frames, without folder names.
+    """Describe an exception and its origin: type, message and the innermost frames, without folder names.
 
-    Folders are left out so that two machines record the same failure in the same words.
+    Folder names are left out so that two machines record the same failure with the same text.
     """
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     trail = " > ".join(f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)

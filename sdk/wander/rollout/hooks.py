@@ -1,4 +1,4 @@
-"""Decorators that mark an environment's methods, and how the rollout loop finds and calls them."""
+"""Decorators that mark an environment's methods as hooks, and the functions that find and call hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 T = TypeVar("T")
 
 PLAIN = frozenset((type(None), bool, int, float, str, list, dict))
-"""What hooks and reward functions mostly return: nothing to wait for, and known faster than by asking."""
+"""The most common types of hook results. Checking for them is faster than checking whether a result is
+awaitable."""
 
 STOP = "stop"
 CLEANUP = "cleanup"
@@ -28,9 +29,9 @@ def stop(function: Hook) -> Hook: ...
 @overload
 def stop(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def stop(function: Any = None, *, priority: int = 0) -> Any:
-    """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop reason.
+    """Mark a method `(self, state) -> bool` that ends the rollout. Its name becomes the stop reason.
 
-    Conditions are asked after every completion and after the environment's answer to it, by descending
+    Conditions are checked after every completion and after the environment's answer to it, by descending
     priority and then by name.
     """
     return _mark(STOP, function, priority)
@@ -41,7 +42,7 @@ def cleanup(function: Hook) -> Hook: ...
 @overload
 def cleanup(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def cleanup(function: Any = None, *, priority: int = 0) -> Any:
-    """Mark a method `(self, state)` that runs when a rollout ends, failed and cancelled ones included.
+    """Mark a method `(self, state)` that runs when a rollout ends, even if it failed or was cancelled.
 
     It runs before the rubric scores the rollout.
     """
@@ -66,25 +67,25 @@ def _mark(kind: str, function: Any, priority: int) -> Any:
 
 
 def find_marked(owner: object, kind: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return (name, bound method) of every method marked with `kind`, in the order in which they run.
+    """Return (name, bound method) of every method marked with `kind`, in running order.
 
-    An override counts as marked when any class of its line marked that name, so that a subclass can
-    change a condition without repeating the decorator, or switch it off by setting the name to None.
+    An overridden method is marked if any base class marked a method with its name. A subclass can therefore
+    change a condition without repeating the decorator, or disable it by setting the name to None.
     """
-    found: dict[str, int] = {}
+    priorities: dict[str, int] = {}
     for cls in type(owner).__mro__:
         for name, value in vars(cls).items():
             mark = getattr(value, "__wander_hook__", None)
             if mark is not None and mark[0] == kind:
-                found.setdefault(name, mark[1])
-    names = sorted(found, key=lambda name: (-found[name], name))
+                priorities.setdefault(name, mark[1])
+    names = sorted(priorities, key=lambda name: (-priorities[name], name))
     return [(name, method) for name in names if (method := getattr(owner, name)) is not None]
 
 
 async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an author's hook, sync or async; whatever it raises becomes a `BoundaryError`.
+    """Call an author's sync or async hook. Any exception becomes a `BoundaryError`.
 
-    Hooks run on the event loop itself: a thread hop would cost more than most of them do.
+    Hooks run on the event loop, because switching to a thread would cost more than most hooks do.
     """
     activity, name = ACTIVITY.get(), getattr(hook, "__name__", "hook")
     if activity is not None:
@@ -101,7 +102,7 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:
-    """Call hooks one after the other, also after one failed; then raise the first `BoundaryError`."""
+    """Call all hooks in order, even if one fails. Then raise the first `BoundaryError`, if any."""
     first: BoundaryError | None = None
     for hook in hooks:
         try:
@@ -113,31 +114,31 @@ async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:
 
 
 async def wait_for_every(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Return what each gives, in order; where some fail, raise the first failure once all have ended."""
-    given: list[T] = []
+    """Return all results in order. If any fail, wait until all have ended, and raise the first failure."""
+    results: list[T] = []
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
-        given.append(result)
-    return given
+        results.append(result)
+    return results
 
 
 def check_messages(value: Any, where: str) -> Messages:
-    """Return the messages that a hook gave, or raise `EnvironmentFault` saying what is wrong with them."""
+    """Return the messages of a hook. Raises `EnvironmentFault` with the problem if they are invalid."""
     if isinstance(value, tuple):
         raise EnvironmentFault(
             f"`{where}` returned a tuple; it must return only the list of messages",
-            hint="return `messages`, not `(messages, state)`: the state is changed in place",
+            hint="return `messages`, not `(messages, state)`: change the state in place",
         )
     if not isinstance(value, list):
-        raise EnvironmentFault(f"`{where}` must give a list of messages, got `{type(value).__name__}`")
+        raise EnvironmentFault(f"`{where}` must return a list of messages, got `{type(value).__name__}`")
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise EnvironmentFault(f"`{where}` gave a message without a `role`: {str(message)[:200]}")
+            raise EnvironmentFault(f"`{where}` returned a message without a `role`: {str(message)[:200]}")
         content = message.get("content")
         if content is not None and not isinstance(content, (str, list)):
             raise EnvironmentFault(
-                f"`{where}` gave a message whose `content` is a `{type(content).__name__}`"
+                f"`{where}` returned a message whose `content` is a `{type(content).__name__}`"
             )
         for part in message.values():
             if not isinstance(part, str):
@@ -146,8 +147,8 @@ def check_messages(value: Any, where: str) -> Messages:
 
 
 def _refuse_unwritable(message: Message, where: str) -> None:
-    """Raise `EnvironmentFault` for a message that cannot be written to the record of the rollout."""
+    """Raise `EnvironmentFault` for a message that cannot be written to the rollout's record."""
     try:
         canonical_json(message)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EnvironmentFault(f"`{where}` gave a message that is not a JSON value: {error}") from error
+        raise EnvironmentFault(f"`{where}` returned a message that is not a JSON value: {error}") from error

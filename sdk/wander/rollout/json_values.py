@@ -1,7 +1,8 @@
-"""Values of Python and of numeric libraries as JSON values: exactly, or not at all.
+"""Converts values of Python and numeric libraries to JSON values, exactly or not at all.
 
-Tools, rewards and published state come from authors' code, which computes with NumPy, pandas or PyTorch. The
-texts of those round numbers and leave out the middle of an array (`[0 1 ... 998 999]`): they are never used.
+Tools, rewards and published state come from the author's code, which may compute with NumPy, pandas or
+PyTorch. The string forms of such values round numbers and omit the middle of an array (`[0 1 ... 998 999]`),
+so they are never used.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from pydantic_core import to_jsonable_python
 from wander.types import canonical_json
 
 MOST_VALUES = 100_000
-"""Most values of an array or a table; a longer one is refused whole."""
+"""Maximum number of values in an array or table. A longer one is rejected."""
 _MOST_DIGITS = 4000
-"""Of a whole number. Python refuses to write much longer ones."""
+"""Maximum number of digits of an integer. Python refuses to format much longer ones."""
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class NotExact(TypeError):
-    """A value has no JSON form that keeps all of it."""
+    """A value that JSON cannot represent without loss."""
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as a JSON value; NaN and infinities stay floats. Raises `NotExact`."""
+    """Convert a value to a JSON value. NaN and infinities remain floats. Raises `NotExact`."""
     try:
         return _convert(value)
     except RecursionError:
@@ -42,7 +43,7 @@ def as_json(value: Any) -> Any:
 
 
 def as_number(value: Any) -> float:
-    """Return a number, or an array of one value, as a float; raises `TypeError` for anything else."""
+    """Convert a number, or an array with one value, to a float. Raises `TypeError` for other values."""
     if isinstance(value, float | int | Real | Decimal):
         try:
             return float(value)
@@ -54,7 +55,7 @@ def as_number(value: Any) -> float:
             while isinstance(item, list) and len(item) == 1:
                 (item,) = item
             return float(item) if _is_array(item) else as_number(item)
-        if hasattr(value, "as_py"):  # a scalar of Arrow's
+        if hasattr(value, "as_py"):  # an Arrow scalar
             return as_number(value.as_py())
     raise NotExact(f"a `{type(value).__name__}` is not a number")
 
@@ -88,12 +89,14 @@ def _convert_bytes(value: bytes | bytearray | memoryview) -> str:
 
 
 def _convert_foreign(value: Any) -> Any:
-    """Return a value of another library, known by what it can do: importing those takes seconds."""
+    """Convert a value of another library, detected by its methods, because importing the libraries takes
+    seconds.
+    """
     kind = type(value)
-    if any(each.__module__.partition(".")[0] == "pandas" for each in kind.__mro__):
+    if any(base.__module__.partition(".")[0] == "pandas" for base in kind.__mro__):
         return _convert_pandas(value)
     if hasattr(kind, "__attrs_attrs__"):
-        return _convert_mapping((each.name, getattr(value, each.name)) for each in kind.__attrs_attrs__)
+        return _convert_mapping((field.name, getattr(value, field.name)) for field in kind.__attrs_attrs__)
     if isinstance(value, date | time):
         return value.isoformat()
     if _is_array(value):
@@ -112,18 +115,18 @@ def _convert_foreign(value: Any) -> Any:
 
 
 def _convert_mapping(items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for key, value in items:
         plain = _convert(key)
         name = str(plain) if isinstance(plain, str | int | float) or plain is None else canonical_json(plain)
-        if name in found:
+        if name in converted:
             raise NotExact(f"two keys are both `{name}` in JSON")
-        found[name] = _convert(value)
-    return found
+        converted[name] = _convert(value)
+    return converted
 
 
 def _convert_fraction(value: Decimal | Fraction) -> Any:
-    """Return a whole number, a float if that is the same number, and a fraction as text."""
+    """Convert to an integer, to a float if that is exact, or to a string for a fraction."""
     if isinstance(value, Fraction):
         return _convert(int(value)) if value.denominator == 1 else str(value)
     if not value.is_finite():
@@ -155,7 +158,7 @@ def _length(value: Any) -> int:
 
 
 def _convert_array(value: Any) -> Any:
-    """Return an array or a scalar of NumPy, PyTorch, JAX and their like."""
+    """Convert an array or scalar of NumPy, PyTorch, JAX or a similar library."""
     names = getattr(value.dtype, "names", None)
     if names and value.shape:
         return [_convert_array(item) for item in value]
@@ -169,7 +172,7 @@ def _convert_array(value: Any) -> Any:
     items = _items(value)
     if not value.shape:
         (item,) = items
-        if _is_array(item):  # NumPy's longdouble has no other form
+        if _is_array(item):  # NumPy's longdouble converts to itself
             number = float(item)
             if number != item:
                 raise NotExact(f"a `{type(value).__name__}` has more digits than a JSON number keeps")
@@ -179,8 +182,8 @@ def _convert_array(value: Any) -> Any:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return what an array holds as lists in lists; of a scalar a list of it."""
-    for method in ("to_dense", "toarray", "numpy"):  # sparse ones; TensorFlow's
+    """Return an array's values as nested lists, or a scalar's value as a list."""
+    for method in ("to_dense", "toarray", "numpy"):  # sparse arrays; TensorFlow
         if not hasattr(value, "tolist") or (method == "to_dense" and getattr(value, "is_sparse", False)):
             value = getattr(value, method)() if hasattr(value, method) else value
     if not hasattr(value, "tolist"):
@@ -190,7 +193,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _convert_pandas(value: Any) -> Any:
-    """Return a table as a list of rows, with its index unless that only numbers them."""
+    """Convert a table to a list of rows, including its index unless that only numbers the rows."""
     kind = type(value).__name__
     if kind in ("NAType", "NaTType"):
         return None
@@ -219,10 +222,10 @@ def _convert_pandas(value: Any) -> Any:
 
 
 def _text_of(value: Any, cause: BaseException) -> str:
-    """Return the text that a class gives its values, unless that leaves something out."""
+    """Return the string form of a value, if its class defines a complete form."""
     classes = type(value).__mro__[:-1]
-    if not any("__str__" in vars(each) or "__repr__" in vars(each) for each in classes):
-        # A bare object prints its address, which no second run would print again.
+    if not any("__str__" in vars(base) or "__repr__" in vars(base) for base in classes):
+        # The default form contains the object's address, which differs between runs.
         raise NotExact(f"a `{type(value).__name__}` is not a JSON value") from cause
     text = str(value)
     if "..." in text or "…" in text or " at 0x" in text:
@@ -234,14 +237,14 @@ _CONVERTERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Enum, lambda value: _convert(value.value)),
     (str, str),
     (int, lambda value: _convert(int(value))),
-    (float, float),  # NumPy's float64 is one
+    (float, float),  # includes NumPy's float64
     (Mapping, lambda value: _convert_mapping(value.items())),
     ((list, tuple, range), lambda value: [_convert(item) for item in value]),
-    # The order of a set differs from process to process.
+    # The order of a set differs between processes.
     ((set, frozenset), lambda value: sorted((_convert(item) for item in value), key=canonical_json)),
     ((Decimal, Fraction), _convert_fraction),
     ((bytes, bytearray, memoryview), _convert_bytes),
     (SimpleNamespace, lambda value: _convert_mapping(vars(value).items())),
     (Iterator, _convert_iterator),
 )
-"""What becomes of the values of Python's own classes, by the first class that fits."""
+"""Conversions of Python's own classes. The first class that matches counts."""

@@ -1,8 +1,8 @@
-"""Calls of other models that code inside a rollout makes with an OpenAI client of its own.
+"""Calls to other models from code inside a rollout that has an OpenAI client of its own.
 
-Such a client (a judge's, an agent's) finds in `OPENAI_BASE_URL` the endpoint of the host that started the
-worker (`wander.worker.openai_proxy`), which holds the key, counts, records, and answers from the record where
-a rollout is played again. Each request says in a header which rollout makes it.
+Such a client (of a judge or an agent) finds in `OPENAI_BASE_URL` the endpoint of the host that started the
+worker (`wander.worker.openai_proxy`). That endpoint has the key, counts and records the calls, and answers
+from the record in a replay. A header of each request identifies the rollout.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PUBLIC_KEY = base.OUTSIDE_CALLS
 """Key of a rollout's calls in its `info`: a list of objects with `digest` (of the request), `path`,
 `request`, `status` and `response`."""
 JUDGE_ANSWERS = base.JUDGE_ANSWERS
-"""Key of the answers of the judge that a rubric asked (`wander.rubrics.judge`)."""
+"""Key of the answers of the judge that a rubric called (`wander.rubrics.judge`)."""
 SCRIPTED = "scripted"
-"""Marks the answer of a judge that is a function of the environment's package: a replay calls it again."""
+"""Marks the answer of a judge that is a function in the environment's package. A replay calls it again."""
 
 ROLLOUT: ContextVar[str] = ContextVar("wander_rollout", default="")
-"""The id of the rollout whose code runs."""
+"""Id of the rollout whose code is running."""
 
 
 @contextlib.contextmanager
 def call_for(rollout_id: str | None) -> Iterator[None]:
-    """Let the calls of a block be those of a rollout; None changes nothing."""
+    """Attribute the calls in a block to a rollout. None changes nothing."""
     if rollout_id is None:
         yield
         return
@@ -42,7 +42,7 @@ def call_for(rollout_id: str | None) -> Iterator[None]:
 
 
 def attribute_openai_calls() -> None:
-    """Make OpenAI clients say which rollout calls; does nothing before `openai` is imported, or twice."""
+    """Make OpenAI clients send the rollout id. Does nothing before `openai` is imported, or if repeated."""
     library = sys.modules.get("openai")
     for name in ("OpenAI", "AsyncOpenAI"):
         cls = getattr(library, name, None)

@@ -1,4 +1,4 @@
-"""Rubrics: how a finished rollout becomes a reward and metrics."""
+"""Rubrics, which turn a finished rollout into a reward and metrics."""
 
 from __future__ import annotations
 

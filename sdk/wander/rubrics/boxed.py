@@ -1,6 +1,6 @@
-"""Answers in the forms that datasets and models agree on: boxed or JSON.
+"""Extracts answers in the common formats of datasets and models: boxed or JSON.
 
-Every function takes any text, never raises on it, and takes time linear in its length. Each is usable as the
+Every function accepts any text, never raises an error for it, and takes linear time. Each can be used as the
 `extract_fn` of a parser.
 """
 
@@ -19,9 +19,9 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return what stands in the last closed `\boxed{...}` or `\fbox{...}`, stripped.
+    r"""Return the content of the last closed `\boxed{...}` or `\fbox{...}`, stripped.
 
-    Without one: the whole text, or with `strict` empty text.
+    Without a box, return the whole text, or with `strict` an empty string.
     """
     boxes = boxed_answers(text)
     if boxes:
@@ -30,27 +30,28 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def boxed_answers(text: str) -> list[str]:
-    r"""Return the content of every closed box in the order in which they open, stripped.
+    r"""Return the stripped content of every closed box, ordered by its start.
 
-    Braces inside a box are balanced, `\{` and `\}` do not count; a box inside a box is one of its own.
+    Braces inside a box are balanced, and `\{` and `\}` do not count. A box inside a box is returned
+    separately.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     opened: list[int | None] = []
     for token in _BOXES.finditer(text):
         if token.group() == "}":
             start = opened.pop() if opened else None
             if start is not None:
-                found.append((start, token.start()))
+                spans.append((start, token.start()))
         elif token.group().endswith("{") and token.group() != "\\{":
             opened.append(None if token.group() == "{" else token.end())
-    return [text[start:end].strip() for start, end in sorted(found)]
+    return [text[start:end].strip() for start, end in sorted(spans)]
 
 
 def extract_json_answer(text: str, default: Any = None) -> Any:
-    """Return the last JSON object or array in the text, or `default` where there is none.
+    """Return the last JSON object or array in the text, or `default`.
 
-    The last fenced code block that is JSON wins; then the whole text; then the last `{...}` or `[...]` that
-    stands anywhere in it. Numbers that JSON does not know (`NaN`, `Infinity`) make it no JSON.
+    The last fenced code block that is JSON takes precedence, then the whole text, then the last `{...}` or
+    `[...]` anywhere in it. Text with numbers that JSON does not allow (`NaN`, `Infinity`) is not JSON.
     """
     for block in (*reversed(_FENCE.findall(text)), text):
         value = _parse(block)
@@ -62,7 +63,7 @@ def extract_json_answer(text: str, default: Any = None) -> Any:
 
 
 def _parse(text: str) -> Any | None:
-    """Return the object or array that a whole text is, or None."""
+    """Return the object or array if the whole text is JSON, otherwise None."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
@@ -71,10 +72,10 @@ def _parse(text: str) -> Any | None:
 
 
 def _find_closed_spans(text: str) -> list[tuple[int, int]]:
-    """Return (start, end) of every closed bracket pair that no other closed pair contains, in one pass.
+    """Return (start, end) of every closed bracket pair that is not inside another closed pair, in one pass.
 
-    Brackets inside a quoted string do not count; a string ends with its line, as JSON allows no raw line
-    break in it.
+    Brackets inside a quoted string do not count. A string ends at the end of its line, because JSON strings
+    cannot contain raw line breaks.
     """
     spans: list[tuple[int, int]] = []
     opened: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""How an environment says that an example is played right, as a script."""
+"""Scripts that play an example correctly, as declared by its environment."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ from wander.types import Example
 def script_of(
     gold: Any, example: Example, parser: Parser, turn_limit: int | None, players: Collection[str]
 ) -> Script | list[Reply] | None:
-    """Return the script for what `Environment.gold` returned, or as the answer column suggests.
+    """Return the script for the return value of `Environment.gold`, or from the answer column.
 
-    None where neither says how.
+    Returns None if neither is available.
     """
     if gold is None:
         text = write_answer(parser, example) if turn_limit == 1 else None
         return None if text is None else [text]
     if isinstance(gold, dict) and gold and gold.keys() == set(players):
-        return _each_as_its_own({player: _script(script) for player, script in gold.items()})
+        return _one_script_per_player({player: _script(script) for player, script in gold.items()})
     return _script(gold)
 
 
-def _each_as_its_own(scripts: dict[str, Script | list[Reply]]) -> Script:
-    """Return the player that plays each of an environment's players by a script of its own."""
+def _one_script_per_player(scripts: dict[str, Script | list[Reply]]) -> Script:
+    """Return a script that plays each of an environment's players with its own script."""
 
     def play(request: ModelRequest) -> Any:
         script = scripts[str(request.player)]
         if callable(script):
             return script(request)
-        said = sum(message.get("role") == "assistant" for message in request.messages)
-        if said >= len(script):
-            raise ModelError(
-                f"the gold completions of `{request.player}` are {len(script)}, and it is asked again"
-            )
-        return script[said]
+        moves_made = sum(message.get("role") == "assistant" for message in request.messages)
+        if moves_made >= len(script):
+            raise ModelError(f"`{request.player}` has only {len(script)} gold completions, but moves again")
+        return script[moves_made]
 
     return play
 
@@ -52,14 +50,14 @@ def _script(gold: Any) -> Script | list[Reply]:
 
 
 def write_answer(parser: Parser, example: Example) -> str | None:
-    """Return a completion in which the parser finds the example's answer, or None when none of ours does."""
+    """Return a completion that the parser reads as the example's answer, or None if no format works."""
     answer = example.answer
     if answer in ("", None):
         return None
     text = answer if isinstance(answer, str) else json.dumps(answer)
     for written in _writings(parser, text):
-        found = parser.parse_answer([{"role": "assistant", "content": written}])
-        if found is not None and found in (answer, text):
+        parsed = parser.parse_answer([{"role": "assistant", "content": written}])
+        if parsed is not None and parsed in (answer, text):
             return written
     return None
 
@@ -71,4 +69,4 @@ def _writings(parser: Parser, answer: str) -> list[str]:
         values = {name: "The answer follows." for name in parser.get_fields()}
         for written in (answer, boxed):
             writings.append(parser.format(**{**values, parser.answer_field: written}))
-    return [*writings, *(f"<think>\nThe answer follows.\n</think>\n{each}" for each in writings)]
+    return [*writings, *(f"<think>\nThe answer follows.\n</think>\n{writing}" for writing in writings)]

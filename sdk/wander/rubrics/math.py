@@ -1,4 +1,4 @@
-"""Mathematical answers, compared by what they mean. Needs the extra `math` (math-verify)."""
+"""Compares mathematical answers by their meaning. Needs the extra `math` (math-verify)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from wander.system.child_environ import child_environ
 from wander.types import Messages
 
 _START_SECONDS = 120.0
-"""How long a process may take to load the library, on a machine with other things to do."""
+"""Seconds that a process may take to load the library on a busy machine."""
 
 
 class MathRubric(Rubric):
-    """Rewards an answer that equals the example's `answer` as mathematics; `1/2` equals `\\frac{2}{4}`.
+    """Rewards an answer that is mathematically equal to the example's `answer`: `1/2` equals `\\frac{2}{4}`.
 
-    - `funcs`, `weights`: further reward functions; `correct_answer` comes last, with weight 1.
-    - `parser`: finds the answer in the completion; by default the last box after the reasoning.
-    - `max_workers`: processes that compare; they start when they are needed and end with the environment.
-    - `timeout_seconds`: for one comparison. One that takes longer is an error of the rubric, not a 0, since
-      on another machine it might have ended in time.
-    - `max_characters`: a longer answer is wrong without a comparison.
+    - `funcs`, `weights`: additional reward functions. `correct_answer` comes last, with weight 1.
+    - `parser`: extracts the answer from the completion. The default is the last box after the reasoning.
+    - `max_workers`: number of processes that compare. They start when needed, and end with the environment.
+    - `timeout_seconds`: time limit for one comparison. Exceeding it is an error of the rubric, not a 0,
+      because another machine might finish in time.
+    - `max_characters`: maximum length of an answer. A longer one is wrong without a comparison.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MathRubric(Rubric):
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, completion: Messages, answer: Any, parser: Parser) -> float:
-        """1.0 when the parsed completion equals the answer, else 0.0."""
+        """Return 1.0 if the parsed completion equals the answer, otherwise 0.0."""
         response = parser.parse_answer(completion)
         response = "" if response is None else str(response).strip()
         answer = str(answer).strip()
@@ -72,14 +72,14 @@ class MathRubric(Rubric):
         return float(await self.processes.equal(answer, response))
 
     async def close(self) -> None:
-        """End the processes; a later comparison starts new ones."""
+        """End the processes. A later comparison starts new ones."""
         await asyncio.to_thread(self.processes.close)
 
 
 class MathProcesses:
-    """A bounded set of processes that compare; one that hangs or dies is replaced by a new one.
+    """A limited number of processes that compare answers. One that hangs or dies is replaced.
 
-    They are fresh interpreters, not forks, so that they are safe in any host, and they import nothing of the
+    They are new interpreters instead of forks, so that they are safe in any host, and they do not import the
     host's main module.
     """
 
@@ -91,9 +91,10 @@ class MathProcesses:
         self._ended = weakref.finalize(self, _end_all, self._idle)
 
     async def equal(self, answer: str, response: str) -> bool:
-        """Tell whether two expressions are equal.
+        """Return whether two expressions are equal.
 
-        Raises `RubricError` when that takes too long, breaks the library or kills its process twice.
+        Raises `RubricError` if that takes too long, causes an error in the library, or kills its process
+        twice.
         """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="wander-math")
@@ -107,16 +108,16 @@ class MathProcesses:
         return bool(reply["equal"])
 
     def close(self) -> None:
-        """End every idle process and thread, after the comparisons that are under way."""
+        """Wait for the current comparisons, and end all processes and threads."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
             self._threads = None
         _end_all(self._idle)
 
     def _ask(self, request: dict[str, str]) -> dict[str, Any]:
-        """Ask an idle process, or a new one; it is idle again once it has answered.
+        """Send a request to an idle process or a new one, which is idle again once it has answered.
 
-        A process that dies is replaced once: it may have been killed for reasons of its own.
+        A process that dies is replaced once, because something else may have killed it.
         """
         for _ in range(2):
             process = self._find_living()
@@ -130,10 +131,10 @@ class MathProcesses:
                 raise
             self._idle.put(process)
             return reply
-        raise RubricError(f"comparing `{request['response']:.80}` killed two processes, one after the other")
+        raise RubricError(f"comparing `{request['response']:.80}` crashed two processes in a row")
 
     def _find_living(self) -> subprocess.Popen[bytes]:
-        with suppress(queue.Empty):  # all are at work
+        with suppress(queue.Empty):  # all are busy
             while True:
                 process = self._idle.get_nowait()
                 if process.poll() is None:
@@ -143,7 +144,7 @@ class MathProcesses:
 
 
 class _Died(Exception):
-    """The process ended instead of answering."""
+    """The process exited before it replied."""
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -159,7 +160,7 @@ def _start() -> subprocess.Popen[bytes]:
         _read(process, _START_SECONDS, "loading math-verify")
     except _Died as error:
         _end(process)
-        raise RubricError(f"math-verify does not load (exit status {process.returncode})") from error
+        raise RubricError(f"math-verify cannot be loaded (exit status {process.returncode})") from error
     except BaseException:
         _end(process)
         raise
@@ -177,13 +178,13 @@ def _exchange(process: subprocess.Popen[bytes], request: dict[str, str], seconds
 
 
 def _read(process: subprocess.Popen[bytes], seconds: float, doing: str) -> dict[str, Any]:
-    """Return the next line of a process as an object; raises `RubricError` when none comes in time."""
+    """Return the next line of a process as an object. Raises `RubricError` if it takes too long."""
     assert process.stdout is not None
     line = b""
     deadline = time.monotonic() + seconds
     while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([process.stdout], [], [], remaining)[0]:
             raise RubricError(f"{doing} took more than {seconds:g} s")
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:

@@ -1,7 +1,8 @@
-"""The process that compares mathematical expressions: one JSON line in, one out, until its input ends.
+"""The process that compares mathematical expressions: it reads and writes one line of JSON per comparison.
 
-A request is `{"answer": ..., "response": ...}`, the reply `{"equal": true}` or `{"error": "..."}`. There are
-no time limits in here: an expression can hold the interpreter for good, so the other side kills the process.
+A request is `{"answer": ..., "response": ...}`, and the reply is `{"equal": true}` or `{"error": "..."}`.
+This process does not limit time: an expression can block the interpreter forever, so the other side kills the
+process.
 """
 
 from __future__ import annotations
@@ -13,24 +14,27 @@ from typing import Any
 
 
 def equal(answer: str, response: str) -> bool:
-    """Tell whether two mathematical expressions, LaTeX or plain, are the same."""
+    """Return whether two mathematical expressions (LaTeX or plain) are equal."""
     from math_verify import parse, verify
 
-    gold, found = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (answer, response))
-    return bool(gold and found and verify(gold, found, timeout_seconds=None))
+    gold, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (answer, response))
+    return bool(gold and given and verify(gold, given, timeout_seconds=None))
 
 
 def reply_to(line: str) -> dict[str, Any]:
-    """Return the reply to one request; an expression that breaks the library is an error, not unequal."""
+    """Return the reply to a request.
+
+    An expression that causes an error in the library is not just unequal.
+    """
     request = json.loads(line)
     try:
         return {"equal": equal(request["answer"], request["response"])}
-    except Exception as error:  # noqa: BLE001 - the library meets whatever a model wrote; the caller is told
+    except Exception as error:  # noqa: BLE001 - models may write anything; the caller gets the error
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def main() -> None:
-    """Answer requests on standard input; says `{"ready": true}` once the library is loaded."""
+    """Answer requests on standard input, after printing `{"ready": true}` once the library is loaded."""
     logging.disable(logging.CRITICAL)
     replies = sys.stdout
     sys.stdout = sys.stderr

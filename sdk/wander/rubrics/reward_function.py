@@ -1,8 +1,8 @@
-"""One reward function: its weight, the parameters it asks for, and what it gives for a rollout.
+"""A reward function: its weight, its parameters, and its value for a rollout.
 
-A function may score the rollouts of one example against one another: it asks for plural parameters
-(`states`, `prompts`, `completions`, `answers`, `infos`, `tasks`, or any dataset column) and returns a list
-with one number for each rollout.
+A function may compare the rollouts of one example. It then takes plural parameters (`states`, `prompts`,
+`completions`, `answers`, `infos`, `tasks`, or any dataset column), and returns a list with one number per
+rollout.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLURALS = {
     "tasks": "task",
     "examples": "example",
 }
-"""What a function of a group may ask for, and the value of each rollout that it gets a list of."""
+"""Parameters of a group function, and the value that each contains for every rollout."""
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A function with its weight and the parameters that it asks for."""
+    """A function with its weight and its parameters."""
 
     name: str
     function: Callable[..., Any]
@@ -42,9 +42,9 @@ class RewardFunction:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     takes_all: bool
-    """True when the function has `**kwargs` and so gets every value there is."""
+    """Whether the function has `**kwargs`, and so gets every available value."""
     of_group: bool = False
-    """True when the function scores the rollouts of a group at once."""
+    """Whether the function scores all rollouts of a group in one call."""
     bounds: tuple[float, float] | None = None
     """Lowest and highest value, if declared."""
 
@@ -52,7 +52,7 @@ class RewardFunction:
     def of(
         cls, function: Callable[..., Any], weight: float, bounds: tuple[float, float] | None = None
     ) -> RewardFunction:
-        """Inspect a function once; its parameters are looked up by name for every rollout."""
+        """Inspect a function once. For every rollout, its parameters are then looked up by name."""
         if not callable(function):
             raise ConfigError(f"a reward function must be callable, got `{function!r}`")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
@@ -79,15 +79,15 @@ class RewardFunction:
         )
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Pick this function's arguments; raises `RubricError` for a name that nothing provides."""
+        """Return the arguments of this function. Raises `RubricError` for a parameter without a value."""
         arguments = {}
         try:
             for name in self.required:
                 arguments[name] = values[name]
         except KeyError as error:
             raise RubricError(
-                f"reward function `{self.name}` asks for `{error.args[0]}`, which no rollout provides",
-                hint=f"available are {', '.join(f'`{name}`' for name in values)}",
+                f"reward function `{self.name}` takes `{error.args[0]}`, which no rollout provides",
+                hint=f"available parameters: {', '.join(f'`{name}`' for name in values)}",
             ) from None
         if self.takes_all:
             return dict(values)
@@ -96,16 +96,19 @@ class RewardFunction:
         return arguments
 
     async def value(self, values: Mapping[str, Any]) -> float:
-        """Call the function; raises `RubricError` when it raises or gives no finite number."""
+        """Call the function.
+
+        Raises `RubricError` if it raises an error or does not return a finite number.
+        """
         if self.of_group:
             raise RubricError(
-                f"reward function `{self.name}` compares the rollouts of a group; this one has none",
+                f"reward function `{self.name}` compares the rollouts of a group, but this one has no group",
                 hint="play the example with `rollout_group`",
             )
         return check_reward(await self.call(self.arguments(values)), self.name)
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function, sync or async; whatever it raises becomes a `RubricError`."""
+        """Call the sync or async function. Any exception becomes a `RubricError`."""
         try:
             with at(self.name) as activity:
                 started = perf_counter()
@@ -121,9 +124,9 @@ class RewardFunction:
 
 
 def is_group_function(function: Callable[..., Any]) -> bool:
-    """Tell whether a function scores a whole group: it returns a list, or asks for plurals only.
+    """Return whether a function scores a whole group: it returns a list, or has only plural parameters.
 
-    A function that asks for `completion` and for a dataset column called `answers` scores one.
+    A function with `completion` and a dataset column called `answers` scores a single rollout.
     """
     signature = inspect.signature(function)
     returned = signature.return_annotation
@@ -132,8 +135,8 @@ def is_group_function(function: Callable[..., Any]) -> bool:
             return True
     elif returned is list or get_origin(returned) in (list, Sequence):
         return True
-    asked = set(signature.parameters)
-    return bool(asked & PLURALS.keys()) and not asked & set(PLURALS.values())
+    parameters = set(signature.parameters)
+    return bool(parameters & PLURALS.keys()) and not parameters & set(PLURALS.values())
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -143,7 +146,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def check_bounds(bounds: tuple[float, float] | None, what: str) -> tuple[float, float] | None:
-    """Return declared bounds as two numbers; raises `ConfigError` unless they are finite and in order."""
+    """Return declared bounds as two numbers. Raises `ConfigError` unless they are finite and in order."""
     if bounds is None:
         return None
     try:
@@ -152,6 +155,6 @@ def check_bounds(bounds: tuple[float, float] | None, what: str) -> tuple[float, 
         low, high = math.nan, math.nan
     if not -math.inf < low < high < math.inf:
         raise ConfigError(
-            f"{what} must be (lowest, highest), got `{bounds!r}`", hint="give two numbers, such as (0, 1)"
+            f"{what} must be (lowest, highest), got `{bounds!r}`", hint="pass two numbers, such as (0, 1)"
         )
     return low, high

@@ -1,7 +1,7 @@
 """Rubrics: weighted reward functions whose parameters are injected by name.
 
-A reward function that raises, or returns something that is not a finite number, makes the rollout's reward
-None and is recorded as a failure of the rubric; it never becomes a silent 0.0.
+A reward function that raises an error, or does not return a finite number, makes the rollout's reward None.
+This is recorded as a failure of the rubric, and never becomes a silent 0.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wander.types import RewardFunctionInfo, State
 
 
 class Rubric:
-    """An ordered set of reward functions with weights (1.0 each unless given)."""
+    """An ordered set of reward functions with weights, which default to 1.0."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class Rubric:
     def add_reward_func(
         self, func: Callable[..., Any], weight: float = 1.0, bounds: tuple[float, float] | None = None
     ) -> None:
-        """Add a function to the weighted sum; raises `ConfigError` when its name is taken.
+        """Add a function to the weighted sum. Raises `ConfigError` if its name is taken.
 
-        `bounds` are the lowest and highest value it can give, 0 and 1 unless said.
+        `bounds` are the lowest and highest value that it can return. The default is 0 and 1.
         """
         added = RewardFunction.of(func, weight, bounds)
         if any(function.name == added.name for function in self.functions):
             raise ConfigError(
                 f"the rubric already has a reward function `{added.name}`",
-                hint="its value is reported under its name, so names must be unique: rename one of the two",
+                hint="values are reported by function name, so names must be unique: rename one of the two",
             )
         self.functions.append(added)
 
     def add_metric(self, func: Callable[..., Any], bounds: tuple[float, float] | None = None) -> None:
         """Add a function that is reported but does not count: a reward function of weight 0.
 
-        With `bounds`, the lowest and highest value it can give, its mean has a sharper interval.
+        With `bounds`, the lowest and highest value that it can return, its mean has a narrower interval.
         """
         self.add_reward_func(func, weight=0.0, bounds=bounds)
 
@@ -64,20 +64,20 @@ class Rubric:
 
     @property
     def weights(self) -> list[float]:
-        """Their weights, in the same order."""
+        """The weights of the functions, in the same order."""
         return [function.weight for function in self.functions]
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return name and weight of every function, in order."""
+        """Return the name and weight of every function, in order."""
         return [
             RewardFunctionInfo(name=function.name, weight=function.weight, bounds=function.bounds)
             for function in self.functions
         ]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Run every function on a finished rollout; `parser` is injected where the rubric has none.
+        """Run every function on a finished rollout. `parser` is injected if the rubric lacks a parser.
 
-        All functions run even when one fails, so that the metrics are as complete as they can be.
+        All functions run even if one fails, so that the metrics are as complete as possible.
         """
         values = self.injected(state, parser)
         score = Score(reward=0.0)
@@ -94,10 +94,10 @@ class Rubric:
         return score
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
-        """Run every function on the finished rollouts of one example, so that some may compare them.
+        """Run every function on the finished rollouts of one example, so that functions may compare them.
 
-        A function of the group that fails, or whose result does not fit the group, is an error of every
-        rollout; a value that is not a finite number is an error of its rollout.
+        If a group function fails, or its result does not match the group, that is an error of every rollout.
+        A value that is not a finite number is an error of its own rollout.
         """
         group = [self.injected(state, parser) for state in states]
         scores = [Score(reward=0.0) for _ in group]
@@ -120,9 +120,9 @@ class Rubric:
         return any(function.of_group for function in self.functions)
 
     def injected(self, state: State, parser: Parser | None = None) -> dict[str, Any]:
-        """Return what the functions may ask for by name; a kind of rubric adds its own to it.
+        """Return the values that functions can take by name. A kind of rubric may add its own.
 
-        The rollout's own values win over dataset columns of the same name.
+        The rollout's own values take precedence over dataset columns with the same name.
         """
         example = state.example
         return {
@@ -139,11 +139,11 @@ class Rubric:
         }
 
     async def close(self) -> None:
-        """Free what the rubric holds; called when its environment is closed."""
+        """Release the rubric's resources. Called when its environment is closed."""
 
 
 async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[float | RubricError]:
-    """Return a function's value, or what went wrong, for every rollout."""
+    """Return a function's value, or its error, for every rollout."""
     values: list[float | RubricError] = []
     if not function.of_group:
         for injected in group:
@@ -165,7 +165,10 @@ async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) 
 
 
 async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Call a group function; raises `RubricError` when it raises or gives no list of the group's length."""
+    """Call a group function.
+
+    Raises `RubricError` if it fails or does not return a list of the group's length.
+    """
     result = await function.call(function.arguments(_lists_of(group)))
     try:
         items = None if isinstance(result, str | bytes | Mapping) else list(result)
@@ -181,14 +184,14 @@ async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) ->
 
 
 def _lists_of(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a function of the group may ask for: lists in the rollouts' order.
+    """Return the values that a group function can take: lists in the order of the rollouts.
 
-    Under its plural each of `PLURALS`, under its own name each dataset column. What belongs to no rollout,
-    such as the parser, is no list.
+    Values in `PLURALS` are available under their plural, and dataset columns under their own name. Values
+    that do not belong to a rollout, such as the parser, are not lists.
     """
     columns = {name for values in group for name in values["example"].columns}
     shared = {name: value for values in group for name, value in values.items() if name not in columns}
     lists = {name: [values.get(name) for values in group] for name in sorted(columns)}
     plurals = {plural: [values[name] for values in group] for plural, name in PLURALS.items()}
-    alone = {name: value for name, value in shared.items() if name not in PLURALS.values()}
-    return {**lists, **alone, **plurals}
+    single = {name: value for name, value in shared.items() if name not in PLURALS.values()}
+    return {**lists, **single, **plurals}

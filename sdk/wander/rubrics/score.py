@@ -1,4 +1,4 @@
-"""What a rubric makes of a rollout, and what counts as a number."""
+"""The result of scoring a rollout, and the check for valid numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from wander.rollout.json_values import as_number
 
 @dataclass
 class Score:
-    """What a rubric made of one rollout."""
+    """Result of scoring one rollout with a rubric."""
 
     reward: float | None
-    """Weighted sum; None when any function failed."""
+    """Weighted sum, or None if any function failed."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Raw value of every function that gave one."""
+    """Raw value of every function that returned one."""
     error: RubricError | None = None
-    """The first failure."""
+    """First failure, or None."""
 
     @classmethod
     def of(cls, reward: Any, metrics: Mapping[str, Any]) -> Score:
-        """Return the score of values computed elsewhere; one that is no finite number is its error."""
+        """Create a score from values computed elsewhere. A value that is not a finite number is an error."""
         try:
             checked = {name: check_reward(value, name) for name, value in metrics.items()}
             return cls(check_reward(reward, "reward"), checked)
@@ -44,9 +44,9 @@ class Score:
 
 
 def check_reward(value: Any, name: str) -> float:
-    """Return the value as a float; raises `RubricError` unless it is a finite number.
+    """Return the value as a float. Raises `RubricError` unless it is a finite number.
 
-    An array or a tensor of one value is a number too.
+    It also accepts arrays and tensors with a single value.
     """
     try:
         number = float(value) if isinstance(value, float | int) else as_number(value)

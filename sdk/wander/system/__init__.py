@@ -1,1 +1,1 @@
-"""The operating system: what child processes inherit, and files that somebody else may have made."""
+"""The operating system: what child processes inherit, and files from untrusted sources."""

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Creates folders atomically."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `folder` when the block succeeds."""
+    """Yield a temporary folder that replaces `folder` if the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
-        made = Path(work) / "new"
-        made.mkdir()
-        yield made
+        new_folder = Path(work) / "new"
+        new_folder.mkdir()
+        yield new_folder
         if folder.exists():
             folder.rename(Path(work) / "old")
-        made.rename(folder)
+        new_folder.rename(folder)

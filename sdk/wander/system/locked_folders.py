@@ -1,8 +1,8 @@
-"""Folders that belong to one process, and that the next process removes if their own was killed.
+"""Folders that belong to one process. If that process is killed, the next process removes them.
 
-Whoever made a folder holds a lock on it for as long as it lives. A lock ends with its process, however that
-ends, also where the process cannot be seen from here (in another container that shares `/tmp`), so a folder
-that can be locked is nobody's any more.
+The process that created a folder holds a lock on it. The lock ends with the process, however it ends, even if
+it cannot be seen from here (in another container that shares `/tmp`). A folder that can be locked therefore
+belongs to nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from secrets import token_hex
 
 
 class LockedFolder:
-    """A folder of mode 0700. Made by `make`; `close` removes it with everything in it."""
+    """A folder with mode 0700. Created by `make`. `close` removes it with all of its content."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -26,18 +26,21 @@ class LockedFolder:
 
     @classmethod
     def make(cls, parent: Path, prefix: str) -> LockedFolder:
-        """Make a folder with 16 random digits after a prefix; those that killed processes left go first."""
+        """Create a folder with 16 random digits after a prefix.
+
+        Folders of killed processes are removed first.
+        """
         remove_left_folders(parent, prefix)
-        # It gets the name under which it may be removed once it is locked.
-        made = parent / f"{prefix}{token_hex(8)}.new"
-        made.mkdir(mode=0o700)
-        lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it either
+        # The folder gets the name under which others may remove it only after it is locked.
+        new_folder = parent / f"{prefix}{token_hex(8)}.new"
+        new_folder.mkdir(mode=0o700)
+        lock = os.open(new_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # on a file system without locks, nobody removes it either
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return cls(made.rename(made.with_suffix("")), lock)
+        return cls(new_folder.rename(new_folder.with_suffix("")), lock)
 
     def close(self) -> None:
-        """Remove the folder; safe to call twice."""
+        """Remove the folder. May be called repeatedly."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -45,15 +48,15 @@ class LockedFolder:
 
 
 def remove_left_folders(parent: Path, prefix: str) -> None:
-    """Remove the folders with a prefix that this user's processes left when they were killed."""
+    """Remove the folders with a prefix that killed processes of this user left behind."""
     name = re.compile(rf"{re.escape(prefix)}[0-9a-f]{{16}}")
     for path in parent.iterdir():
-        # Gone meanwhile, in use, another user's, or on a file system without locks.
+        # Errors mean that it is gone, in use, another user's, or on a file system without locks.
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             if name.fullmatch(path.name):
                 folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 stack.callback(os.close, folder)
-                found = os.fstat(folder)
-                if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
+                status = os.fstat(folder)
+                if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finds what a worker's environment has left running, however it hid: by a variable that children inherit."""
+"""Finds processes left by a worker's environment, by a variable that all children inherit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import signal
 from pathlib import Path
 
 MARK = "WANDER_WORKER"
-"""The environment variable that holds the worker's mark."""
+"""Environment variable with the worker's mark."""
 _ROUNDS = 20
 
 
 def end_marked_processes(mark: str) -> None:
-    """Kill every process whose variables hold the mark, until there is none; on Linux, elsewhere nothing.
+    """Kill every process whose variables contain the mark, until none is left. Works only on Linux.
 
-    The worker's process group is ended before. This finds children that left it, as daemons do.
+    The worker's process group has been killed before. This finds children that left the group, as daemons do.
     """
     entry = f"{MARK}={mark}".encode()
     for _ in range(_ROUNDS):
         found = False
         for folder in Path("/proc").glob("[0-9]*"):
-            # Gone meanwhile, or another user's. What was killed and not reaped yet has no variables any more.
+            # Errors mean that it is gone, or another user's. A killed process that is not reaped has no
+            # variables.
             with contextlib.suppress(OSError):
                 if entry in (folder / "environ").read_bytes().split(b"\0"):
                     found = True

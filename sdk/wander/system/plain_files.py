@@ -1,8 +1,8 @@
-"""Opens files in folders that somebody else may have filled.
+"""Opens files safely in folders from untrusted sources.
 
-A received folder may hold links to the reader's own files, FIFOs that never answer, devices, and files
-without an end. These functions open plain files only, follow no link on the way, and read no more than the
-caller allows. They raise `OSError` with a `strerror` that says what is wrong.
+Such a folder may contain links to the reader's own files, FIFOs that block forever, devices, and endless
+files. These functions open only plain files, follow no link on the path, and read no more than the caller
+allows. They raise `OSError` with a `strerror` that describes the problem.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from io import BufferedReader
 from pathlib import Path
 
 MOST_ENTRIES = 1_000_000
-"""Files and folders that `walk_plain` visits."""
+"""Maximum number of files and folders that `walk_plain` visits."""
 _NO_LINK = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_plain_file(path: Path, *, below: Path | None = None) -> BufferedReader:
-    """Open a plain file for reading; raises `OSError` for a link, a FIFO, a device, a socket or a folder.
+    """Open a plain file for reading. Raises `OSError` for a link, a FIFO, a device, a socket or a folder.
 
-    The folders between `below` and the file must not be links either; `below` itself may be one.
+    The folders between `below` and the file must not be links either, but `below` itself may be one.
     """
     return os.fdopen(_open(path, below or path.parent, os.O_RDONLY), "rb")
 
 
 def open_to_append(path: Path) -> int:
-    """Return a descriptor of a plain file, or a new one, to which every write appends.
+    """Return a descriptor of an existing or new plain file to which every write appends.
 
     Raises `OSError` for anything else, so that nothing is written through a link.
     """
@@ -38,7 +38,7 @@ def open_to_append(path: Path) -> int:
 
 
 def read_plain_file(path: Path, most: int, *, below: Path | None = None) -> bytes:
-    """Return the content of a plain file of at most `most` bytes; raises `OSError` for a larger one."""
+    """Return the content of a plain file of at most `most` bytes. Raises `OSError` for a larger file."""
     with open_plain_file(path, below=below) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -47,9 +47,9 @@ def read_plain_file(path: Path, most: int, *, below: Path | None = None) -> byte
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open the file that a path leads to; raises `OSError` for a FIFO, a device, a socket or a folder.
+    """Open the file at a path. Raises `OSError` for a FIFO, a device, a socket or a folder.
 
-    Links are followed: this is for files that the user named, and for caches that are made of links.
+    Links are followed. This is for files named by the user, and for caches that consist of links.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a device may change it
         raise _not_plain(mode, path)
@@ -63,7 +63,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether there is a plain file at a path: not a link to one."""
+    """Return whether there is a plain file at a path. A link does not count."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -72,19 +72,19 @@ def is_plain_file(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A plain file below a folder."""
+    """A plain file inside a folder."""
 
     name: str
-    """The path below the folder, with slashes."""
+    """Path relative to the folder, with slashes."""
     path: Path
     size: int
 
 
 def walk_plain(folder: Path) -> Iterator[FoundFile]:
-    """Yield the plain files below a folder, in no certain order.
+    """Yield the plain files inside a folder, in no particular order.
 
-    Raises `OSError` for a link or anything else that is neither a file nor a folder, and after
-    `MOST_ENTRIES` entries.
+    Raises `OSError` for a link or anything else that is neither a file nor a folder, and after `MOST_ENTRIES`
+    entries.
     """
     seen = 0
     waiting = [(folder, "")]
@@ -94,7 +94,7 @@ def walk_plain(folder: Path) -> Iterator[FoundFile]:
             for entry in entries:
                 seen += 1
                 if seen > MOST_ENTRIES:
-                    raise _fault(errno.EFBIG, f"it holds more than {MOST_ENTRIES:,} files", folder)
+                    raise _fault(errno.EFBIG, f"it contains more than {MOST_ENTRIES:,} files", folder)
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     waiting.append((Path(entry.path), f"{prefix}{entry.name}/"))
@@ -105,7 +105,7 @@ def walk_plain(folder: Path) -> Iterator[FoundFile]:
 
 
 def copy_plain_folder(folder: Path, target: Path) -> None:
-    """Copy a folder of plain files to a new folder; raises `OSError` for anything else in it."""
+    """Copy a folder of plain files to a new folder. Raises `OSError` for anything else in it."""
     target.mkdir(parents=True)
     for file in walk_plain(folder):
         copied = target / file.name
@@ -115,7 +115,7 @@ def copy_plain_folder(folder: Path, target: Path) -> None:
 
 
 def _open(path: Path, below: Path, flags: int) -> int:
-    """Return a descriptor of the file, found folder by folder so that no link is followed."""
+    """Return a descriptor of the file, opened folder by folder so that no link is followed."""
     *folders, name = path.relative_to(below).parts if path.is_relative_to(below) else ("..", "")
     if ".." in (*folders, name):
         raise _fault(errno.ENXIO, "its path leads out of the folder", path)
@@ -139,7 +139,7 @@ def _open(path: Path, below: Path, flags: int) -> int:
 
 
 def _open_checked(name: str, folder: int, flags: int, path: Path) -> int:
-    try:  # opening a device may change it, so its kind is looked at first
+    try:  # opening a device may change it, so its kind is checked first
         _require_plain(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode, path)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
@@ -159,7 +159,7 @@ def _require_plain(mode: int, path: Path) -> None:
 
 
 def describe_kind(mode: int) -> str:
-    """Return what kind of file has a mode, such as `a FIFO`."""
+    """Return the kind of file for a mode, such as `a FIFO`."""
     kinds = {
         stat.S_IFLNK: "a link",
         stat.S_IFDIR: "a folder",

@@ -1,4 +1,7 @@
-"""The proxy of a request, from the variables that curl, pip and uv read: `HTTPS_PROXY`, `ALL_PROXY`, ..."""
+"""Finds the proxy for a request, from the variables that curl, pip and uv read:
+
+`HTTPS_PROXY`, `ALL_PROXY`, ...
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ class BadProxy(ValueError):
 
 
 class Proxy(NamedTuple):
-    """A proxy and what names it."""
+    """A proxy, and the variable that names it."""
 
     url: str
     variable: str
 
     @property
     def scheme(self) -> str:
-        """How the proxy is spoken to."""
+        """Protocol of the proxy."""
         return urlsplit(self.url).scheme
 
     def __str__(self) -> str:
@@ -36,10 +39,10 @@ class Proxy(NamedTuple):
 
 
 def find_proxy(url: str) -> Proxy | None:
-    """Return the proxy for a URL, or None if it is asked directly, as this machine always is.
+    """Return the proxy for a URL, or None for a direct request. Requests to this machine are always direct.
 
-    Raises `BadProxy` if the variable of the proxy is not the address of one. Entries of `NO_PROXY` that
-    cannot be read match nothing.
+    Raises `BadProxy` if the proxy's variable is not the address of a proxy. Invalid entries of `NO_PROXY`
+    match nothing.
     """
     target = urlsplit(url)
     host = (target.hostname or "").rstrip(".")
@@ -58,20 +61,20 @@ def find_proxy(url: str) -> Proxy | None:
         raise BadProxy(f"`{proxy.variable}` is not the address of a proxy")
     if parts.scheme.lower() not in _SCHEMES:
         raise BadProxy(
-            f"`{proxy.variable}` names a proxy of `{parts.scheme[:40]}`; {', '.join(_SCHEMES)} work"
+            f"`{proxy.variable}` names a proxy of `{parts.scheme[:40]}`; supported are {', '.join(_SCHEMES)}"
         )
     return Proxy(address, proxy.variable)
 
 
 def _configured(scheme: str) -> Proxy | None:
     names = [f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY"]
-    if "REQUEST_METHOD" in os.environ:  # a visitor of a CGI program sets `HTTP_PROXY` by a header
+    if "REQUEST_METHOD" in os.environ:  # in a CGI program, visitors can set `HTTP_PROXY` with a header
         names.remove(f"{scheme}_proxy".upper())
     for name in names:
         if value := os.environ.get(name, "").strip():
             return Proxy(value, name)
-    stated = getproxies().get(scheme, "").strip()  # from the system's settings, on macOS and Windows
-    return Proxy(stated, "system settings") if stated else None
+    system_proxy = getproxies().get(scheme, "").strip()  # from the system's settings, on macOS and Windows
+    return Proxy(system_proxy, "system settings") if system_proxy else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -93,13 +96,13 @@ def _exceptions() -> Iterator[str]:
 
 
 def _matches(entry: str, host: str, port: int | None) -> bool:
-    """Return whether an entry of `NO_PROXY` means a host: a name, its parent, an address or a network."""
+    """Return whether an entry of `NO_PROXY` matches a host: a name, its parent, an address or a network."""
     if entry == "*":
         return True
     entry = entry.partition("://")[2] or entry
-    if found := re.fullmatch(r"(\[[^\]]*\]|[^:]*):(\d+)", entry):
-        entry, wanted = found.groups()
-        if int(wanted) != port:
+    if match := re.fullmatch(r"(\[[^\]]*\]|[^:]*):(\d+)", entry):
+        entry, entry_port = match.groups()
+        if int(entry_port) != port:
             return False
     entry = entry.strip("[]")
     try:

@@ -18,7 +18,7 @@ def parse_alone(parse: Callable[[], Tree]) -> Tree:
     CPython 3.11 counts the nesting depth of all threads in one variable
     (https://github.com/python/cpython/issues/106905). If two threads build a syntax tree at the same
     time, one of them may fail with a `SystemError`, although its source is correct. The lock keeps our
-    own parsers apart. Python itself parses too, for example when it formats a traceback, so a parse that
+    own parsers apart. Python itself also parses, for example when it formats a traceback, so a parse that
     ends in a `SystemError` is repeated.
 
     Raises: whatever the parser raises.

@@ -1,4 +1,4 @@
-"""Runs a program in a session of its own, which ends with everything that the program started."""
+"""Runs a program in a session of its own, which ends together with everything that the program started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def run_in_session(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program that reads nothing, and kill it and its session when the block ends.
+    """Start a program without input. When the block ends, kill the program and its session.
 
     `options` are those of `subprocess.Popen`. Raises `OSError` if the program cannot be started.
     """

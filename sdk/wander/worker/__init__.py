@@ -1,20 +1,20 @@
-"""Environments in processes of their own, on this machine or on another one.
+"""Runs environments in processes of their own, on this machine or on another one.
 
-One word for each thing, from the host inwards:
+The terms, from the host inwards:
 
-- *host*: the process that evaluates or trains, and that asks the models. `host/` is its side.
-- *environment* (`WorkerEnvironment`): what the host's code holds; one or several workers play for it.
-- *pool*: those workers, each in a slot that is filled again when its worker is lost.
+- *host*: the process that evaluates or trains, and that calls the models. `host/` is its side.
+- *environment* (`WorkerEnvironment`): the handle in the host's code. One or several workers play for it.
+- *pool*: these workers, each in a slot. If a worker is lost, its slot starts another one.
 - *session*: one worker's life as the host sees it, from `Load` to its end.
-- *link*: how a session reaches its worker: a process started here, or a connection to another machine.
-- *channel*: lines over a websocket, the same at both ends; `protocol` says which lines there are.
-- *process*: the worker's operating-system process, confined by the sandbox or not. `process/`.
-- *worker*: `python -m wander.worker`. `child/` is its side: the *service* answers the host, the *watch* ends
-  the process where the code of one rollout keeps all others from going on.
-- *note*: memory that worker and host share, which says whose code ran when the process ended.
-- *listener*: serves workers to hosts on other machines. `remote/` has its *address*, the *heartbeat* and the
-  *tunnel* through which OpenAI clients of a worker's code reach the host.
-- *proxy* (`openai_proxy`): what answers those clients, with the host's key and from the record.
+- *link*: a session's way to its worker: a process started here, or a connection to another machine.
+- *channel*: lines over a websocket, the same at both ends. `protocol` defines the messages.
+- *process*: the worker's operating-system process, with or without a sandbox. `process/`.
+- *worker*: `python -m wander.worker`. `child/` is its side: the *service* answers the host, and the *watch*
+  ends the process if the code of one rollout blocks all others.
+- *note*: memory shared by worker and host, which shows whose code was running when the process ended.
+- *listener*: serves workers to hosts on other machines. `remote/` has its *address*, the *heartbeat*, and the
+  *tunnel* through which OpenAI clients in a worker's code reach the host.
+- *proxy* (`openai_proxy`): answers these clients, with the host's key or from the record.
 """
 
 from __future__ import annotations

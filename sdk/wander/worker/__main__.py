@@ -1,10 +1,10 @@
 """`python -m wander.worker --socket PATH` (or `--fd N`): run one environment for the host that listens there.
 
-Started by `wander.worker.host.environment`; not meant for people. Only `--listen HOST:PORT` is: it serves
-hosts on other machines (`wander.worker.listener`). Standard output and error are the host's log file.
-The process ends when the host closes the connection, says so, or dies: `--lifeline` is a pipe whose other end
-only the host holds, watched from a thread, so that even an environment that never yields cannot outlive its
-host.
+`wander.worker.host.environment` starts this program. People only use it with `--listen HOST:PORT`, which
+serves hosts on other machines (`wander.worker.listener`). Standard output and error go to the host's log
+file. The process exits when the host closes the connection, asks it to exit, or dies: `--lifeline` is a pipe
+whose other end only the host holds. A thread watches it, so even an environment that never yields cannot
+outlive its host.
 """
 
 from __future__ import annotations
@@ -32,55 +32,68 @@ from wander.worker.note import NOTE_BYTES, NOTE_FILE
 from wander.worker.protocol import Load
 
 _LAST_SECONDS = 6.0
-"""How long an orphaned worker may tear down before it is ended."""
+"""Seconds that an orphaned worker gets for its teardown."""
 
 
 def main() -> int:
-    """Serve one host; return the exit status."""
+    """Serve one host and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m wander.worker",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     host = parser.add_mutually_exclusive_group(required=True)
-    host.add_argument("--socket", help="Unix socket on which the host listens")
-    host.add_argument("--fd", type=int, help="inherited descriptor of a socket that is connected to the host")
-    parser.add_argument("--note", type=int, help="with --fd: descriptor of the file of `note.py`")
+    host.add_argument("--socket", help="Unix socket that the host listens on")
+    host.add_argument("--fd", type=int, help="inherited descriptor of a socket connected to the host")
+    parser.add_argument("--note", type=int, help="with --fd: descriptor of the shared note file")
     host.add_argument("--listen", metavar="HOST:PORT", help="serve hosts on other machines")
-    parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
+    parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host exits")
     add = parser.add_argument_group("with --listen").add_argument
-    add("--token-file", type=Path, metavar="FILE", help="holds the token that hosts must give")
+    add("--token-file", type=Path, metavar="FILE", help="file with the token that hosts must send")
     add(
         "--environment",
         metavar="NAME|FOLDER",
-        help="serve this one alone; a folder is served in no other way",
+        help="environment to serve (default: any installed one); required to serve a folder",
     )
-    add("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
-    add("--pass-env", action="append", default=[], metavar="NAME", help="variable the environment may see")
-    add("--log", type=Path, default=Path("wander-worker.log"), help="takes what the environments print")
-    given = parser.parse_args()
-    if given.lifeline is not None:
-        threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
-    if given.listen is not None:
-        return _listen(given)
+    add(
+        "--workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="maximum number of processes (default: one per core)",
+    )
+    add(
+        "--pass-env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="environment variable to pass to the environment",
+    )
+    add("--log", type=Path, default=Path("wander-worker.log"), help="file for the output of the environments")
+    options = parser.parse_args()
+    if options.lifeline is not None:
+        threading.Thread(target=_watch, args=(options.lifeline,), name="lifeline", daemon=True).start()
+    if options.listen is not None:
+        return _listen(options)
     with contextlib.suppress(ValueError):  # not the main thread
-        # The terminal's Ctrl-C is the host's to handle. A handler, since an ignored signal would stay ignored
-        # in the programs that the environment starts.
+        # The host handles the terminal's Ctrl-C. This is a handler because an ignored signal would also be
+        # ignored in the programs that the environment starts.
         signal.signal(signal.SIGINT, lambda *_: None)
     without_keyboard()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    service, asked = loop.run_until_complete(_greet(given.socket, given.fd, given.lifeline, given.note))
-    if asked is None:
+    service, request = loop.run_until_complete(
+        _greet(options.socket, options.fd, options.lifeline, options.note)
+    )
+    if request is None:
         return 1
-    # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
+    # Outside of the running loop, because environments may call `asyncio.run` while they load.
     try:
-        environment = load(asked)
+        environment = load(request)
     except WanderError as error:
         loop.run_until_complete(service.refuse(error))
         return 1
     asyncio.set_event_loop(loop)
-    # What is loaded now stays: no collection need look through it again.
+    # Everything loaded by now stays in memory, so exclude it from later garbage collections.
     gc.collect()
     gc.freeze()
     with fewer_collections():
@@ -98,19 +111,19 @@ async def _greet(
         connection = await unix_connect(path, uri, **options)
     else:
         connection = await connect(uri, sock=socket.socket(fileno=fd), **options)
-    own = connection.transport.get_extra_info("socket").fileno()
-    kept = (own,) if lifeline is None else (own, lifeline)
-    for descriptor in kept:
+    connection_fd = connection.transport.get_extra_info("socket").fileno()
+    private = (connection_fd,) if lifeline is None else (connection_fd, lifeline)
+    for descriptor in private:
         os.set_inheritable(descriptor, False)
 
     def cut_off() -> None:
-        """Keep a forked child from speaking to the host, and from keeping its connections open."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in kept:
-            # The number stays taken, so that nothing else comes to stand under it.
+        """Disconnect a forked child, so that it cannot send messages or keep connections open."""
+        null_device = os.open(os.devnull, os.O_RDWR)
+        for descriptor in private:
+            # The descriptor's number stays taken, so that no other file can get it.
             with contextlib.suppress(OSError):
-                os.dup2(nothing, descriptor, inheritable=False)
-        os.close(nothing)
+                os.dup2(null_device, descriptor, inheritable=False)
+        os.close(null_device)
 
     os.register_at_fork(after_in_child=cut_off)
     if path is not None:
@@ -124,7 +137,7 @@ async def _greet(
 
 
 def _watch(lifeline: int) -> None:
-    """Wait until the host is gone; then give the worker a little time and end it with all it started."""
+    """Wait until the host is gone, give the worker some time, and end it with everything that it started."""
     while os.read(lifeline, 1):
         pass
     time.sleep(_LAST_SECONDS)
@@ -133,13 +146,13 @@ def _watch(lifeline: int) -> None:
 
 def _end_group() -> None:
     if os.getpgrp() == os.getpid():
-        with contextlib.suppress(OSError):  # it ends below in any case
+        with contextlib.suppress(OSError):  # this process exits below in any case
             os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
-def _listen(given: argparse.Namespace) -> int:
-    """Serve hosts until a signal; return the exit status."""
+def _listen(arguments: argparse.Namespace) -> int:
+    """Serve hosts until a signal arrives, and return the exit status."""
     from wander.worker.listener import (  # costs what a single worker does not need
         ListenerOptions,
         serve_hosts,
@@ -147,16 +160,16 @@ def _listen(given: argparse.Namespace) -> int:
     from wander.worker.remote.address import parse_listen, parse_socket, read_token
 
     try:
-        socket_path = parse_socket(given.listen)
-        host, port = parse_listen(given.listen) if socket_path is None else ("", 0)
+        socket_path = parse_socket(arguments.listen)
+        host, port = parse_listen(arguments.listen) if socket_path is None else ("", 0)
         options = ListenerOptions(
             host,
             port,
-            token=None if given.token_file is None else read_token(given.token_file),
-            log_path=given.log.expanduser().resolve(),
-            serves=given.environment,
-            most=given.workers,
-            environ=tuple(given.pass_env),
+            token=None if arguments.token_file is None else read_token(arguments.token_file),
+            log_path=arguments.log.expanduser().resolve(),
+            serves=arguments.environment,
+            most=arguments.workers,
+            environ=tuple(arguments.pass_env),
             socket=socket_path,
         )
         asyncio.run(serve_hosts(options, _say))

@@ -1,4 +1,4 @@
-"""Lines over a websocket: what waits to be sent leaves together in one frame."""
+"""Lines over a websocket. Lines that wait to be sent share one frame."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 FRAME = 1 << 20
-"""A frame is closed once it is this long, so that one read does not hold everything up."""
+"""Maximum size of a frame in bytes, so that reading one frame does not block for long."""
 QUEUE_LIMIT = 8 << 20
-"""So many bytes may wait to be sent before `room` makes senders wait."""
+"""Minimum number of queued bytes that makes senders wait in `room`."""
 
 OPTIONS: dict[str, Any] = {
-    # Nothing is gained by compressing on one machine, and images make messages of any size.
+    # On one machine compression gains nothing, and messages with images may have any size.
     "compression": None,
     "max_size": None,
-    # An environment may compute for minutes without a turn of its event loop; a dead one closes the socket.
+    # An environment may block its event loop for minutes. A dead process closes the socket.
     "ping_interval": None,
     "close_timeout": 1,
 }
-"""How both ends open the websocket. A side that does not trust the other sets `max_size`.
+"""Options of the websocket on both ends. A side that does not trust the other sets `max_size`.
 
-Frames that were not read yet are bounded by websockets' own queue (16), then by the kernel's buffers: whoever
-sends faster than the other side reads has to wait.
+Unread frames are limited by the queue of websockets (16), and then by the kernel's buffers: a side that sends
+faster than the other side reads has to wait.
 """
 
 
 class Channel:
-    """One end of a connection. `send` never waits; `run` writes until the connection ends."""
+    """One end of a connection. `send` never waits, and `run` writes until the connection ends."""
 
     def __init__(self, connection: Connection, aside: Callable[[str], None] | None = None) -> None:
-        """Speak over a connection; `aside` takes its text frames, which are no lines of this channel."""
+        """Communicate over a connection.
+
+        `aside` receives its text frames, which do not belong to this channel.
+        """
         self._connection = connection
         self._aside = aside
         self._waiting: list[bytes] = []
@@ -43,23 +46,23 @@ class Channel:
         self._sent = asyncio.Event()
         self._ended = False
         self.too_long = False
-        """Set when the connection ended over a message longer than this side takes."""
+        """Whether the connection ended because a message was longer than this side accepts."""
 
     def send(self, message: str) -> None:
-        """Queue one message of one line; whoever may send many of them waits for `room` before."""
+        """Queue a message of one line. Callers that may send many messages wait for `room` before."""
         line = message.encode()
         self._waiting.append(line)
         self._size += len(line)
         self._awake.set()
 
     async def room(self) -> None:
-        """Wait while much is queued that the other side has not taken."""
+        """Wait while too many queued bytes have not been sent."""
         while self._size > QUEUE_LIMIT and not self._ended:
             self._sent.clear()
             await self._sent.wait()
 
     async def run(self) -> None:
-        """Write what is queued, frame by frame, until the connection closes."""
+        """Write queued messages, frame by frame, until the connection closes."""
         while not self._ended:
             await self._awake.wait()
             self._awake.clear()
@@ -70,7 +73,7 @@ class Channel:
                     return
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield every line that comes in, until the connection closes in whatever way."""
+        """Yield every received line until the connection closes for any reason."""
         try:
             while True:
                 frame = await self._connection.recv()
@@ -86,13 +89,13 @@ class Channel:
             self.stop()
 
     def stop(self) -> None:
-        """Let `run` end; nothing more is written."""
+        """Make `run` return. Nothing more is written."""
         self._ended = True
         self._awake.set()
         self._sent.set()
 
     async def close(self) -> None:
-        """Send what is queued and close the connection."""
+        """Send the queued messages and close the connection."""
         try:
             while self._waiting:
                 await self._write()
@@ -101,7 +104,7 @@ class Channel:
         await self._connection.close()
 
     async def _write(self) -> None:
-        """Send the next messages of the queue in a frame: as many as fit, at least one."""
+        """Send the next queued messages in one frame: as many as fit, but at least one."""
         size, count = 0, 0
         for message in self._waiting:
             size += len(message) + 1
@@ -116,7 +119,7 @@ class Channel:
 
 
 async def send_frame(connection: Connection, frame: str | bytes) -> None:
-    """Send a frame; in parts where it is long, which lets heartbeats through."""
+    """Send a frame. A long one is sent in fragments, so that heartbeats can get through."""
     if len(frame) <= 2 * FRAME:
         await connection.send(frame)
     else:

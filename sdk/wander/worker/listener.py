@@ -1,12 +1,12 @@
 """`python -m wander.worker --listen HOST:PORT`, or `unix:///PATH`: workers for hosts on other machines.
 
-One connection is one worker: a process of its own, which this one starts, hands every message to and from,
-and ends with all that it started when the host closes the connection or vanishes. So several hosts, and
-several workers of one host, are served at once, up to a number. No code of an environment runs in this
-process: its event loop always turns and answers the hosts' heartbeats, whatever their workers compute.
+Each connection gets a worker of its own: this process starts it, forwards all messages in both directions,
+and ends it with everything that it started when the host closes the connection or vanishes. So several hosts,
+and several workers of one host, can be served at the same time, up to a limit. This process does not run any
+environment code, so its event loop always answers the hosts' heartbeats, no matter how busy the workers are.
 
-A host must give the token, which is compared before anything else is read. Messages are not encrypted. Across
-a network that others use, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md#workers).
+A host must send the token, which is compared before anything else is read. Messages are not encrypted. Across
+a shared network, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md#workers).
 """
 
 from __future__ import annotations
@@ -41,37 +41,38 @@ from wander.worker.remote.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS,
 from wander.worker.remote.tunnel import WorkerEnd
 
 _REASON_BYTES = 120
-"""A websocket's close frame holds a reason of at most 123 bytes."""
+"""Maximum size of a close reason. A websocket's close frame holds at most 123 bytes."""
 _WHERE_LETTERS = 30
 _MOST_WAITING = 65_536
-"""Messages of a host that its worker has not taken yet; a host has no more rollouts under way than that."""
+"""Maximum number of a host's messages that its worker has not read yet. No host has more rollouts in
+flight."""
 
 
 @dataclass(frozen=True)
 class ListenerOptions:
-    """Where to listen, for whom, and what to serve."""
+    """Address to listen on, access rules, and the environment to serve."""
 
     host: str
     port: int
-    """0 means any free one."""
+    """Port. 0 means any free port."""
     token: str | None
     log_path: Path
-    """Takes everything that the environments print."""
+    """File for all output of the environments."""
     serves: str | None = None
-    """Name of an installed environment, or a project folder or Python file: what every worker loads. None
-    leaves the choice to the host, among the environments that are installed here."""
+    """Name of an installed environment, or a project folder or Python file, which every worker loads. With
+    None, the host chooses among the environments installed here."""
     most: int = os.cpu_count() or 1
-    """Workers at a time."""
+    """Maximum number of workers at a time."""
     environ: tuple[str, ...] = ()
-    """Names of the variables of this process that the environment may see."""
+    """Names of this process's environment variables to pass to the environment."""
     socket: str | None = None
-    """Path of a Unix socket, which its owner alone may open, to listen on in place of host and port."""
+    """Path of a Unix socket to listen on instead of host and port. Only its owner may connect."""
 
     def __post_init__(self) -> None:
         if self.token is None and self.socket is None and not is_loopback(self.host):
             raise ConfigError(
-                f"`{self.host}` can be reached from other machines: that needs a token",
-                hint="make one with `openssl rand -hex 32 > token` and add `--token-file token`",
+                f"`{self.host}` can be reached from other machines, so a token is needed",
+                hint="create a token with `openssl rand -hex 32 > token` and add `--token-file token`",
             )
         if self.most < 1:
             raise ConfigError(f"`--workers` must be at least 1, not {self.most}")
@@ -86,24 +87,25 @@ class Listener:
         self._busy: set[ServerConnection] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Listen; raises `ConfigError` where that is not possible."""
+        """Listen for hosts. Raises `ConfigError` if that is not possible."""
         options = self._options
-        # A refused connection is told in one line of ours.
+        # This class reports a refused connection in one line of its own.
         quiet = logging.getLogger("wander.worker.listener")
         quiet.setLevel(logging.CRITICAL)
         listen = partial(serve, host=options.host, port=options.port)
         place = f"{options.host}:{options.port}"
         if options.socket is not None:
             listen, place = partial(unix_serve, path=options.socket), options.socket
-        before = os.umask(0o177)  # a socket is its owner's alone from the moment that it is there
+        before = os.umask(0o177)  # the socket must belong to its owner only from its first moment
         try:
             server = await listen(
                 self._serve,
                 process_request=self._admit,
-                # A page in somebody's browser may not connect to this machine.
+                # Web pages in a browser must not connect to this machine.
                 origins=[None],
                 logger=quiet,
-                # `_pass_on` bounds what waits. Not reading would leave the host's heartbeats unanswered.
+                # `_pass_on` limits the queue. If reading stopped, the host's heartbeats would not be
+                # answered.
                 max_queue=None,
                 **OPTIONS,
             )
@@ -116,13 +118,13 @@ class Listener:
             await stop.wait()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse who does not know the token, or when all workers are in use; None admits."""
+        """Return a refusal for a wrong token or if all workers are in use. None admits the connection."""
         given = " ".join(request.headers.get_all("Authorization")).removeprefix("Bearer ")
         token = self._options.token
         if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-            which = "no token was given" if not given else "the token is another one"
-            self._say(f"refused {_peer(connection)}: {which}")
-            return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"{which}\n")
+            problem = "no token was given" if not given else "the token is wrong"
+            self._say(f"refused {_peer(connection)}: {problem}")
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"{problem}\n")
         self._busy = {host for host in self._busy if host.state is not State.CLOSED}
         if len(self._busy) >= self._options.most:
             busy = f"all {self._options.most} workers are in use"
@@ -132,11 +134,11 @@ class Listener:
         return None
 
     async def _serve(self, connection: ServerConnection) -> None:
-        """Be the worker of one host, from its connection to its end."""
+        """Serve one host with one worker, from its connection to its end."""
         keep_alive(connection)
         heart = asyncio.create_task(heartbeat(connection, HOST_PING_SECONDS, HOST_SILENT_PINGS))
         self._say(f"{_peer(connection)} connected")
-        ending = "was ended"
+        ending = "was stopped"
         try:
             ending = await self._worker(connection)
         except WanderError as error:
@@ -150,13 +152,13 @@ class Listener:
             self._say(f"{_peer(connection)} left" + (f": its worker {ending}" if ending else ""))
 
     async def _worker(self, host: ServerConnection) -> str:
-        """Run a worker for the host; return how it ended by itself, or "" when the host ended it."""
+        """Run a worker for the host. Return how it ended by itself, or "" if the host ended it."""
         options = self._options
         calls = await WorkerEnd.open(host)
-        # An environment that is given a key or address of this machine talks to that endpoint itself.
-        found = {} if calls.variables.keys() & set(options.environ) else calls.variables
+        # An environment with a key or address of this machine calls that endpoint directly.
+        variables = {} if calls.variables.keys() & set(options.environ) else calls.variables
         started = WorkerOptions(
-            None, Load(), options.environ, options.log_path, startup_timeout=0.0, variables=found
+            None, Load(), options.environ, options.log_path, startup_timeout=0.0, variables=variables
         )
         try:
             link = await LocalLink.open(started)
@@ -168,7 +170,7 @@ class Listener:
         gone = asyncio.create_task(host.wait_closed())
         try:
             await asyncio.wait({exited, gone, passing}, return_when=asyncio.FIRST_COMPLETED)
-            # What the worker said last may still be on its way.
+            # The worker's last message may still be on its way.
             await asyncio.wait({passing}, timeout=1.0)
             if passing.done():
                 passing.result()
@@ -177,7 +179,7 @@ class Listener:
                 task.cancel()
             await asyncio.gather(passing, gone, return_exceptions=True)
             await calls.close()
-            # A worker that has lost its connection tears its environment down, if it still can.
+            # A worker without a connection tears its environment down if it still can.
             closing = asyncio.create_task(link.disconnect())
             await link.process.end(grace=EXIT_SECONDS if exited.done() else CLOSE_SECONDS)
             words = link.last_words()
@@ -186,11 +188,11 @@ class Listener:
         if host.close_code is not None or link.process.returncode == 0:
             return ""
         words = words or LastWords(play=None, seconds=0.0)
-        told = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
-        return words.model_copy(update=told).model_dump_json(exclude_defaults=True)
+        details = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
+        return words.model_copy(update=details).model_dump_json(exclude_defaults=True)
 
     async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> None:
-        """Hand messages over in both directions, until one side closes its connection."""
+        """Forward messages in both directions until one side closes its connection."""
         worker = await link.wait_for_connection()
         waiting: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
 
@@ -218,60 +220,61 @@ class Listener:
             while True:
                 await send_frame(host, await worker.recv(decode=False))
 
-        ways = (from_the_host(), to_the_worker(), to_the_host())
-        both = [asyncio.create_task(way) for way in ways]
+        directions = (from_the_host(), to_the_worker(), to_the_host())
+        relays = [asyncio.create_task(way) for way in directions]
         try:
-            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                with contextlib.suppress(ConnectionClosed):  # which is how a relay ends
+                with contextlib.suppress(ConnectionClosed):  # the normal end of a relay
                     task.result()
         finally:
-            for task in both:
+            for task in relays:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*relays, return_exceptions=True)
 
     def _answer_load(self, line: bytes) -> bytes | LoadFailed:
-        """Return the host's first message with what is served here, or why that is not what it wants."""
+        """Return the host's first message with the served environment filled in, or why it is refused."""
         try:
-            asked = to_worker.validate_json(line)
+            request = to_worker.validate_json(line)
         except ValidationError:
-            said = f"it sent what is no message of protocol {PROTOCOL}, which this worker speaks"
-            raise LoadError(said, hint="install the same wander-sdk on both machines") from None
-        if isinstance(asked, Refused):
+            reason = f"the host sent an invalid message for protocol {PROTOCOL}, which this worker uses"
+            raise LoadError(reason, hint="install the same wander-sdk on both machines") from None
+        if isinstance(request, Refused):
             return line
-        if not isinstance(asked, Load):
-            raise LoadError("it did not begin with what to load")
-        served, wanted = self._options.serves, asked.target
-        folder = Path(asked.path).name if asked.path else None
+        if not isinstance(request, Load):
+            raise LoadError("the host did not start with a load request")
+        served, wanted = self._options.serves, request.target
+        folder = Path(request.path).name if request.path else None
         place = Path(served or "").expanduser()
         update: dict[str, Any] = {"path": None}
         if served is None:
             if wanted is None:
                 return _failure(
-                    "a folder is not sent to another machine",
+                    "folders are not sent to other machines",
                     hint="start the worker there with the folder: `wander worker FOLDER --listen ...`",
                 )
         elif place.exists() and (place.is_dir() or place.suffix == ".py"):
-            # A host that names nothing takes what there is; a name is held to: runs record it.
+            # A host that requests nothing gets what is served. A requested name must match, because runs
+            # record it.
             if wanted or folder not in (None, place.resolve().name):
-                said = f"this worker serves the folder `{place.name}`, not `{wanted or folder}`"
-                return _failure(said, hint="ask for the one it serves")
+                reason = f"this worker serves the folder `{place.name}`, not `{wanted or folder}`"
+                return _failure(reason, hint="request the folder that it serves")
             update = {"target": None, "path": str(place.resolve())}
         elif wanted is None and folder is not None:
-            said = f"this worker serves `{served}`, not the folder `{folder}`"
+            reason = f"this worker serves `{served}`, not the folder `{folder}`"
             return _failure(
-                said, hint="ask for the one it serves by name, or start the worker with the folder"
+                reason, hint="request the environment that it serves, or start the worker with the folder"
             )
         elif wanted is not None and _plain(wanted) != _plain(served):
-            said = f"this worker serves `{served}`, not `{wanted}`"
-            return _failure(said, hint="ask for the one it serves")
+            reason = f"this worker serves `{served}`, not `{wanted}`"
+            return _failure(reason, hint="request the environment that it serves")
         else:
             update["target"] = wanted or served
-        return asked.model_copy(update=update).model_dump_json().encode()
+        return request.model_copy(update=update).model_dump_json().encode()
 
 
 async def serve_hosts(options: ListenerOptions, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve hosts until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -284,7 +287,7 @@ def _failure(message: str, hint: str) -> LoadFailed:
 
 
 def _plain(name: str) -> str:
-    """Return an environment's name without its owner and version, as a package index compares names."""
+    """Return an environment's name without owner and version, normalized as in a package index."""
     return name.rpartition("/")[2].partition("@")[0].replace("_", "-").replace(".", "-").lower()
 
 

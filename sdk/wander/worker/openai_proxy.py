@@ -1,8 +1,8 @@
-"""The host's OpenAI-compatible endpoint for code in a worker that brings its own client.
+"""The host's OpenAI-compatible endpoint for worker code that has a client of its own.
 
-It listens on loopback and speaks for the host: the worker gets its address and a token that is good for
-nothing else, the host's key never enters the worker. Every answer is recorded with the rollout that asked;
-where a rollout is played again, its answers come from the record and nobody is asked.
+It listens on loopback and makes the calls for the worker. The worker gets its address and a token that is
+useless elsewhere. The host's key never enters the worker. Every answer is recorded with the rollout that
+requested it. When a rollout is replayed, its answers come from the record, and no model is called.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _COMPLETIONS = ("chat/completions", "completions")
 _PATHS = (*_COMPLETIONS, "responses", "embeddings")
 _AWAY = "`{}` cannot be reached: {}"
 UNATTRIBUTED = "UnattributedCall"
-"""Type of the failure of rollouts that are replayed while the environment asks a model outside of any."""
+"""Failure type of rollouts that are replayed while the environment calls a model outside of any rollout."""
 Abandon = Callable[[str, str], None]
-"""Ends a rollout whose code is not answered, with the type of its failure and the reason."""
+"""Callback that ends a rollout whose code gets no answer. Takes the type of its failure and the reason."""
 MOST_CONNECTIONS = 256
-"""Connections that a sandbox, or a worker on another machine, may have open at a time."""
+"""Maximum number of open connections of a sandbox, or of a worker on another machine."""
 
 
 @dataclass
 class CallCount:
-    """What a worker's code asked for, over all rollouts."""
+    """Calls of a worker's code over all rollouts."""
 
     calls: int = 0
     failed: int = 0
@@ -57,37 +57,37 @@ class CallCount:
 
 @dataclass
 class _CallRecord:
-    """The calls of one rollout: those made now, and those to be answered again."""
+    """Calls of one rollout: those made now, and the recorded ones if it is replayed."""
 
     abandon: Abandon
     made: list[dict[str, Any]] = field(default_factory=list)
     known: dict[str, list[dict[str, Any]]] | None = None
     limiter: CallLimiter | None = None
-    """That of the rollout's own model: its calls and these are bounded together."""
+    """Limiter of the rollout's own model, which limits these calls together with those of the model."""
 
 
 class OpenAIProxy:
     """Serves one worker until `close`. The web server starts when it is first needed."""
 
     def __init__(self) -> None:
-        """Listen on a free port of loopback; must be called inside a running loop."""
+        """Listen on a free loopback port. Must be called inside a running event loop."""
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen(128)
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._start_serving)
-        # Where the calls go: what the host's own variables say.
+        # The calls go to the endpoint in the host's own variables.
         self._base_url = os.environ.get(BASE_VARIABLE) or USUAL_BASE
         self._key = os.environ.get(KEY_VARIABLE)
         self._token = f"wander-{secrets.token_hex(16)}"
         self._records: dict[str, _CallRecord] = {}
         self._replays = False
-        """Whether a rollout was replayed: from then on nobody is asked."""
+        """Whether a rollout was replayed. From then on no model is called."""
         self._runner: web.ServerRunner | None = None
         self._starting: asyncio.Task[None] | None = None
         self._taking: set[asyncio.Task[None]] = set()
         self._limiter = CallLimiter()
-        """For calls of no known rollout, or of one whose model needs no limiter."""
+        """Limiter for calls without a known rollout, or if the rollout's model has no limiter."""
         self._attempts: Attempts | None = None
         self.count = CallCount()
 
@@ -99,11 +99,11 @@ class OpenAIProxy:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by which the worker's clients find the endpoint."""
+        """Environment variables that point the worker's clients to this endpoint."""
         return token_variables(self.address, self._token)
 
     def take(self, connection: socket.socket) -> None:
-        """Serve a connected socket as well, for a worker that can reach no address."""
+        """Also serve a connected socket, for a worker that cannot reach any address."""
         if self._starting is None:
             self._start_serving()
         task = asyncio.get_running_loop().create_task(self._serve(connection))
@@ -111,16 +111,16 @@ class OpenAIProxy:
         task.add_done_callback(self._taking.discard)
 
     async def answer(self, method: str, path: str, body: bytes, rollout_id: str) -> tuple[int, str]:
-        """Return status and JSON for the request of a worker's code that was let in."""
+        """Return the status and JSON for an authenticated request of a worker's code."""
         path = path.removeprefix("/v1/").strip("/")
         if method != "POST" or path not in _PATHS:
-            return 404, refusal(f"the host answers POST {', '.join(_PATHS)}")
+            return 404, refusal(f"the host only answers POST {', '.join(_PATHS)}")
         try:
             request = json.loads(body)
         except ValueError:
             return 400, refusal("the request is not JSON")
         if not isinstance(request, dict) or request.get("stream"):
-            return 400, refusal("the host records whole answers: ask without `stream`")
+            return 400, refusal("the host records whole answers: send the request without `stream`")
         status, response = await self._call(path, request, rollout_id)
         return status, json.dumps(response)
 
@@ -131,7 +131,7 @@ class OpenAIProxy:
         abandon: Abandon,
         limiter: CallLimiter | None = None,
     ) -> None:
-        """Announce a rollout, with its recorded calls if it is replayed."""
+        """Register a rollout, with its recorded calls if it is replayed."""
         record = self._records[rollout_id] = _CallRecord(abandon, limiter=limiter)
         if recorded is not None:
             self._replays = True
@@ -140,13 +140,13 @@ class OpenAIProxy:
                 record.known[str(call.get("digest"))].append(call)
 
     def end(self, rollout_id: str, rollout: Rollout | None) -> None:
-        """Put the calls of a rollout into its record."""
+        """Add the calls of a rollout to its record."""
         record = self._records.pop(rollout_id, None)
         if record is not None and rollout is not None and record.made:
             rollout.info[PUBLIC_KEY] = record.made
 
     async def close(self) -> None:
-        """End the server and its connections; safe to call twice."""
+        """Stop the server and close its connections. May be called repeatedly."""
         if self._socket.fileno() < 0:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -159,7 +159,7 @@ class OpenAIProxy:
         self._socket.close()
 
     def _start_serving(self) -> None:
-        """Start the web server, which takes the connection that waits."""
+        """Start the web server, which accepts the waiting connection."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
         self._starting = loop.create_task(self._start())
@@ -188,23 +188,23 @@ class OpenAIProxy:
         return as_response(*await self.answer(request.method, request.path, await request.read(), rollout_id))
 
     async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
-        """Answer one call from the record, or by asking; keep what was answered."""
+        """Answer a call from the record or from upstream, and record the answer."""
         from wander.clients.completions import usage_of
 
         record = self._records.get(rollout_id)
         digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
         self.count.calls += 1
         if record is not None and record.known is not None:
-            kept = record.known.get(digest)
-            if not kept:
-                record.abandon(NOT_RECORDED, "the record has no answer of another model to this request")
+            recorded = record.known.get(digest)
+            if not recorded:
+                record.abandon(NOT_RECORDED, "the record has no answer to this request by another model")
                 return await _wait_for_the_end()
             self.count.replayed += 1
-            call = kept.pop(0) if len(kept) > 1 else kept[0]
+            call = recorded.pop(0) if len(recorded) > 1 else recorded[0]
         elif self._replays:
-            for each in list(self._records.values()):
-                each.abandon(
-                    UNATTRIBUTED, "its code asked a model outside of any rollout, which no record has"
+            for open_record in list(self._records.values()):
+                open_record.abandon(
+                    UNATTRIBUTED, "its code called a model outside of any rollout, which is not recorded"
                 )
             return await _wait_for_the_end()
         else:
@@ -225,14 +225,14 @@ class OpenAIProxy:
     async def _ask_upstream(
         self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
     ) -> tuple[int, Any]:
-        """Ask upstream; what cannot be reached is an answer too, with status 502."""
+        """Forward the request to the upstream endpoint. Returns status 502 if it is unreachable."""
         from wander.clients.completions import failure_in
         from wander.clients.http_errors import one_line
         from wander.clients.retries import Attempts
         from wander.clients.transport import AiohttpTransport, TransportError
 
         if self._key is None and self._base_url == USUAL_BASE:
-            return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
+            return 401, _error(f"the host has no API key: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
         if self._attempts is None:
             transport = AiohttpTransport(
                 self._base_url,
@@ -241,7 +241,7 @@ class OpenAIProxy:
                 connect_timeout=_CONNECT_SECONDS,
                 max_connections=None,
             )
-            # The code that asks has a client of its own, which tries again after faults.
+            # The client in the worker's code retries after faults itself.
             self._attempts = Attempts(transport, max_retries=0)
         attempts = self._attempts
         try:
@@ -253,8 +253,8 @@ class OpenAIProxy:
         try:
             data = json.loads(answer.body)
         except ValueError:
-            return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with no JSON")
-        # A failure that looks like an empty answer would be read as a judge that says nothing.
+            return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with invalid JSON")
+        # Otherwise a failed judge would look like a judge with an empty answer.
         if answer.status == 200 and path in _COMPLETIONS and (failure := failure_in(data)) is not None:
             return 502, _error(f"`{attempts.transport.base_url}` failed: {one_line(failure)}")
         return answer.status, data
@@ -263,7 +263,7 @@ class OpenAIProxy:
 async def _wait_for_the_end() -> NoReturn:
     """Leave a caller without an answer until it hangs up or the worker ends."""
     await asyncio.Future()
-    raise AssertionError("nothing answers")
+    raise AssertionError("unreachable")
 
 
 def _error(message: str) -> dict[str, Any]:
@@ -271,23 +271,23 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def refusal(message: str) -> str:
-    """Return the JSON by which OpenAI's clients are told why there is no answer."""
+    """Return an error in JSON, in the format of OpenAI's clients."""
     return json.dumps(_error(message))
 
 
-TOKEN_REFUSED = refusal("the token is not this endpoint's")
+TOKEN_REFUSED = refusal("the token is wrong for this endpoint")
 
 
 def token_variables(address: tuple[str, int], token: str) -> dict[str, str]:
-    """Return the environment variables by which OpenAI's clients find an address."""
+    """Return the environment variables that point OpenAI's clients to an address."""
     host, port = address
     return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: token}
 
 
 def as_response(status: int, body: str) -> web.StreamResponse:
-    """Return JSON as the answer to a request."""
+    """Return a JSON response for a request."""
     from aiohttp import web
 
-    # The host has waited as long as there was any use in it; OpenAI's clients look for this.
+    # The host has already waited as long as it makes sense. OpenAI's clients read this header.
     headers = {"x-should-retry": "false"} if status == 429 else None
     return web.json_response(text=body, status=status, headers=headers)

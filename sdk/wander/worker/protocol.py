@@ -1,14 +1,14 @@
 """The messages between a host and the worker that runs one environment.
 
-Every message is one JSON object on one line; a websocket frame carries one or more lines, whatever was
-waiting when it left. The first message is the worker's `Hello`; the host refuses another protocol version
-with `Refused`. Else comes `Load`, answered by `Loaded` or `LoadFailed`, then any number of requests at once,
-matched by `id`. The worker asks for completions with `Complete`: every model call is the host's, and no key
-enters the worker.
+Every message is one JSON object on one line. A websocket frame carries one or more lines: everything that was
+waiting when it was sent. The first message is the worker's `Hello`. The host refuses another protocol version
+with `Refused`. Otherwise it sends `Load`, answered by `Loaded` or `LoadFailed`, and then any number of
+concurrent requests, which are matched by `id`. The worker requests completions with `Complete`: the host
+makes every model call, so no key enters the worker.
 
-All these are binary frames. Between a host and a listener (`wander.worker.listener`) text frames are one
-`OutsideCall` or `OutsideAnswer` each: they are the listener's own, its worker's process neither sees nor
-makes them.
+All of these are binary frames. Between a host and a listener (`wander.worker.listener`), each text frame is
+one `OutsideCall` or `OutsideAnswer`. The listener sends and reads these itself. Its worker's process never
+sees them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from wander.rollout.activity import Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
 PROTOCOL = 6
-"""Raised whenever a message changes; host and worker must agree."""
+"""Protocol version, increased whenever a message changes. Host and worker must have the same version."""
 MESSAGE_LIMIT = 256 << 20
-"""Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
+"""Maximum size of a message that a host accepts, in bytes. A rollout that needs a larger message fails."""
 PAGE_BYTES = 16 << 20
-"""About how much one page of examples may take; always one example at least."""
+"""Approximate maximum size of a page of examples in bytes. A page has at least one example."""
 
 
 class Fault(Record):
-    """An exception on its way to the other side."""
+    """An exception sent to the other side."""
 
     type: str
     message: str
@@ -48,10 +48,10 @@ class Fault(Record):
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
-        """Describe an exception."""
+        """Return the fault that describes an exception."""
         kind = type(error).__name__
         if not isinstance(error, WanderError) and error_type(kind) is not None:
-            kind = f"{type(error).__module__}.{kind}"  # the author's own class has the name of one of ours
+            kind = f"{type(error).__module__}.{kind}"  # the author's class is named like one of ours
         return cls(
             type=kind,
             message=str(error) or type(error).__name__,
@@ -60,23 +60,24 @@ class Fault(Record):
         )
 
     def load_error(self) -> WanderError:
-        """Return the exception again, for what was asked while loading or reading examples.
+        """Convert the fault to the exception for an error while loading or reading examples.
 
-        It has the class it was raised with, if that says something about the environment. A worker of an
-        older wander-sdk knows fewer classes: it says `LoadError` of arguments that were refused.
+        It has the class of the original exception if that class is about the environment. A worker with an
+        older wander-sdk knows fewer classes, and reports rejected arguments as `LoadError`.
         """
         if (kind := raised_while_loading(self.type)) is not None:
             return kind(self.message, hint=self.hint)
-        # An exception of the author's code: its message alone (`'size'` for a KeyError) would say nothing.
+        # From an exception of the author's code, the message alone (`'size'` for a KeyError) would be
+        # useless.
         return LoadError(f"the environment raised `{self.type}: {self.message}`", hint=self.hint)
 
     def model_error(self) -> ModelError:
-        """Return the exception again, as the model error that it was."""
+        """Convert the fault to the model error that it describes."""
         return model_error_type(self.type)(self.message, hint=self.hint, retryable=self.retryable)
 
 
 class Hello(Record):
-    """Worker: the first message."""
+    """Worker: greeting, which is the first message."""
 
     type: Literal["hello"] = "hello"
     protocol: int
@@ -87,69 +88,75 @@ class Hello(Record):
 
 
 class Refused(Record):
-    """Host: it does not work with this worker, which writes the reason to its log and ends."""
+    """Host: refusal to work with this worker, which logs the reason and exits."""
 
     type: Literal["refused"] = "refused"
     reason: str
 
 
 class Load(Record):
-    """Host: load the environment. At most one of `target` and `path` is given; without, the worker knows."""
+    """Host: load the environment.
+
+    At most one of `target` and `path` is set. Without both, the worker chooses.
+    """
 
     type: Literal["load"] = "load"
     target: str | None = None
     """Name of an installed environment or of its module."""
     path: str | None = None
-    """A project folder or a Python file."""
+    """Project folder or Python file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     rollout_timeout: float | None = None
-    """Seconds after which a rollout has failed; None means never."""
+    """Seconds after which a rollout fails. None means never."""
     stall_seconds: float = 10.0
-    """How long code of a rollout that is past its time may keep everything else from going on."""
+    """Seconds that the code of an overdue rollout may block everything else."""
     message_limit: int = MESSAGE_LIMIT
-    """Most bytes of one message that the host takes."""
+    """Maximum size of a message that the host accepts, in bytes."""
     notice_seconds: float | None = None
-    """Seconds without progress after which a rollout is reported; None means never."""
+    """Seconds without progress after which a rollout is reported. None means never."""
 
 
 class Loaded(Record):
-    """Worker: the environment is ready."""
+    """Worker: the environment is loaded."""
 
     type: Literal["loaded"] = "loaded"
     info: EnvironmentInfo
 
 
 class LoadFailed(Record):
-    """Worker: there is no environment; the worker ends."""
+    """Worker: the environment could not be loaded, and the worker exits."""
 
     type: Literal["load_failed"] = "load_failed"
     fault: Fault
 
 
 class Ping(Record):
-    """Host: show that the event loop turns."""
+    """Host: check whether the event loop is running."""
 
     type: Literal["ping"] = "ping"
 
 
 class Pong(Record):
-    """Worker: it turns."""
+    """Worker: the event loop is running."""
 
     type: Literal["pong"] = "pong"
 
 
 class LastWords(Record):
-    """Why a worker ended, told beside its socket: the loop of the connection stands still."""
+    """Why a worker ended.
+
+    Left in a file next to its socket, because the connection's event loop is blocked.
+    """
 
     play: int | None
-    """The id of the `Play` whose code ended it, or stood in the way of all others, where that is known."""
+    """Id of the `Play` whose code ended the worker or blocked all others, if known."""
     boundary: Boundary = "environment"
     seconds: float
-    """For how long it stood in the way; 0 where it ended the process."""
+    """Seconds that it blocked the others, or 0 if it ended the process."""
     where: str = ""
-    """In which line."""
+    """File, line and function of the running code."""
     ending: str = ""
-    """How the process ended, in words, where the host cannot see that itself."""
+    """Description of how the process ended, if the host cannot see that itself."""
 
 
 class GetExamples(Record):
@@ -161,11 +168,11 @@ class GetExamples(Record):
     start: int
     count: int
     openings: bool = False
-    """Those of the environment's openings instead; `split` does not count then."""
+    """Whether to send the environment's openings instead. Then `split` is ignored."""
 
 
 class Examples(Record):
-    """Worker: the first of the examples asked for, as many as a page holds, or why there are none."""
+    """Worker: the first of the requested examples, as many as fit on a page, or a fault."""
 
     type: Literal["examples"] = "examples"
     id: int
@@ -174,67 +181,70 @@ class Examples(Record):
 
 
 class Play(Record):
-    """Host: play one rollout of an example, or a group of them that is scored together."""
+    """Host: play one rollout of an example, or a group of its rollouts that are scored together."""
 
     type: Literal["play"] = "play"
     id: int
     example: Example
     group: bool
     indices: list[int]
-    """Exactly one where `group` is false."""
+    """Indices of the rollouts: exactly one if `group` is false."""
     rollout_ids: list[str]
-    """One beside each index."""
+    """Ids of the rollouts, one per index."""
     lines: list[dict[str, Any] | None] = Field(default_factory=list)
-    """For each index the choices that are made for the environment (`Client.line`), or null."""
+    """Choices assigned to the environment (`Client.line`) for each index, or null."""
     transcripts: list[Transcript] = Field(default_factory=list)
-    """For each index what is only scored again; else empty."""
+    """Transcripts to score again for each index. Empty if the rollouts must be played."""
     run_seed: int
     sampling: SamplingArgs
     model: str
     scripts: dict[str, str] = Field(default_factory=dict, exclude_if=lambda scripts: not scripts)
-    """Players whom the environment's own functions play (`Client.scripts`)."""
+    """Players that functions of the environment play (`Client.scripts`)."""
 
 
 class Played(Record):
-    """Worker: what was asked for has ended; one rollout an index, in order."""
+    """Worker: the requested rollouts, one per index in order."""
 
     type: Literal["played"] = "played"
     id: int
     rollouts: list[Rollout]
     scoring_seconds: float = 0.0
-    """Seconds for which their synchronous reward functions let nothing else of the worker go on."""
+    """Seconds that their synchronous reward functions blocked the worker."""
 
 
 class PartEnded(Record):
-    """Worker: one rollout of a group makes no more model calls, while others of it still do."""
+    """Worker: one rollout of a group has made its last model call, while others in the group continue."""
 
     type: Literal["part_ended"] = "part_ended"
     play: int
-    """The id of the group's `Play`."""
+    """Id of the group's `Play`."""
     rollout_id: str
 
 
 class Noticed(Record):
-    """Worker: rollouts make no progress. The note holds it too, in case the worker's loop stands still."""
+    """Worker: rollouts have stopped making progress.
+
+    The note has the same report, in case the worker's loop is blocked.
+    """
 
     type: Literal["noticed"] = "noticed"
     silence: Silence
 
 
 class Cancel(Record):
-    """Host: end what a `Play` asked for; it is not answered."""
+    """Host: cancel a `Play`, which then gets no answer."""
 
     type: Literal["cancel"] = "cancel"
     id: int
 
 
 class Complete(Record):
-    """Worker: ask the model."""
+    """Worker: call the model."""
 
     type: Literal["complete"] = "complete"
     id: int
     play: int
-    """The id of the `Play` that asks."""
+    """Id of the `Play` that makes the call."""
     request: ModelRequest
 
 
@@ -248,7 +258,7 @@ class Completed(Record):
 
 
 class Recall(Record):
-    """Worker: ask what is on record of a rollout (`Client.recall`)."""
+    """Worker: request a value from the record of a rollout (`Client.recall`)."""
 
     type: Literal["recall"] = "recall"
     id: int
@@ -259,7 +269,7 @@ class Recall(Record):
 
 
 class Recalled(Record):
-    """Host: what is on record. In an evaluation nothing is."""
+    """Host: the value from the record. In an evaluation it is always null."""
 
     type: Literal["recalled"] = "recalled"
     id: int
@@ -268,29 +278,29 @@ class Recalled(Record):
 
 
 class Close(Record):
-    """Host: tear the environment down and end."""
+    """Host: tear the environment down and exit."""
 
     type: Literal["close"] = "close"
 
 
 class OutsideCall(Record):
-    """Listener: code of its worker asks another model, with an OpenAI client of its own."""
+    """Listener: worker code calls another model with an OpenAI client of its own."""
 
     id: int
     method: str
     path: str
     body: str
     rollout_id: str
-    """Empty where no rollout asks."""
+    """Id of the rollout that makes the call, or empty."""
 
 
 class OutsideAnswer(Record):
-    """Host: what its endpoint answers."""
+    """Host: the answer of its endpoint."""
 
     id: int
     status: int
     body: str
-    """JSON."""
+    """Body as JSON."""
 
 
 ToWorker = Annotated[

@@ -89,7 +89,7 @@ def test_options_of_samples_are_refused(
 def test_an_environment_without_declared_replies_is_refused(wander: Wander, folder: Path, home: Path) -> None:
     result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--exhaustive", "--out", "run")
     assert result.status == 2
-    assert "does not declare what it may answer" in result.err
+    assert "declares no openings" in result.err
     assert "docs/authoring.md" in result.err
     assert not (home / "run").exists()
     alone = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--set", "max_lines=5")

@@ -211,8 +211,8 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--worker", "far:7100"), "`far:7100` is no worker's address"),
-        (("--worker", "unix://sock"), "names no socket by its whole path"),
+        (("--worker", "far:7100"), "`far:7100` is not a worker's address"),
+        (("--worker", "unix://sock"), "is not the absolute path of a socket"),
         (("--worker-token-file", "grpo.toml"), "needs a remote worker: `--worker tcp://HOST:PORT`"),
         (("--worker", "tcp://far:1", "--worker-token-file", "none"), "cannot read the token file"),
         (("--set", "environment.workers=0"), "`: write a number from 1 to 256"),

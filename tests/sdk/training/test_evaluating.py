@@ -346,7 +346,7 @@ def test_lines_cannot_be_played_of_an_environment_that_declares_no_replies(
     puller: Path, tmp_path: Path
 ) -> None:
     settings = settings_for(puller, evaluation={"cells": [{"name": "every", "exhaustive": True}]})
-    with pytest.raises(ConfigError, match="does not declare what it may answer"):
+    with pytest.raises(ConfigError, match="declares no openings"):
         train(tmp_path / "run", settings)
 
 

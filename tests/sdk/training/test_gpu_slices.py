@@ -104,7 +104,7 @@ def test_a_run_that_is_further_on_stays_and_one_that_is_not_is_set_aside(
     brought: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slices.take_over(brought, run, IDENTITY)
-    assert "goes on" in capsys.readouterr().out
+    assert "continues" in capsys.readouterr().out
     slices.write_count(run, 0, 0.0)
     write(run / "mine.txt", "keep me")
     slices.take_over(brought, run, IDENTITY)
@@ -134,9 +134,9 @@ def lose_part(back: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (spoil_nothing, "no slice was brought back there"),
+        (spoil_nothing, "it is not the output of a slice"),
         (spoil_json, r"state\.json` is damaged"),
-        (spoil_part, "it has another digest"),
+        (spoil_part, "its digest is wrong"),
         (lose_part, r"state-1\.bin` is missing"),
     ],
 )
@@ -200,11 +200,11 @@ def test_a_slice_says_what_it_lacks_before_it_plays(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "play", lambda *_: pytest.fail("it plays"))
-    with pytest.raises(slices.SliceError, match="is there already"):
+    with pytest.raises(slices.SliceError, match="already exists"):
         slices.play_slice(options_for(tmp_path, "--first"))
-    with pytest.raises(slices.SliceError, match="was not begun here, and no `--back` says"):
+    with pytest.raises(slices.SliceError, match="has no run here, and `--back` is missing"):
         slices.play_slice(options_for(tmp_path / "new"))
-    with pytest.raises(slices.SliceError, match="no slice was brought back there"):
+    with pytest.raises(slices.SliceError, match="it is not the output of a slice"):
         slices.play_slice(options_for(tmp_path / "new", "--back", str(tmp_path)))
     with pytest.raises(slices.SliceError, match=r"there is no `.*huge\.toml`"):
         slices.play_slice(options_for(tmp_path, "--settings", "huge.toml"))

@@ -103,7 +103,7 @@ def test_the_run_folder_has_the_form_of_every_run(puller: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / "checkpoints").exists()
     made = [(one.step, one.weights_sha256) for one in read_saved(folder.path)]
     assert made == [(4, weights_digest(folder.path / "model"))], "what an evaluation of the model will pin"
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already contains a run"):
         train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "run")
 
 

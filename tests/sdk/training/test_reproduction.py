@@ -223,5 +223,5 @@ def test_settings_that_came_later_count_at_their_defaults(puller: Path, interrup
 def test_a_record_that_lost_rollouts_is_refused(puller: Path, interrupted: Path) -> None:
     rollouts = interrupted / "rollouts.jsonl"
     rollouts.write_bytes(rollouts.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(RunError, match=r"bytes, and had .* at the checkpoint"):
+    with pytest.raises(RunError, match=r"bytes, but had .* at the checkpoint"):
         train_grpo(opener_of(bandit), settings_for(puller), interrupted, resume=True)

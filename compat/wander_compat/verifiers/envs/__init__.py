@@ -1,1 +1,1 @@
-"""The environments of the classic API, and which generation of it one was written for."""
+"""The environments of the classic API, and the detection of the generation that one was written for."""

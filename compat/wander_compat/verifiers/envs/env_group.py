@@ -1,4 +1,4 @@
-"""Several environments as one: their rows follow one another, and each row is played by its own."""
+"""Combines several environments. Their rows are concatenated, and each is played by its environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENV_GROUP_INFO_KEY = "env_id"
 
 
 def route_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the names that lead to a row's environment; the first generations kept them in `task`."""
+    """Return the names that lead to a row's environment. The first generations stored them in `task`."""
     route = info_of(row.get("info")).get(ENV_GROUP_INFO_KEY)
     if route is None:
         route = row.get("task")
@@ -25,7 +25,7 @@ def route_of(row: Mapping[str, Any]) -> list[str]:
 
 
 class EnvGroupRubric(Rubric):
-    """Scores each rollout by its own environment's rubric; metrics of the others are 0."""
+    """Scores each rollout with its own environment's rubric. Metrics of the others are 0."""
 
     def __init__(self, env_map: Mapping[str, Environment]) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class EnvGroupRubric(Rubric):
         return any(env.rubric.has_group_rewards for env in self.env_map.values())
 
     async def score_rollout(self, state: State, score_sem: Any = None, **kwargs: Any) -> None:
-        """Set `reward` and `metrics` by the environment that the row belongs to."""
+        """Set `reward` and `metrics` with the environment that the row belongs to."""
         env = self._find_env_of_state(state)
         if env is not None:
             await env.rubric.score_rollout(state)
         self._fill_in_all_metrics(state, known=env is not None)
 
     async def score_group(self, states: list[State], score_sem: Any = None, **kwargs: Any) -> None:
-        """Set `reward` and `metrics` of a group by the environment that its row belongs to."""
+        """Set `reward` and `metrics` of a group with the environment that its row belongs to."""
         env = self._find_env_of_state(states[0]) if states else None
         if env is not None:
             await score_states(env.rubric, states)
@@ -78,7 +78,7 @@ class EnvGroupRubric(Rubric):
 
 
 class EnvGroup(Environment):
-    """Environments side by side; a row's `info["env_id"]` names the one that plays it."""
+    """A group of environments. A row's `info["env_id"]` names the environment that plays it."""
 
     def __init__(
         self,
@@ -101,15 +101,15 @@ class EnvGroup(Environment):
         super().__init__(train, evaluation, map_kwargs=map_kwargs, **kwargs)
 
     def _join_env_rows(self, build: str) -> Dataset | None:
-        """Return the rows of all environments that have some, each with its route."""
+        """Return the rows of all environments that have any, each with its route."""
         built = {name: getattr(env, build)() for name, env in self.env_map.items()}
         if all(rows is None for rows in built.values()):
             return None
-        rows = [_add_route(row, name) for name, found in built.items() for row in found or []]
+        rows = [_add_route(row, name) for name, dataset in built.items() for row in dataset or []]
         return dataset_of([{**row, "example_id": position} for position, row in enumerate(rows)])
 
     def get_env_for_name(self, name: str) -> Environment:
-        """Return an environment by its name; raises `ValueError`."""
+        """Return an environment by its name. Raises `ValueError`."""
         if name not in self.env_map:
             raise ValueError(f"No environment found for `{name}`; there are {', '.join(self.env_names)}")
         return self.env_map[name]
@@ -136,7 +136,7 @@ class EnvGroup(Environment):
         return state
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
-        """Set how many tokens prompt and completion may have together, in all environments."""
+        """Set the maximum number of tokens of prompt and completion together, in all environments."""
         super().set_max_seq_len(max_seq_len)
         for env in self.envs:
             env.set_max_seq_len(max_seq_len)

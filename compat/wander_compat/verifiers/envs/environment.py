@@ -1,7 +1,7 @@
-"""The base of every classic environment: a dataset, a rollout and a rubric.
+"""The base class of every classic environment: a dataset, a rollout and a rubric.
 
-What an environment of any generation may override or call on `self` is here; playing is in `multi_turn`,
-running over many rows in `generation_runs`.
+It contains everything that an environment of any generation may override or call on `self`. `multi_turn`
+contains the playing, and `generation_runs` the running over many rows.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _TOOLS = ("tools", "tool_defs", "oai_tools")
-"""What the generations call the tools of a model call."""
+"""Names of a model call's tools in the different generations."""
 
 
 class Environment(GenerationRuns, ABC):
-    """Base of the classic environments; arguments that it does not know become attributes.
+    """Base of the classic environments. Unknown arguments become attributes.
 
-    - `dataset`, `eval_dataset`: rows, or a function that makes them when they are first needed.
-    - `system_prompt`, `few_shot`: put before the question of rows without a `prompt` of their own.
-    - `tool_defs`, or `oai_tools` in the earlier form: tools that the model is shown.
+    - `dataset`, `eval_dataset`: rows, or a function that creates them when they are first needed.
+    - `system_prompt`, `few_shot`: put before the question of rows without their own `prompt`.
+    - `tool_defs`, or `oai_tools` in the earlier format: tools for the model.
 
     Raises `ValueError` without any dataset.
     """
@@ -70,14 +70,14 @@ class Environment(GenerationRuns, ABC):
     ) -> None:
         self.logger = logging.getLogger(f"verifiers.envs.{type(self).__name__}")
         self.generation = generation_of(type(self), find_calling_module())
-        """Which generation of the API this environment was written for."""
+        """Generation of the API that this environment was written for."""
         self.message_type = message_type
         self.system_prompt = system_prompt
         self.few_shot = [dict(message) for message in few_shot or []] or None
         self.parser: Parser = parser or Parser()
         self.rubric: Rubric = rubric or Rubric()
         if parser is not None and rubric is not None and type(self.parser) is not type(self.rubric.parser):
-            self.logger.warning("the environment's parser is not of the class of its rubric's")
+            self.logger.warning("the environment and its rubric have parsers of different classes")
         self.sampling_args: SamplingArgs = {"n": 1, "extra_body": {}, **(sampling_args or {})}
         self.tool_defs: list[Tool] | None = tools_of(tool_defs if tool_defs is not None else oai_tools)
         self.max_workers = max_workers
@@ -108,14 +108,14 @@ class Environment(GenerationRuns, ABC):
         self._teardown_handlers = discover_decorated(self, "teardown")
 
     def own_messages(self, messages: Any) -> list[AnyMessage]:
-        """Return messages in the form that this environment expects."""
+        """Convert messages to the format that this environment expects."""
         return as_messages(messages, self.generation.form)
 
     # tools
 
     @property
     def oai_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in OpenAI's form, as the earlier generations keep them."""
+        """The tools in OpenAI's format, as the earlier generations keep them."""
         return [tool.openai() for tool in self.tool_defs] if self.tool_defs else None
 
     @oai_tools.setter
@@ -125,7 +125,7 @@ class Environment(GenerationRuns, ABC):
     # rows
 
     def _format_source_rows(self, rows: Any) -> Dataset:
-        # An override of the early releases does not take them.
+        # Overrides written for the early releases do not accept `map_kwargs`.
         options: dict[str, Any] = {"map_kwargs": self.map_kwargs} if self.map_kwargs else {}
         return self.format_dataset(data.as_dataset(rows), self.system_prompt, self.few_shot, **options)
 
@@ -147,7 +147,7 @@ class Environment(GenerationRuns, ABC):
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the messages of one question."""
+        """Return the messages for a question."""
         return data.prompt_of(prompt_str, system_prompt, few_shot)
 
     def _has_text_prompts(self) -> bool:
@@ -155,32 +155,32 @@ class Environment(GenerationRuns, ABC):
         return any(isinstance(rows[0].get("prompt"), str) for rows in made)
 
     def build_dataset(self) -> Dataset | None:
-        """Return the training rows, made now where a function makes them."""
+        """Return the training rows, and create them if they are given as a function."""
         return self._build_named_dataset("dataset")
 
     def build_eval_dataset(self) -> Dataset | None:
-        """Return the evaluation rows, made now where a function makes them."""
+        """Return the evaluation rows, and create them if they are given as a function."""
         return self._build_named_dataset("eval_dataset")
 
     def _build_named_dataset(self, name: str) -> Dataset | None:
         if getattr(self, name) is None and inspect.isroutine(self._dataset_sources.get(name)):
             made: Callable[[], Any] = self._dataset_sources[name]
             setattr(self, name, self._format_source_rows(made()))
-        found: Dataset | None = getattr(self, name)
-        return found
+        dataset: Dataset | None = getattr(self, name)
+        return dataset
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return the training rows, the first `n` of them, shuffled in a copy when a seed is given."""
+        """Return the first `n` training rows. With a seed, they are taken from a shuffled copy."""
         rows = self.build_dataset()
         if rows is None:
             raise ValueError("the environment has no training dataset; pass `dataset`")
         return _take(rows, n, seed)
 
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return the evaluation rows, or where there are none the training rows."""
+        """Return the evaluation rows, or the training rows if the environment lacks evaluation rows."""
         rows = self.build_eval_dataset()
         if rows is None:
-            self.logger.warning("the environment has no evaluation dataset; its training dataset is used")
+            self.logger.warning("the environment has no evaluation dataset; using its training dataset")
             return self.get_dataset(n, seed)
         return _take(rows, n, seed)
 
@@ -193,7 +193,7 @@ class Environment(GenerationRuns, ABC):
         model: str,
         sampling_args: SamplingArgs | None = None,
     ) -> State:
-        """Return the state in which a rollout of a row starts; it shares nothing with the row."""
+        """Return the initial state for a rollout of a row. It shares nothing with the row."""
         row = deepcopy(dict(input))
         row["prompt"] = self.own_messages(row.get("prompt"))
         row["info"] = data.info_of(row.get("info"))
@@ -229,41 +229,46 @@ class Environment(GenerationRuns, ABC):
         model: str,
         sampling_args: SamplingArgs | None = None,
     ) -> Any:
-        """Play one row and return its state."""
+        """Play a row and return its state."""
 
     async def setup_state(self, state: State) -> Any:
-        """Prepare the state of a rollout. Override where needed; what is returned replaces it."""
+        """Prepare the state of a rollout. Override it if needed. A return value replaces the state."""
         return state
 
     async def get_model_response(self, *args: Any, **kwargs: Any) -> Response:
-        """Ask the model, by `(state, prompt, ...)` or the earlier `(client, model, prompt, ...)`.
+        """Call the model, with `(state, prompt, ...)` or the earlier `(client, model, prompt, ...)`.
 
-        Raises `vf.Error`s only.
+        Raises only `vf.Error`s.
         """
         names: tuple[str, ...] = ("client", "model", "prompt", "tools", "sampling_args")
         if "state" in kwargs or (args and isinstance(args[0], State)):
             names = ("state", "prompt", "client", "model", "tools", "sampling_args")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        state: State | None = given.get("state")
-        # What is not given is the state's, where there is one.
-        kept: Mapping[str, Any] = {"client": None, "model": ""} if state is None else state
-        tools = next((given[name] for name in _TOOLS if given.get(name) is not None), kept.get("tool_defs"))
-        sampling = given.get("sampling_args")
-        asked = resolve_client(given.get("client") or kept["client"]).get_response(
-            prompt=self.own_messages(given.get("prompt")),
-            model=given.get("model") or kept["model"],
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        state: State | None = arguments.get("state")
+        # Missing arguments are taken from the state, if there is one.
+        defaults: Mapping[str, Any] = {"client": None, "model": ""} if state is None else state
+        tools = next(
+            (arguments[name] for name in _TOOLS if arguments.get(name) is not None), defaults.get("tool_defs")
+        )
+        sampling = arguments.get("sampling_args")
+        response = resolve_client(arguments.get("client") or defaults["client"]).get_response(
+            prompt=self.own_messages(arguments.get("prompt")),
+            model=arguments.get("model") or defaults["model"],
             sampling_args={
                 **self.sampling_args,
-                **((kept.get("sampling_args") if sampling is None else sampling) or {}),
+                **((defaults.get("sampling_args") if sampling is None else sampling) or {}),
             },
             tools=tools_of(tools),
             state=state,
         )
         with time_call(timing_of(state).model):
-            return response_of(await asked)
+            return response_of(await response)
 
     async def is_completed(self, *args: Any, **kwargs: Any) -> bool:
-        """Tell whether a stop condition holds: `(state)`, or `(messages, state)` in the first generation."""
+        """Return whether a stop condition holds.
+
+        Takes `(state)`, or `(messages, state)` in the first generation.
+        """
         state = kwargs.get("state") if "state" in kwargs else args[-1]
         assert state is not None
         for condition in self._stop_conditions:
@@ -274,7 +279,7 @@ class Environment(GenerationRuns, ABC):
         return False
 
     async def cleanup(self, state: State, task: Any = None, resources: Any = None) -> None:
-        """Run what is marked to run at the end of a rollout."""
+        """Run everything that is marked to run at the end of a rollout."""
         for handler in self._cleanup_handlers:
             await maybe_call_with_named_args(handler, state=state, env=self, task=task, resources=resources)
 
@@ -282,7 +287,7 @@ class Environment(GenerationRuns, ABC):
         await self.cleanup(state)
 
     async def _teardown(self) -> None:
-        """Run what is marked to run when the environment is closed, the rubric's too."""
+        """Run everything that is marked to run when the environment is closed, including in the rubric."""
         for handler in self._teardown_handlers:
             await maybe_await(handler)
         await self.rubric.teardown()
@@ -290,7 +295,7 @@ class Environment(GenerationRuns, ABC):
     # settings
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score by one more rubric."""
+        """Add another rubric to the scoring."""
         if isinstance(self.rubric, RubricGroup):
             self.rubric.rubrics.append(rubric)
         else:
@@ -303,7 +308,7 @@ class Environment(GenerationRuns, ABC):
 
     @property
     def provides_advantages(self) -> bool:
-        """Whether the rubric gives advantages itself."""
+        """Whether the rubric computes advantages itself."""
         return self.rubric.has_advantages
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
@@ -311,11 +316,11 @@ class Environment(GenerationRuns, ABC):
         return self.rubric.get_reward_funcs()
 
     def get_reward_weights(self) -> list[float]:
-        """Return their weights."""
+        """Return the weights of the rubric's functions."""
         return self.rubric.get_reward_weights()
 
     def set_kwargs(self, **kwargs: Any) -> None:
-        """Set attributes, by `set_<name>` where there is such a method."""
+        """Set attributes, with `set_<name>` if there is such a method."""
         for name, value in kwargs.items():
             setter = getattr(self, f"set_{name}", None)
             if setter is None:
@@ -324,7 +329,7 @@ class Environment(GenerationRuns, ABC):
                 setter(value)
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
-        """Set how many tokens prompt and completion may have together."""
+        """Set the maximum number of tokens of prompt and completion together."""
         self.max_seq_len = max_seq_len
 
     def set_score_rollouts(self, score_rollouts: bool) -> None:
@@ -332,12 +337,12 @@ class Environment(GenerationRuns, ABC):
         self.score_rollouts = score_rollouts
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Set how many rollouts run at once; the host decides that here, so nothing needs resizing."""
+        """Set the number of concurrent rollouts. The setting is ignored, because the host decides this."""
         self.max_workers = concurrency
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool] | None:
-    """Return tool definitions of any form as ours."""
+    """Convert tool definitions of any format to `Tool` objects."""
     return None if tools is None else [as_tool(tool) for tool in tools]
 
 

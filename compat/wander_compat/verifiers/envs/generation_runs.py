@@ -1,6 +1,6 @@
-"""Running an environment over many rows by itself, as packages and their tests do.
+"""Runs an environment over many rows without a host, as packages and their tests do.
 
-Hosts do not use this: they play examples one by one through `wander_compat.adapters.classic`.
+Hosts do not use this. They play examples one by one through `wander_compat.adapters.classic`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class GenerationRuns:
-    """`generate`, `evaluate` and their parts; mixed into `Environment`."""
+    """`generate`, `evaluate` and their parts. A mixin of `Environment`."""
 
     make_dataset = staticmethod(make_dataset)
 
@@ -46,7 +46,7 @@ class GenerationRuns:
         return [dict(row) for row in rows for _ in range(rollouts_per_example)]
 
     def get_eval_inputs(self, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
-        """Return the evaluation rows, each as often as it is played."""
+        """Return the evaluation rows, each repeated as often as it is played."""
         return self._get_eval_inputs(num_examples, rollouts_per_example)
 
     async def evaluate(
@@ -59,7 +59,7 @@ class GenerationRuns:
         max_concurrent: int = -1,
         **options: Any,
     ) -> GenerateOutputs:
-        """Play the evaluation rows and score them; takes what `generate` takes."""
+        """Play the evaluation rows and score them. Accepts the options of `generate`."""
         inputs = self.get_eval_inputs(num_examples, rollouts_per_example)
         options["rollouts_per_example"] = rollouts_per_example
         outputs: GenerateOutputs = await self.generate(
@@ -83,10 +83,10 @@ class GenerationRuns:
         rollouts_per_example: int = 1,
         **options: Any,
     ) -> GenerateOutputs:
-        """Play rows and score them; rows of one example follow one another and are scored together.
+        """Play rows and score them. Rows of one example must be consecutive, and are scored together.
 
-        A rollout that raises is recorded with its error; the others go on. Unknown options are ignored, since
-        they differ from release to release.
+        A rollout that raises an exception is recorded with its error, and the others continue. Unknown
+        options are ignored, because they differ between releases.
         """
         rows = rows_of(inputs)
         groups = [[row] for row in rows]
@@ -101,16 +101,16 @@ class GenerationRuns:
 
         async def play(position: int, group: list[dict[str, Any]]) -> None:
             async with limit:
-                # Ours, whatever a package overrides: `generate` never went through theirs.
-                found = await GenerationRuns.run_group(
+                # Not an override of a package, because `generate` never called those.
+                group_outputs = await GenerationRuns.run_group(
                     self, group, resolved, model, sampling_args, max_retries, state_columns
                 )
-            outputs[position] = found
+            outputs[position] = group_outputs
             if save_results:
-                save_new_outputs(found, folder)
-            for told in on_progress if isinstance(on_progress, list) else [on_progress]:
-                if told is not None:
-                    told([each for done in outputs for each in done], found, {})
+                save_new_outputs(group_outputs, folder)
+            for callback in on_progress if isinstance(on_progress, list) else [on_progress]:
+                if callback is not None:
+                    callback([output for done in outputs for output in done], group_outputs, {})
 
         async with asyncio.TaskGroup() as tasks:
             for position, group in enumerate(groups):
@@ -139,11 +139,11 @@ class GenerationRuns:
     a_generate = generate
 
     def generate_sync(self, inputs: Any, client: Any, model: str, **options: Any) -> GenerateOutputs:
-        """Play rows from code that is not async."""
+        """Play rows from sync code."""
         return run_blocking(lambda: self.generate(inputs, client, model, **options))
 
     def evaluate_sync(self, client: Any, model: str, **options: Any) -> GenerateOutputs:
-        """Play the evaluation rows from code that is not async."""
+        """Play the evaluation rows from sync code."""
         return run_blocking(lambda: self.evaluate(client, model, **options))
 
     async def run_rollout(
@@ -156,7 +156,7 @@ class GenerationRuns:
         state_columns: Sequence[str] | None = None,
         **options: Any,
     ) -> RolloutOutput:
-        """Play one row and score it."""
+        """Play a row and score it."""
         outputs: list[RolloutOutput] = await self.run_group(
             [input], client, model, sampling_args, max_retries, state_columns
         )
@@ -172,7 +172,7 @@ class GenerationRuns:
         state_columns: Sequence[str] | None = None,
         **options: Any,
     ) -> list[RolloutOutput]:
-        """Play rows of one example and score them together."""
+        """Play the rows of one example and score them together."""
         play, resolved = maybe_retry(play_row, max_retries), resolve_client(client)
         states = await asyncio.gather(
             *(play(self, dict(row), resolved, model, sampling_args or {}) for row in group_inputs)
@@ -184,12 +184,12 @@ class GenerationRuns:
 async def play_row(
     env: Any, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
 ) -> State:
-    """Play a row with an environment of any generation and return its state; what is raised is in it."""
+    """Play a row with an environment of any generation. Returns its state, which contains any exception."""
     try:
         if env.generation.own_rollout == "columns":
             return await play_by_columns(env, row, client, model, sampling_args)
         state: State = await env.rollout(row, client, model, sampling_args)
-    except Exception as error:  # noqa: BLE001 - one failed rollout must not end the others
+    except Exception as error:  # noqa: BLE001 - a failed rollout must not end the others
         state = await env.init_state(row, client, model, sampling_args)
         state.update(error=error, completion=[], is_completed=True, stop_condition="has_error")
     return state
@@ -198,7 +198,7 @@ async def play_row(
 async def play_by_columns(
     env: Any, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
 ) -> State:
-    """Play a row with a `rollout` of the first generation's form."""
+    """Play a row with a `rollout` method in the format of the first generation."""
     fresh = await env.init_state(row, client, model, sampling_args)
     completion, played = await env.rollout(
         client=getattr(client, "client", None) or client,
@@ -216,7 +216,7 @@ async def play_by_columns(
 
 
 async def score_example(env: Any, states: Sequence[State]) -> None:
-    """Score the played states of one example; failed ones get 0, whatever the rubric would say."""
+    """Score the states of one example. Failed ones get 0, regardless of the rubric."""
     played = [state for state in states if state.get("error") is None]
     for state in states:
         if state.get("error") is not None:
@@ -244,7 +244,7 @@ def rows_of(inputs: Any) -> list[dict[str, Any]]:
 
 
 def run_blocking(work: Callable[[], Coroutine[Any, Any, T] | Awaitable[T]]) -> T:
-    """Run async work from code that is not; in a thread of its own where a loop already runs."""
+    """Run async work from sync code, in a separate thread if an event loop is already running."""
 
     async def done() -> T:
         return await work()

@@ -1,8 +1,9 @@
-"""Which generation of the API an environment was written for, told from what it overrides.
+"""Detects the generation of the API that an environment was written for, from the methods that it overrides.
 
-The first one (0.1.3 to 0.1.7): `env_response` returns `(messages, state)`, `is_completed(messages, state)`,
-`rollout(client, model, prompt, ...)` returns `(completion, state)`. The later ones return messages alone and
-pass the row as `input`. A class may mix them, so each hook is looked at by itself.
+In the first generation (0.1.3 to 0.1.7), `env_response` returns `(messages, state)`, `is_completed` takes
+`(messages, state)`, and `rollout(client, model, prompt, ...)` returns `(completion, state)`. In the later
+ones, `env_response` returns only messages, and the row is passed as `input`. A class may mix them, so each
+hook is inspected separately.
 """
 
 from __future__ import annotations
@@ -33,38 +34,42 @@ MODELS_SINCE = (0, 1, 11)
 
 @dataclass(frozen=True)
 class Generation:
-    """What a class of environments expects of each hook."""
+    """The expectations of a class of environments for each hook."""
 
     tuple_response: bool
-    """`env_response` returns `(messages, state)`, and wants that of its base class too."""
+    """Whether `env_response` returns `(messages, state)`, and also expects this of its base class."""
     messages_first: bool
-    """`is_completed` takes `(messages, state)`."""
+    """Whether `is_completed` takes `(messages, state)`."""
     own_rollout: str | None
-    """`columns` for an overridden `rollout(client, model, prompt, ...)`, `input` for the later form."""
+    """Kind of overridden `rollout`: `columns` for `(client, model, prompt, ...)`, `input` for the later
+    one."""
     own_completion: bool
-    """`is_completed` is overridden at all."""
+    """Whether `is_completed` is overridden."""
     declared: Version | None
-    """The lowest release that the package asks for."""
+    """Lowest release that the package requires."""
     text_prompts: bool = False
-    """Rows whose prompt is text are asked of a chat model, which no release before 0.1.11 does."""
+    """Whether rows with text prompts go to a chat model, which no release before 0.1.11 does."""
 
     @property
     def first(self) -> bool:
-        """Whether anything is of the first generation; its keys of the state are then kept up to date."""
+        """Whether anything belongs to the first generation. Its state keys are then kept up to date."""
         return self.tuple_response or self.messages_first or self.own_rollout == "columns"
 
     @property
     def form(self) -> Form:
-        """What its messages are: models where the package asks for a release that has them."""
+        """Format of its messages: models if the package requires a release that has them."""
         modern = self.text_prompts or (self.declared is not None and self.declared >= MODELS_SINCE)
         return "model" if modern and not self.first else "dict"
 
 
 @lru_cache(maxsize=256)
 def generation_of(cls: type, made_in: str = "") -> Generation:
-    """Inspect a class once; `made_in` is the module that makes the environment, often the package itself."""
-    modules = {made_in, *(each.__module__ for each in cls.__mro__)} - {"", "abc", "builtins", "typing"}
-    modules = {each for each in modules if not each.startswith(OURS)}
+    """Inspect a class once.
+
+    `made_in` is the module that creates the environment, often the package itself.
+    """
+    modules = {made_in, *(base.__module__ for base in cls.__mro__)} - {"", "abc", "builtins", "typing"}
+    modules = {module for module in modules if not module.startswith(OURS)}
     response = _override(cls, "env_response")
     completed = _override(cls, "is_completed")
     rollout = _override(cls, "rollout")
@@ -80,7 +85,7 @@ def generation_of(cls: type, made_in: str = "") -> Generation:
 
 
 def find_calling_module() -> str:
-    """Return the nearest module on the stack that is not ours: the package that makes an environment."""
+    """Return the nearest module on the stack outside of this package, which creates the environment."""
     frame = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -93,16 +98,16 @@ def find_calling_module() -> str:
 
 
 def _override(cls: type, name: str) -> Callable[..., Any] | None:
-    """Return the function that a package put in the place of ours, None where ours is in force."""
-    for each in cls.__mro__:
-        if name in vars(each):
-            function = inspect.unwrap(getattr(vars(each)[name], "__func__", vars(each)[name]))
-            return None if each.__module__.startswith(OURS) else function
+    """Return a package's override of a method, or None."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            function = inspect.unwrap(getattr(vars(base)[name], "__func__", vars(base)[name]))
+            return None if base.__module__.startswith(OURS) else function
     return None
 
 
 def _returns_pair(function: Callable[..., Any]) -> bool:
-    """Tell whether a function's annotation or one of its own `return`s is a pair."""
+    """Return whether a function's annotation or one of its own `return` statements is a pair."""
     annotation = inspect.signature(function).return_annotation
     shown = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     if shown.lower().removeprefix("typing.").startswith("tuple"):
@@ -116,32 +121,34 @@ def _returns_pair(function: Callable[..., Any]) -> bool:
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Return the nodes of a function's body, those of the functions inside it left out."""
-    found: list[ast.AST] = []
+    """Return the nodes of a function's body, without those of nested functions."""
+    nodes: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(function))
     while waiting:
         node = waiting.pop()
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            found.append(node)
+            nodes.append(node)
             waiting += ast.iter_child_nodes(node)
-    return found
+    return nodes
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a method's positional parameters without a default, `self` left out."""
+    """Return the names of a method's positional parameters without a default, except for `self`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+    parameters = [
+        parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds
+    ]
     if parameters and parameters[0].name == "self":
         parameters = parameters[1:]
-    return [each.name for each in parameters if each.default is each.empty]
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
 @lru_cache(maxsize=256)
 def read_declared_release(module: str) -> Version | None:
-    """Return the lowest release that the package of a module asks for; None when it says nothing.
+    """Return the lowest release that the package of a module requires, or None if it does not specify one.
 
-    Packages are tested with the newest release of their day and name it as the lower bound, so this is the
-    best sign there is of what a package expects where releases differ.
+    Packages are tested with the newest release of their time, and specify it as the lower bound. Where
+    releases differ, this is the best indication of what a package expects.
     """
     matches = [_REQUIREMENT.match(text) for text in _requirements(module.partition(".")[0])]
     bounds = [bound for matched in matches if matched is not None for bound in _BOUND.findall(matched[1])]
@@ -149,34 +156,34 @@ def read_declared_release(module: str) -> Version | None:
 
 
 def _requirements(top: str) -> list[str]:
-    """Return the dependencies of the project around a module, or of the distribution that brought it."""
+    """Return the dependencies of the project around a module, or of the distribution that it belongs to."""
     project = _project_of(top)
     if project is not None:
         return project
-    return [each for one in distributions_of(top) for each in one.requires or []]
+    return [requirement for package in distributions_of(top) for requirement in package.requires or []]
 
 
 @lru_cache(maxsize=256)
 def distributions_of(top: str) -> list[Distribution]:
-    """Return the distributions that brought a top-level module.
+    """Return the distributions that a top-level module belongs to.
 
-    `importlib.metadata.packages_distributions` parses the metadata of everything that is installed for it.
+    `importlib.metadata.packages_distributions` would parse the metadata of all installed distributions.
     """
-    found = []
-    for one in distributions():
-        record = one.read_text("RECORD") or ""
+    matching = []
+    for package in distributions():
+        record = package.read_text("RECORD") or ""
         listed = record.startswith((f"{top}/", f"{top}.py,")) or any(
             start in record for start in (f"\n{top}/", f"\n{top}.py,")
         )
-        if listed or top in (one.read_text("top_level.txt") or "").split():
-            found.append(one)
-    return found
+        if listed or top in (package.read_text("top_level.txt") or "").split():
+            matching.append(package)
+    return matching
 
 
 def _project_of(top: str) -> list[str] | None:
-    """Return the dependencies in the `pyproject.toml` beside a module, or one or two folders above it.
+    """Return the dependencies in the `pyproject.toml` next to a module, or up to two folders above it.
 
-    Some wheels ship theirs; then it lies in `site-packages`, and counts only when it is the module's own.
+    Some wheels contain this file. It is then in `site-packages`, and counts only if it belongs to the module.
     """
     origin = getattr(sys.modules.get(top), "__file__", None)
     if origin is None:
@@ -187,5 +194,5 @@ def _project_of(top: str) -> list[str] | None:
         except (OSError, ValueError, KeyError):
             continue
         if str(project.get("name", "")).replace("-", "_").lower() == top.lower() or "src" in origin:
-            return [str(each) for each in project.get("dependencies", [])]
+            return [str(requirement) for requirement in project.get("dependencies", [])]
     return None

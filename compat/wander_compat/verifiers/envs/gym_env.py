@@ -1,4 +1,4 @@
-"""Environments with `reset` and `step` (Gymnasium's interface, old or new) played in a conversation."""
+"""Plays environments with `reset` and `step` (the old or new interface of Gymnasium) as a conversation."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ ENDED = "Episode already ended."
 
 
 class StepResetEnv(Protocol):
-    """What an environment class must offer."""
+    """Interface of an environment class."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Start an episode; return an observation, or with it a dictionary."""
+        """Start an episode. Returns an observation, or an observation and a dictionary."""
 
     def step(self, action: Any) -> Any:
-        """Act; return observation, reward, terminated, truncated, info, or the older four."""
+        """Take an action.
+
+        Returns observation, reward, terminated, truncated and info, or the older four values.
+        """
 
 
 def normalize_reset(out: Any) -> tuple[Any, dict[str, Any]]:
-    """Return observation and info of a `reset` of either form."""
+    """Return observation and info of either form of `reset`."""
     if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict):
         return out
     return out, {}
 
 
 def normalize_step(out: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """Return the five values of a `step` of either form; raises `ValueError` for any other."""
+    """Return the five values of either form of `step`. Raises `ValueError` for any other."""
     if len(out) == 5:
         observation, reward, terminated, truncated, info = out
     elif len(out) == 4:
@@ -47,21 +50,21 @@ def normalize_step(out: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
 
 
 def sum_step_rewards(state: State) -> float:
-    """The sum of what the steps gave."""
+    """Return the sum of the rewards of all steps."""
     return float(sum(step.get("reward") or 0.0 for step in state.get("trajectory") or []))
 
 
 class EpisodicSumRubric(Rubric):
-    """Rewards an episode by the sum of its steps."""
+    """Rewards an episode with the sum of its steps' rewards."""
 
     def __init__(self, weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(funcs=[sum_step_rewards], weights=[weight], **kwargs)
 
 
 class GymEnv(MultiTurnEnv):
-    """Plays an environment class: observations are the user's messages, the model's are parsed to actions.
+    """Plays an environment class. Observations become user messages, and the model's messages become actions.
 
-    Episodes are numbered from `seed`; the number is the row's `answer` and seeds the episode.
+    Episodes are numbered from `seed`. The number is the row's `answer`, and the seed of the episode.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class GymEnv(MultiTurnEnv):
         )
 
     def obs_to_text(self, obs: Any) -> str:
-        """Return what the model is told of an observation; override it, or pass `obs_to_text`."""
+        """Return the text of an observation for the model. Override it, or pass `obs_to_text`."""
         return str(obs) if self._obs_to_text is None else self._obs_to_text(obs)
 
     def wrap_response(self, text: str) -> list[dict[str, str]]:
@@ -110,7 +113,7 @@ class GymEnv(MultiTurnEnv):
         return [{"role": "user", "content": text}]
 
     def gym_to_hf(self) -> tuple[Any, Any]:
-        """Return the rows: one an episode, with its first observation as the question."""
+        """Return the rows: one per episode, with its first observation as the question."""
         last = self.seed + self.num_train_episodes
         train = self._make_episode_rows(range(self.seed, last))
         evaluation = self._make_episode_rows(range(last, last + self.num_eval_episodes))
@@ -138,12 +141,12 @@ class GymEnv(MultiTurnEnv):
         return state
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
-        """Take the model's action and return what it led to."""
+        """Take the model's action and return its result."""
         if state["gym_done"]:
             return self.wrap_response(ENDED)
         try:
             action = self.action_parser(text_of(field_of(messages[-1], "content")))
-        except Exception as error:  # noqa: BLE001 - whatever a parser raises, the model is told
+        except Exception as error:  # noqa: BLE001 - the model receives any error of a parser
             state["gym_done"] = True
             return self.wrap_response(f"Action Parsing Error: {error}")
         outcome = await maybe_await(state["gym_env"].step, action)
@@ -159,7 +162,7 @@ class GymEnv(MultiTurnEnv):
 
     @stop
     async def is_done(self, state: State) -> bool:
-        """Hold when the episode has ended."""
+        """Hold if the episode has ended."""
         return bool(state.get("gym_done", False))
 
     @cleanup

@@ -1,4 +1,4 @@
-"""Loading an environment by the name of its package, as the classic API does."""
+"""Loads an environment by the name of its package, like the classic API."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from wander_compat.verifiers.errors import MissingKeyError
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Import the module of an environment and call its `load_environment`.
 
-    `owner/my-env@1.0` means the module `my_env`. Raises `ImportError` with the true cause, and what the
-    package raises.
+    `owner/my-env@1.0` refers to the module `my_env`. Raises `ImportError` with the true cause, and any
+    exception of the package.
     """
     name = env_id.rpartition("/")[2].partition("@")[0]
     module = importlib.import_module(name.replace("-", "_"))

@@ -1,4 +1,4 @@
-"""Environments of the classic API whose tools are MCP servers; all rollouts share one connection."""
+"""Environments of the classic API with tools of MCP servers. All rollouts share one connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wander_compat.verifiers.messages.models import Tool
 
 @dataclass
 class MCPServerConfig:
-    """How a server is started."""
+    """Command that starts a server."""
 
     name: str
     command: str
@@ -34,10 +34,10 @@ def _error_text(error: Exception) -> str:
 
 
 class MCPEnv(ToolEnv):
-    """Starts the servers when it is made and offers their tools; they run until the environment is closed.
+    """Starts the servers when it is created, and offers their tools until the environment is closed.
 
-    Raises `wander.errors.MissingExtra` without the library `mcp`, and `InfraError` for a server that does not
-    start.
+    Raises `wander.errors.MissingExtra` if the library `mcp` is not installed, and `InfraError` if a server
+    does not start.
     """
 
     outside = True
@@ -52,18 +52,21 @@ class MCPEnv(ToolEnv):
         **kwargs: Any,
     ) -> None:
         require_mcp()
-        given = [each if isinstance(each, Mapping) else vars(each) for each in mcp_servers]
-        self.mcp_servers = [MCPServerConfig(**each) for each in given]
+        configs = [server if isinstance(server, Mapping) else vars(server) for server in mcp_servers]
+        self.mcp_servers = [MCPServerConfig(**config) for config in configs]
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
         self._thread = LoopThread("mcp")
         self._connections = [
             MCPConnection(
                 MCPServer(
-                    each.name, command=each.command, args=tuple(each.args or ()), env=dict(each.env or {})
+                    server.name,
+                    command=server.command,
+                    args=tuple(server.args or ()),
+                    env=dict(server.env or {}),
                 ),
                 own_session=False,
             )
-            for each in self.mcp_servers
+            for server in self.mcp_servers
         ]
         try:
             self._thread.run(self._open())
@@ -73,8 +76,10 @@ class MCPEnv(ToolEnv):
         self.mcp_tools = name_tools(self._connections, taken=set())
         functions = [tool.schema()["function"] for tool in self.mcp_tools.values()]
         self.tool_defs = [
-            Tool(name=each["name"], description=each["description"], parameters=each["parameters"])
-            for each in functions
+            Tool(
+                name=function["name"], description=function["description"], parameters=function["parameters"]
+            )
+            for function in functions
         ]
         for name in self.mcp_tools:
             self.tool_monitor_rubric.add_tool_metric(name)
@@ -87,7 +92,7 @@ class MCPEnv(ToolEnv):
     async def call_tool(
         self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
     ) -> Any:
-        """Call a server's tool; only a server that is gone ends the rollout."""
+        """Call a server's tool. The rollout ends only if the server is gone."""
         tool = self.mcp_tools.get(tool_name)
         if tool is None:
             return self._make_tool_message(f"Error: Tool '{tool_name}' not found", tool_call_id)
@@ -102,5 +107,5 @@ class MCPEnv(ToolEnv):
 
     @teardown
     async def teardown_mcp_servers(self) -> None:
-        """End the servers."""
+        """Stop the servers."""
         await asyncio.to_thread(self._thread.close)

@@ -1,4 +1,4 @@
-"""Playing a rollout: model and environment take turns until a stop condition holds."""
+"""Plays a rollout: the model and the environment take turns until a stop condition holds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep, c
 
 
 class MultiTurnEnv(Environment):
-    """An environment that answers the model; `max_turns` of -1 means no bound.
+    """An environment that answers the model. `max_turns=-1` means no limit.
 
-    `timeout_seconds` bounds a rollout; one that takes longer stops with what it has.
+    `timeout_seconds` limits the time of a rollout. A rollout that takes longer stops, and keeps its progress.
     """
 
     def __init__(self, max_turns: int = -1, timeout_seconds: float | None = None, **kwargs: Any) -> None:
@@ -38,11 +38,13 @@ class MultiTurnEnv(Environment):
     # what an environment may override
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
-        """Prepare the state of a rollout. Override where needed; a state that is returned is used."""
+        """Prepare the state of a rollout. Override it if needed. A returned state replaces the original."""
         return state
 
     async def get_prompt_messages(self, state: State) -> list[AnyMessage]:
-        """Return what the model sees next: the prompt, or the conversation and the environment's answer."""
+        """Return the next messages for the model: the prompt, or the conversation and the environment's
+        answer.
+        """
         if not state["trajectory"]:
             return self.own_messages(state["prompt"])
         conversation = self._conversation_so_far(state)
@@ -50,15 +52,15 @@ class MultiTurnEnv(Environment):
         return [*conversation, *answer]
 
     async def add_model_response(self, state: State, prompt_messages: Any, response: Response) -> None:
-        """Keep a completion as the next step of the trajectory."""
+        """Record a completion as the next step of the trajectory."""
         message = response.message
         tokens: Any = None
         if message.tokens is not None:
             tokens = {**dict(message.tokens), "overlong_prompt": False, "is_truncated": False}
-        said = as_message(completion_fields(response), self.generation.form)
+        completion = as_message(completion_fields(response), self.generation.form)
         step = TrajectoryStep(
             prompt=prompt_messages,
-            completion=[cast(Any, said)],
+            completion=[cast(Any, completion)],
             response=response,
             tokens=tokens,
             reward=None,
@@ -74,7 +76,7 @@ class MultiTurnEnv(Environment):
         state["trajectory"].append(trajectory_step)
 
     async def render_completion(self, state: State) -> None:
-        """Set `completion` to everything that came after the prompt."""
+        """Set `completion` to everything after the prompt."""
         if not state["trajectory"]:
             state["completion"] = self.own_messages(state.get("final_env_response"))
             return
@@ -84,7 +86,7 @@ class MultiTurnEnv(Environment):
 
     @cleanup(priority=100)
     async def render_state(self, state: State) -> None:
-        """Fill in what the rubric and the record read: completion and truncation."""
+        """Set the values that the rubric and the record read: completion and truncation."""
         await self.render_completion(state)
         steps = state["trajectory"]
         cut = any(step.get("is_truncated") for step in steps) or state.get("prompt_too_long", False)
@@ -94,33 +96,33 @@ class MultiTurnEnv(Environment):
 
     @stop(priority=100)
     async def has_error(self, state: State, **kwargs: Any) -> bool:
-        """Hold when the rollout has failed."""
+        """Hold if the rollout has failed."""
         return state.get("error") is not None
 
     @stop
     async def prompt_too_long(self, state: State) -> bool:
-        """Hold when the model did not take the prompt any more."""
+        """Hold if the prompt is too long for the model."""
         return bool(state.get("prompt_too_long", False))
 
     @stop
     async def max_turns_reached(self, state: State) -> bool:
-        """Hold when the rollout has used its turns."""
+        """Hold if the rollout has used all of its turns."""
         return self.max_turns > 0 and len(state["trajectory"]) >= self.max_turns
 
     @stop
     async def max_total_completion_tokens_reached(self, state: State) -> bool:
-        """Hold when the rollout has used its tokens."""
+        """Hold if the rollout has used all of its tokens."""
         limit = self.max_total_completion_tokens
         usages = [field_of(step.get("response"), "usage") for step in state["trajectory"]]
         return limit > 0 and sum(field_of(usage, "completion_tokens", 0) for usage in usages) >= limit
 
     @stop
     async def has_final_env_response(self, state: State) -> bool:
-        """Hold when the environment has said its last word."""
+        """Hold if the environment has given its final answer."""
         return state.get("final_env_response") is not None
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
-        """Set how many tokens the completions of a rollout may have in all; -1 means no bound."""
+        """Set the maximum number of tokens of all completions in a rollout. -1 means no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
 
     def mark_timed_out(self, state: State) -> None:
@@ -140,10 +142,10 @@ class MultiTurnEnv(Environment):
         sampling_args: SamplingArgs | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Play one row to its end and return its state, unscored.
+        """Play a row to its end and return its state, unscored.
 
-        Called in the first generation's form, `(client, model, prompt, answer, ...)`, it returns
-        `(completion, state)`. `vf.Error`s end up in `state["error"]`; everything else is raised.
+        If called in the format of the first generation, `(client, model, prompt, answer, ...)`, it returns
+        `(completion, state)`. `vf.Error`s are stored in `state["error"]`. All other exceptions are raised.
         """
         if not isinstance(input, Mapping):
             return await self._rollout_of_columns(input, client, model, sampling_args, **kwargs)
@@ -166,7 +168,7 @@ class MultiTurnEnv(Environment):
         return state["completion"], state
 
     async def _play_fresh_state(self, state: State) -> State:
-        """Play a fresh state to its end."""
+        """Play a new state to its end."""
         limit = asyncio.timeout(self.timeout_seconds)
         try:
             with time_block(state["timing"].generation):
@@ -192,11 +194,11 @@ class MultiTurnEnv(Environment):
                     continue
                 response = await self.get_model_response(state, self.own_messages(prompt))
                 await self.add_model_response(state, self.own_messages(prompt), response)
-                if self.generation.first:  # keys that only it reads
+                if self.generation.first:  # keys that only the first generation reads
                     state["turn"] = len(state["trajectory"])
                     state["responses"] = [*state["responses"], response]
-                    said = state["trajectory"][-1]["completion"]
-                    state["completion"] = [*(state["completion"] or []), *said]
+                    completion = state["trajectory"][-1]["completion"]
+                    state["completion"] = [*(state["completion"] or []), *completion]
             except OverlongPromptError:
                 state["prompt_too_long"] = True
                 state["is_truncated"] = True
@@ -215,14 +217,17 @@ class MultiTurnEnv(Environment):
         return state
 
     async def _ask_whether_over(self, state: State) -> bool:
-        """Ask whether it is over; an environment that decides for itself is still held to `max_turns`."""
+        """Return whether the rollout is over.
+
+        An environment with its own rule still has to obey `max_turns`.
+        """
         if not self.generation.own_completion:
             return bool(await self.is_completed(state))
         if state.get("error") is not None or state.get("prompt_too_long"):
             return bool(await Environment.is_completed(self, state))
         if state["trajectory"]:
-            asked = [self._conversation_so_far(state)] if self.generation.messages_first else []
-            if await maybe_await(self.is_completed, *asked, state):
+            leading_arguments = [self._conversation_so_far(state)] if self.generation.messages_first else []
+            if await maybe_await(self.is_completed, *leading_arguments, state):
                 state["is_completed"] = True
                 return True
         if await self.max_turns_reached(state) or await self.has_final_env_response(state):
@@ -230,7 +235,7 @@ class MultiTurnEnv(Environment):
         return False
 
     async def _ask_env_response(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
-        """Return the environment's answer, given in the form of any generation."""
+        """Return the environment's answer, which may have the format of any generation."""
         with time_call(timing_of(state).env):
             answer = await maybe_await(self.env_response, conversation, state)
         if isinstance(answer, tuple) and len(answer) == 2:
@@ -243,18 +248,18 @@ class MultiTurnEnv(Environment):
         return messages
 
     def _conversation_so_far(self, state: State) -> list[AnyMessage]:
-        """Return the messages up to and with the last completion."""
+        """Return the messages up to and including the last completion."""
         last = state["trajectory"][-1]
         return [*self.own_messages(last["prompt"]), *self.own_messages(last["completion"])]
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """One question, one completion."""
+    """One question and one completion."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(max_turns=1, **{key: value for key, value in kwargs.items() if key != "max_turns"})
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
-        """Never asked for: the rollout is over before."""
+        """Never called, because the rollout ends before."""
         never = NotImplementedError("a single-turn environment has no answer to the model")
         raise never

@@ -1,4 +1,4 @@
-"""The tasks of the library `reasoning-gym` as an environment."""
+"""Tasks of the library `reasoning-gym` as an environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _library(module: str = "") -> Any:
 
 
 class ReasoningGymEnv(SingleTurnEnv):
-    """Plays one task of reasoning-gym, or several mixed; its own verifier gives the reward.
+    """Plays one task of reasoning-gym, or a mix of several. The task's own verifier computes the reward.
 
     `gym` is a task's name, or a list of names and of `{"name", "weight", "config"}`. A row's `answer` is the
     number of the entry that the verifier looks up.
@@ -64,14 +64,14 @@ class ReasoningGymEnv(SingleTurnEnv):
     def build_rg_dataset(
         self, gym: str | list[str | dict[str, Any]], total_examples: int = 1000, seed: int = 0
     ) -> Any:
-        """Return the library's data set of that many entries."""
+        """Return the library's dataset with this number of entries."""
         if isinstance(gym, str):
             return _library().create_dataset(gym, size=total_examples, seed=seed)
         spec = _library(".composite").DatasetSpec
-        wanted = [{"name": each} if isinstance(each, str) else each for each in gym]
+        tasks = [{"name": task} if isinstance(task, str) else task for task in gym]
         specs = [
-            spec(name=each["name"], weight=each.get("weight", 1.0), config=each.get("config", {}))
-            for each in wanted
+            spec(name=task["name"], weight=task.get("weight", 1.0), config=task.get("config", {}))
+            for task in tasks
         ]
         return _library().create_dataset("composite", size=total_examples, seed=seed, datasets=specs)
 

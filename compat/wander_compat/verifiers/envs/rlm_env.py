@@ -1,7 +1,8 @@
-"""Recursive language models of the classic API (0.1.9 to 0.1.14): code over files that may ask the model.
+"""Recursive language models of the classic API (0.1.9 to 0.1.14): code that works on files and can call the
+model.
 
-In place of a cloud sandbox the code runs in the SDK's REPL, under bubblewrap where it is installed. Calls of
-the model that code makes are turns of the rollout's record like all others.
+Instead of a cloud sandbox, the code runs in the SDK's REPL, under bubblewrap if it is installed. Model calls
+of the code are turns of the rollout's record like all others.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ COUNTS = (
     "repl_call_count",
     "root_tool_call_count",
 )
-"""What is counted in the state, and reported. Times are not: no two runs have the same."""
+"""Counts that are kept in the state and reported. Times are not reported, because they differ between
+runs."""
 
 _PYTHON = """You work in a Python REPL by the tool `call_python_repl`; variables stay between calls.
 Its working directory holds the data of the task, if there is any; read it with code, never print all of it.
@@ -59,11 +61,11 @@ _USE = {
 
 
 class RLMCodeExecutionTimeout(ToolCallError):
-    """Code took longer than `code_execution_timeout`, and the environment wants that to end the rollout."""
+    """Code took longer than `code_execution_timeout`, and the environment ends the rollout for that."""
 
 
 class RLMMonitorRubric(Rubric):
-    """Reports the counts of a rollout: turns, calls and tokens of the model, and of what its code asked."""
+    """Reports the counts of a rollout: turns, calls and tokens of the model, and of the calls by its code."""
 
     def __init__(self, root_tool_names: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,7 +76,7 @@ class RLMMonitorRubric(Rubric):
 
 
 def _count(name: str, key: str, inside: str | None = None) -> Callable[..., Any]:
-    """Return a metric that reads a count of the state, or of a dictionary in it."""
+    """Return a metric that reads a count in the state, or in a dictionary of the state."""
 
     async def metric(state: State) -> float:
         return float((state if inside is None else state.get(inside) or {}).get(key) or 0)
@@ -86,9 +88,9 @@ def _count(name: str, key: str, inside: str | None = None) -> Callable[..., Any]
 class RLMEnv(StatefulToolEnv):
     """Lets the model work in a REPL whose folder holds the row's `info["context"]` or `info["context_dir"]`.
 
-    `tools` are the model's own; `root_tools` are called from code, `sub_tools` by the models that code asks
-    through `llm_batch`. Summaries of turns (`enable_summarization`) and GPUs are refused; settings of the
-    releases' sandbox and of their prompt become attributes and have no effect.
+    `tools` are called by the model, `root_tools` by code, and `sub_tools` by the models that code calls
+    through `llm_batch`. Summaries of turns (`enable_summarization`) and GPUs are rejected. Settings of the
+    releases' sandbox and of their prompt become attributes without an effect.
     """
 
     outside = True
@@ -121,7 +123,7 @@ class RLMEnv(StatefulToolEnv):
         if repl_language not in ("bash", "python"):
             raise ValueError(f"`repl_language` must be `bash` or `python`, got `{repl_language}`")
         if enable_summarization:
-            raise ValueError("`RLMEnv` does not summarise turns here; leave `enable_summarization` out")
+            raise ValueError("`RLMEnv` does not summarize turns here; leave out `enable_summarization`")
         if sandbox_gpu_count:
             raise SandboxError("`RLMEnv` runs code without a GPU here; `sandbox_gpu_count` must be 0")
         self.repl_language = repl_language
@@ -155,7 +157,7 @@ class RLMEnv(StatefulToolEnv):
     # a rollout
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
-        """Explain the REPL to the model and prepare it; its process starts with the first code."""
+        """Explain the REPL to the model and prepare it. Its process starts with the first code."""
         returned = await super().setup_state(state, **kwargs)
         state["rollout_id"] = f"rlm_{id(state):x}"
         state["raw_prompt"] = state["prompt"]
@@ -181,7 +183,7 @@ class RLMEnv(StatefulToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """Give the REPL the rollout's state."""
+        """Pass the rollout's state to the REPL."""
         return {**tool_args, "state": state} if tool_name.startswith("call_") else tool_args
 
     async def call_bash_repl(self, code: str, state: Any) -> str:
@@ -213,7 +215,7 @@ class RLMEnv(StatefulToolEnv):
         return result.output.rstrip() or "(no output)"
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
-        """Return the results of the tools; once there is a final answer, or no budget, they are the last."""
+        """Return the results of the tools. They are the last ones after a final answer, or without budget."""
         answer = await super().env_response(messages, state, **kwargs)
         tokens, turns = self.root_max_completion_tokens, self.max_turns_in_context
         spent = tokens is not None and (state.get("root_llm_completion_tokens") or 0) >= tokens
@@ -223,19 +225,19 @@ class RLMEnv(StatefulToolEnv):
         return answer
 
     async def add_trajectory_step(self, state: State, trajectory_step: Any) -> None:
-        """Keep a step and count what it took."""
+        """Record a step and count its tokens."""
         prompt, completion = _tokens_of(trajectory_step.get("response"))
         _add(state, root_llm_turns=1, root_llm_prompt_tokens=prompt, root_llm_completion_tokens=completion)
         await super().add_trajectory_step(state, trajectory_step)
 
     @stop
     async def answer_ready(self, state: State) -> bool:
-        """Hold when the final answer is given."""
+        """Hold if the final answer was given."""
         return "final_answer" in state
 
     @cleanup(priority=90)
     async def cleanup_rlm_state(self, state: State) -> None:
-        """Take the answer as it stands, let the environment look at the rollout, and end the REPL."""
+        """Read the current answer, call `post_rollout`, and end the REPL."""
         state.setdefault("final_answer", state.get("rlm_answer_so_far", ""))
         shell = self._shells.pop(state.get("rollout_id", ""), None)
         try:
@@ -245,12 +247,12 @@ class RLMEnv(StatefulToolEnv):
                 await shell.close()
 
     async def post_rollout(self, state: State) -> None:
-        """Look at a rollout that is over. Override it."""
+        """Inspect a finished rollout. Override it if needed."""
 
     # what code calls
 
     async def llm_batch(self, prompts: list[str]) -> list[str]:
-        """Ask fresh instances of the model, all prompts at the same time; the answers keep their order."""
+        """Call new instances of the model for all prompts concurrently. Returns the answers in order."""
         context = self._root_tool_context_var.get()
         if context is None:
             raise RuntimeError("`llm_batch` is called from code in the REPL")
@@ -267,8 +269,8 @@ class RLMEnv(StatefulToolEnv):
                     return f"not asked: the {limit} tokens of all calls are used up"
                 messages = [{"role": "user", "content": prompt}]
                 model = self.sub_model or state["model"]
-                found = await self._run_sub_llm(state, state["client"], model, messages)
-                return str(found["final_content"])
+                result = await self._run_sub_llm(state, state["client"], model, messages)
+                return str(result["final_content"])
 
         answers = await asyncio.gather(*map(ask, prompts), return_exceptions=True)
         for answer in answers:
@@ -279,36 +281,43 @@ class RLMEnv(StatefulToolEnv):
         return [str(answer) for answer in answers]
 
     async def _run_sub_llm(self, state: State, client: Any, model: str, messages: Any) -> dict[str, Any]:
-        """Let a fresh model answer, with the `sub_tools`; environments override it to look at both ends."""
-        said = self.own_messages(messages)
+        """Let a new model instance answer, with the `sub_tools`.
+
+        Environments may override this to inspect it.
+        """
+        conversation = self.own_messages(messages)
         result: dict[str, Any] = {"final_content": "", "max_turns_reached": False, "turns": []}
         _add(state, sub_llm_call_count=1)
         for turn in range(max(1, self.sub_llm_max_turns)):
             response = await self.get_model_response(
-                state, said, client=client, model=model, tools=self.sub_tool_defs
+                state, conversation, client=client, model=model, tools=self.sub_tool_defs
             )
             prompt, completion = _tokens_of(response)
             _add(state, sub_llm_total_turns=1)
             _add(state, sub_llm_prompt_tokens=prompt, sub_llm_completion_tokens=completion)
             result["final_content"] = text_of(response.message.content)
             calls = [as_tool_call(call) for call in response.message.tool_calls or []]
-            result["turns"].append({"prompt_messages": said, "response": response, "tool_calls": len(calls)})
+            result["turns"].append(
+                {"prompt_messages": conversation, "response": response, "tool_calls": len(calls)}
+            )
             if not calls:
                 return result
-            said = [*said, as_message(completion_fields(response), self.generation.form)]
+            conversation = [*conversation, as_message(completion_fields(response), self.generation.form)]
             for call in calls:
                 _add(state, sub_llm_total_tool_calls=1)
-                said.append(self._make_tool_message(await self._call_sub_tool(call), call.id))
+                conversation.append(self._make_tool_message(await self._call_sub_tool(call), call.id))
             result["max_turns_reached"] = turn + 1 >= self.sub_llm_max_turns
         return result
 
     async def _call_sub_tool(self, call: Any) -> str:
         try:
             return str(await maybe_await(self.sub_tool_map[call.name], **json.loads(call.arguments)))
-        except Exception as error:  # noqa: BLE001 - the model is told
+        except Exception as error:  # noqa: BLE001 - the model receives the error
             return self.error_formatter(error)
 
-    async def _call_root_tool(self, state: State, name: str, args: list[Any], given: dict[str, Any]) -> Any:
+    async def _call_root_tool(
+        self, state: State, name: str, args: list[Any], keywords: dict[str, Any]
+    ) -> Any:
         if name not in self.root_tool_map:
             raise NameError(f"there is no tool `{name}`; there are {', '.join(self.root_tool_names)}")
         _add(state, root_tool_call_count=1)
@@ -316,7 +325,7 @@ class RLMEnv(StatefulToolEnv):
         calls[name] = calls.get(name, 0) + 1
         token = self._root_tool_context_var.set({"state": state})
         try:
-            return await maybe_await(self.root_tool_map[name], *args, **given)
+            return await maybe_await(self.root_tool_map[name], *args, **keywords)
         finally:
             self._root_tool_context_var.reset(token)
 

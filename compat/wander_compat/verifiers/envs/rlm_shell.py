@@ -1,6 +1,6 @@
-"""The REPL of a classic `RLMEnv`: Python or bash in a process of its own, with functions that ask the host.
+"""The REPL of a classic `RLMEnv`: Python or bash in a separate process, with functions that call the host.
 
-The process is the SDK's (`wander.envs.rlm.repl`); a query with data in place of a question calls a tool.
+The process is the SDK's (`wander.envs.rlm.repl`). A query with data instead of a question calls a tool.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from wander.errors import SandboxError as ReplError
 from wander_compat.verifiers.errors import SandboxError
 
 Caller = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
-"""Calls a tool by name with its arguments; what it raises is raised in the cell."""
+"""Callback that calls a tool by name with its arguments. The cell raises its exceptions."""
 
 LARGEST_CONTEXT = 40 << 20
-"""Bytes of files that a rollout may start with: they travel in one message."""
+"""Maximum size of a rollout's initial files in bytes, because they are sent in one message."""
 
 _PREPARE = """\
 import base64, json, os
@@ -133,7 +133,10 @@ llm_query('', {'answer': {'ready': bool(answer.get('ready')), 'content': str(ans
 
 
 class RlmShell:
-    """One rollout's REPL; it starts with the first code, and anew after a cell that had to be killed."""
+    """The REPL of one rollout.
+
+    It starts with the first code, and again after a cell that had to be killed.
+    """
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class RlmShell:
         self._prepared = False
 
     async def run(self, code: str) -> tuple[CellResult, dict[str, Any]]:
-        """Run code; returns what came of it, and the `answer` as it stands. Raises `SandboxError`."""
+        """Run code. Returns its result, and the current `answer`. Raises `SandboxError`."""
         try:
             if not self._prepared:
                 made = await self._repl.run(_PREPARE + (_PREPARE_BASH if self._bash else ""), self._reply)
@@ -174,22 +177,22 @@ class RlmShell:
         await self._repl.close()
 
     async def _reply(self, queries: list[Query]) -> list[str] | str:
-        """Answer what the cell asks: a call of a tool, or the report of its answer."""
+        """Answer a cell's query: a call of a tool, or the report of its answer."""
         replies = []
-        for asked in (query.context for query in queries):
+        for payload in (query.context for query in queries):
             reply: dict[str, Any] = {"error": "ask the model by `llm_batch`"}
-            if isinstance(asked, dict) and isinstance(asked.get("answer"), dict):
-                self._answer = asked["answer"]
+            if isinstance(payload, dict) and isinstance(payload.get("answer"), dict):
+                self._answer = payload["answer"]
                 reply = {"result": None}
-            elif isinstance(asked, dict) and "tool" in asked:
+            elif isinstance(payload, dict) and "tool" in payload:
                 try:
                     called = self._call(
-                        str(asked["tool"]), asked.get("args") or [], asked.get("kwargs") or {}
+                        str(payload["tool"]), payload.get("args") or [], payload.get("kwargs") or {}
                     )
                     reply = {"result": await called}
                 except ReplError:
                     raise
-                except Exception as error:  # noqa: BLE001 - the code is told, as the releases do
+                except Exception as error:  # noqa: BLE001 - the code receives the error, as in the releases
                     reply = {"error": f"{type(error).__name__}: {error}"}
             try:
                 replies.append(json.dumps(reply))
@@ -199,11 +202,11 @@ class RlmShell:
 
 
 def read_context(info: dict[str, Any]) -> dict[str, str]:
-    """Return the files that a row brings, by path, in base64: those of `context_dir`, or its `context`.
+    """Return a row's files by path, in base64: those of `context_dir`, or its `context`.
 
-    Raises `ValueError` for a folder that is none, for symlinks in it, and for more than 40 MB.
+    Raises `ValueError` if the folder does not exist, contains symlinks, or has more than 40 MB.
     """
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     folder, context = info.get("context_dir"), info.get("context")
     if folder:
         root = Path(str(folder))
@@ -211,14 +214,14 @@ def read_context(info: dict[str, Any]) -> dict[str, str]:
             raise ValueError(f"`context_dir` must be a folder, got `{folder}`")
         for path in sorted(root.rglob("*")):
             if path.is_symlink():
-                raise ValueError(f"`context_dir` holds a symlink, which is not allowed: `{path}`")
+                raise ValueError(f"`context_dir` contains a symlink, which is not allowed: `{path}`")
             if path.is_file():
-                found[path.relative_to(root).as_posix()] = path.read_bytes()
+                files[path.relative_to(root).as_posix()] = path.read_bytes()
     elif isinstance(context, str):
-        found["context.txt"] = context.encode()
+        files["context.txt"] = context.encode()
     elif context is not None:
-        found["context.json"] = json.dumps(context).encode()
-    size = sum(map(len, found.values()))
+        files["context.json"] = json.dumps(context).encode()
+    size = sum(map(len, files.values()))
     if size > LARGEST_CONTEXT:
-        raise ValueError(f"the context has {size:,} bytes; a REPL takes {LARGEST_CONTEXT:,}")
-    return {name: base64.b64encode(content).decode() for name, content in found.items()}
+        raise ValueError(f"the context has {size:,} bytes; the limit of a REPL is {LARGEST_CONTEXT:,}")
+    return {name: base64.b64encode(content).decode() for name, content in files.items()}

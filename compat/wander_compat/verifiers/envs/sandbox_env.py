@@ -1,7 +1,7 @@
 """Environments whose tools run code in a process on this machine instead of a rented sandbox.
 
 The process has limits and no network, and runs under bubblewrap if that is installed. Settings of the rented
-sandbox that published packages pass, such as its image, become attributes and have no effect.
+sandbox, such as its image, become attributes without an effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if _done.stderr:
 
 
 class CreateSandboxRequest:
-    """The settings of a rented sandbox. They are kept as attributes and have no effect."""
+    """Settings of a rented sandbox. They become attributes without an effect."""
 
     def __init__(self, **settings: Any) -> None:
         self.__dict__.update(settings)
@@ -39,7 +39,7 @@ AdvancedConfigs = CreateSandboxRequest
 
 
 class SandboxState(TypedDict):
-    """What a rollout's state says of its sandbox."""
+    """State of a rollout's sandbox."""
 
     ready: bool
 
@@ -49,7 +49,7 @@ async def _nobody(queries: list[Query]) -> str:
 
 
 class SandboxEnv(StatefulToolEnv):
-    """Offers the tool `bash`: each command runs in the rollout's own sandbox."""
+    """Offers the tool `bash`. Each command runs in the rollout's own sandbox."""
 
     outside = True
     """Code may read the clock and the machine, so rollouts are not declared deterministic."""
@@ -70,7 +70,7 @@ class SandboxEnv(StatefulToolEnv):
         self.add_tool(self.bash, args_to_skip=["sandbox_id", "sandbox_state", "working_dir"])
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
-        """Prepare the rollout's sandbox; its process starts with the first command."""
+        """Prepare the rollout's sandbox. Its process starts with the first command."""
         sandbox_id = f"local-{id(state):x}"
         self.sandboxes[sandbox_id] = Repl(self.repl_limits, sandbox="auto")
         state["sandbox_id"] = sandbox_id
@@ -80,7 +80,7 @@ class SandboxEnv(StatefulToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """Give `bash` the rollout's sandbox."""
+        """Pass the rollout's sandbox to `bash`."""
         if tool_name != "bash":
             return tool_args
         own = {"sandbox_id": state["sandbox_id"], "sandbox_state": state["sandbox_state"]}
@@ -98,7 +98,7 @@ class SandboxEnv(StatefulToolEnv):
         return await self.run_code(code, sandbox_id)
 
     async def run_code(self, code: str, sandbox_id: str) -> str:
-        """Run Python code in a rollout's sandbox and return what it printed; raises `SandboxError`."""
+        """Run Python code in a rollout's sandbox and return its output. Raises `SandboxError`."""
         try:
             result = await self.sandboxes[sandbox_id].run(code, _nobody)
         except ReplError as error:
@@ -118,15 +118,15 @@ class SandboxEnv(StatefulToolEnv):
 
     @teardown
     async def teardown_sandboxes(self) -> None:
-        """End every sandbox that is left."""
+        """End all remaining sandboxes."""
         for sandbox_id in list(self.sandboxes):
             await self.sandboxes.pop(sandbox_id).close()
 
 
 class PythonEnv(SandboxEnv):
-    """Offers the tool `python`: code whose variables live as long as the rollout.
+    """Offers the tool `python`, whose variables live as long as the rollout.
 
-    Packages are those of the environment's own virtual environment; `pip_install_packages` must be among its
+    Packages come from the environment's own virtual environment, so `pip_install_packages` must be among its
     dependencies.
     """
 
@@ -138,7 +138,7 @@ class PythonEnv(SandboxEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """Give `python` the rollout's sandbox."""
+        """Pass the rollout's sandbox to `python`."""
         if tool_name != "python":
             return super().update_tool_args(tool_name, tool_args, messages, state, **kwargs)
         return {**tool_args, "sandbox_id": state["sandbox_id"]}
@@ -149,7 +149,7 @@ class PythonEnv(SandboxEnv):
 
 
 def _print_last(code: str) -> str:
-    """Return code that also prints its last expression, as an interactive interpreter does."""
+    """Return code that also prints its last expression, like an interactive interpreter."""
     text = json.dumps(code)
     return (
         "import ast as _ast\n"

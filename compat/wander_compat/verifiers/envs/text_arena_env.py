@@ -1,4 +1,4 @@
-"""The word-guessing games of the library `textarena` as an environment."""
+"""Word-guessing games of the library `textarena` as an environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wander_compat.verifiers.rubrics.rubric import Rubric
 from wander_compat.verifiers.types import State
 
 WORDS = {"words": "corpora", "averaged_perceptron_tagger_eng": "taggers"}
-"""The data of nltk that the library's word games read, and the folder of each."""
+"""Data of nltk for the library's word games, and the folder of each."""
 
 
 def _library() -> ModuleType:
@@ -31,21 +31,21 @@ def _library() -> ModuleType:
         try:
             nltk.data.find(f"{folder}/{name}")
         except LookupError:
-            nltk.download(name, quiet=True)  # tells only by its result when there is no network
+            nltk.download(name, quiet=True)  # without a network, it only returns False
     return library
 
 
 def same(text: str) -> str:
-    """Return the text."""
+    """Return the text unchanged."""
     return text
 
 
 class TextArenaEnv(MultiTurnEnv):
-    """Plays a one-player game of textarena that has a list of words and a secret one, such as Wordle.
+    """Plays a one-player game of textarena with a word list and a secret word, such as Wordle.
 
-    A row's `answer` is the secret word; the model's guess is what the parser finds. `feedback_fn` changes
-    what the game says before the model reads it. Raises `RuntimeError` for a game without its data, and
-    `ValueError` for one of another kind.
+    A row's `answer` is the secret word, and the model's guess is the parsed answer. `feedback_fn` changes the
+    game's messages before the model reads them. Raises `RuntimeError` if the game's data is missing, and
+    `ValueError` for other kinds of games.
     """
 
     def __init__(
@@ -92,36 +92,36 @@ class TextArenaEnv(MultiTurnEnv):
         except LookupError as error:
             raise RuntimeError(
                 f"`{game}` needs data of nltk that cannot be downloaded here: run "
-                f"`python -m nltk.downloader {' '.join(WORDS)}` where there is a network, and name the "
-                "folder in `NLTK_DATA`"
+                f"`python -m nltk.downloader {' '.join(WORDS)}` on a machine with a network, and set "
+                "`NLTK_DATA` to the folder"
             ) from error
         if not hasattr(made, "word_list") or "secret_word" not in made.state.game_state:
             raise ValueError(f"`{game}` has no secret word; `TextArenaEnv` plays word-guessing games")
         return made
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
-        """Start a game of the rollout's own, with the row's word."""
+        """Start a new game for the rollout, with the row's word."""
         inner = self.ta_env
         while "env" in vars(inner):
             inner = inner.env
         shared = [getattr(inner, name, None) for name in ("dictionary", "word_list")]  # large, and only read
-        game = deepcopy(self.ta_env, {id(each): each for each in shared if each is not None})
+        game = deepcopy(self.ta_env, {id(words): words for words in shared if words is not None})
         game.state.game_state["secret_word"] = state["answer"]
         state["ta_env"] = game
         return await super().setup_state(state, **kwargs)
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
-        """Play the guess, and tell what the game says."""
+        """Play the guess, and return the game's messages."""
         game = state["ta_env"]
         game.step(str(self.parser.parse_answer(messages)))
         if game.state.done:
-            told = self.own_messages([{"role": "user", "content": str(game.state.game_info[0]["reason"])}])
-            state["final_env_response"] = told
-            return told
+            reply = self.own_messages([{"role": "user", "content": str(game.state.game_info[0]["reason"])}])
+            state["final_env_response"] = reply
+            return reply
         _, seen = game.get_observation()
         return self.own_messages([{"role": "user", "content": str(self.feedback_fn(seen))}])
 
     @cleanup
     async def cleanup_ta_env(self, state: State) -> None:
-        """Forget the game; what it was is in the conversation."""
+        """Drop the game, which is recorded in the conversation."""
         state.pop("ta_env", None)

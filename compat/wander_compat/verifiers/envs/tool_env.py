@@ -1,4 +1,4 @@
-"""Environments whose answer to the model is what the tools gave back."""
+"""Environments that answer the model with the results of tools."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
 
 
 def convert_func_to_tool_def(func: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
-    """Return the definition of a function; `args_to_skip` are neither shown to the model nor taken from it.
+    """Return the tool definition of a function. The model neither sees nor may pass `args_to_skip`.
 
-    Those that it does not have are no fault, as in the releases. Raises `wander.errors.ConfigError` for a
-    function whose parameters no JSON object can fill.
+    As in the releases, parameters that do not exist are ignored. Raises `wander.errors.ConfigError` for a
+    function whose parameters cannot be filled from a JSON object.
     """
     skipped = set(args_to_skip) & set(inspect.signature(func).parameters)
     made = FunctionTool(func, args_to_skip=skipped)
@@ -39,7 +39,7 @@ def convert_func_to_tool_def(func: Callable[..., Any], args_to_skip: Iterable[st
 
 
 def filter_signature(func: Callable[..., Any], args_to_skip: Iterable[str]) -> Callable[..., Any]:
-    """Return a function that does the same, and whose signature lacks some parameters."""
+    """Return an equivalent function whose signature lacks some parameters."""
     skipped = set(args_to_skip)
     if not skipped:
         return func
@@ -49,8 +49,10 @@ def filter_signature(func: Callable[..., Any], args_to_skip: Iterable[str]) -> C
         return func(*args, **kwargs)
 
     signature = inspect.signature(func)
-    left = [each for each in signature.parameters.values() if each.name not in skipped | {"self"}]
-    shown.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.name not in skipped | {"self"}
+    ]
+    shown.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     shown.__annotations__ = {
         name: value for name, value in func.__annotations__.items() if name not in skipped
     }
@@ -59,12 +61,12 @@ def filter_signature(func: Callable[..., Any], args_to_skip: Iterable[str]) -> C
 
 
 def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
-    """Return the definition of a function in OpenAI's form."""
+    """Return the tool definition of a function in OpenAI's format."""
     return convert_func_to_tool_def(func).openai()
 
 
 def is_valid_tool_content_parts(value: Any) -> bool:
-    """Tell whether a tool's result is a list of content parts that a tool message may hold."""
+    """Return whether a tool's result is a list of content parts that a tool message may contain."""
     if not isinstance(value, list):
         return False
     return all(
@@ -73,18 +75,19 @@ def is_valid_tool_content_parts(value: Any) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """Return what the model is told about an exception."""
+    """Return the text about an exception for the model."""
     return str(error)
 
 
 class ToolEnv(MultiTurnEnv):
     """Lets the model call Python functions until it answers without a call.
 
-    What a tool raises is told to the model, unless it is of a class in `stop_errors`; that ends the rollout.
+    The model receives the exceptions of tools, except for the classes in `stop_errors`, which end the
+    rollout.
     """
 
     passed_errors: tuple[type[Exception], ...] = ()
-    """Errors that end the rollout as what they are, since no tool is at fault."""
+    """Errors that end the rollout unchanged, because they are not a fault of the tool."""
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class ToolEnv(MultiTurnEnv):
             self.add_tool(tool)
 
     def add_tool(self, tool: Callable[..., Any]) -> None:
-        """Offer one more tool."""
+        """Add a tool."""
         self._offer_one_tool(tool, ())
 
     def _offer_one_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str]) -> None:
@@ -117,10 +120,10 @@ class ToolEnv(MultiTurnEnv):
         self.tool_monitor_rubric.add_tool_metric(definition.name)
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
-        """Offer a tool no longer."""
+        """Remove a tool."""
         name = function_name(tool)
         self.tools.remove(tool)
-        self.tool_defs = [each for each in self.tool_defs or [] if each.name != name]
+        self.tool_defs = [definition for definition in self.tool_defs or [] if definition.name != name]
         self.tool_map.pop(name, None)
         self.tool_monitor_rubric.remove_tool_metric(name)
 
@@ -129,7 +132,7 @@ class ToolEnv(MultiTurnEnv):
 
     @stop
     async def no_tools_called(self, state: State) -> bool:
-        """Hold when the model answered without a tool call."""
+        """Hold if the model answered without a tool call."""
         if not state["trajectory"]:
             return False
         last = self.own_messages(state["trajectory"][-1]["completion"])[-1]
@@ -138,14 +141,14 @@ class ToolEnv(MultiTurnEnv):
     async def call_tool(
         self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
     ) -> Any:
-        """Call a tool and return its result as a message; what it raises passes through."""
+        """Call a tool and return its result as a message. Exceptions of the tool are not caught."""
         result = await maybe_await(self.tool_map[tool_name], **tool_args)
         content = result if is_valid_tool_content_parts(result) else str(result)
         return self._make_tool_message(content, tool_call_id)
 
     def _make_tool_message(self, content: Any, tool_call_id: str) -> AnyMessage:
-        found = {"role": "tool", "content": content, "tool_call_id": tool_call_id}
-        return as_message(found, self.generation.form)
+        fields = {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+        return as_message(fields, self.generation.form)
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
         """Return the results of the last message's tool calls."""
@@ -156,32 +159,32 @@ class ToolEnv(MultiTurnEnv):
         return (results, state) if self.generation.tuple_response else results
 
     async def _answer_tool_call(
-        self, call: ToolCallDict, messages: Any, state: State, given: dict[str, Any]
+        self, call: ToolCallDict, messages: Any, state: State, keywords: dict[str, Any]
     ) -> Any:
-        """Return the result of one call, or what the model is told about its failure."""
+        """Return the result of a call, or the text about its failure for the model."""
         try:
             arguments = json.loads(call.arguments)
             if not isinstance(arguments, dict):
                 raise ValueError(f"the arguments of a tool must be an object, got `{call.arguments}`")
             arguments = await maybe_await(
-                self._complete_tool_args, call.name, arguments, messages, state, **given
+                self._complete_tool_args, call.name, arguments, messages, state, **keywords
             )
-        except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
-            return self._tell_of_tool_error(error, ToolParseError, call)
+        except Exception as error:  # noqa: BLE001 - goes to the model, or ends the rollout
+            return self._report_tool_error(error, ToolParseError, call)
         try:
             result = await maybe_await(self.call_tool, call.name, arguments, call.id)
-        except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
-            return self._tell_of_tool_error(error, ToolCallError, call)
+        except Exception as error:  # noqa: BLE001 - goes to the model, or ends the rollout
+            return self._report_tool_error(error, ToolCallError, call)
         return as_message(result, self.generation.form)
 
     def _complete_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> Any:
-        """Return the arguments that a tool is called with; those of the model here."""
+        """Return the arguments of a tool call. By default, these are the model's."""
         return tool_args
 
-    def _tell_of_tool_error(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
-        """Return what the model is told, or raise where the rollout ends."""
+    def _report_tool_error(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
+        """Return the message about an error for the model, or raise it if the rollout must end."""
         if isinstance(error, self.passed_errors):
             raise error
         if self._should_stop_for_error(error):
@@ -190,26 +193,26 @@ class ToolEnv(MultiTurnEnv):
 
 
 class StatefulToolEnv(ToolEnv):
-    """Tools that get arguments which the model neither sees nor may give, from `update_tool_args`."""
+    """Tools with additional arguments from `update_tool_args`, which the model neither sees nor may pass."""
 
     def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **kwargs: Any) -> None:
         self.skipped_args: dict[str, list[str]] = {}
         super().__init__(tools=tools, **kwargs)
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
-        """Offer one more tool, without some of its parameters."""
+        """Add a tool without some of its parameters."""
         self._offer_one_tool(tool, args_to_skip)
         self.skipped_args[function_name(tool)] = list(args_to_skip)
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
-        """Offer a tool no longer."""
+        """Remove a tool."""
         super().remove_tool(tool)
         self.skipped_args.pop(function_name(tool), None)
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> Any:
-        """Return the arguments that a tool is called with. Override it; may be async."""
+        """Return the arguments of a tool call. Override it. May be async."""
         return tool_args
 
     def _complete_tool_args(

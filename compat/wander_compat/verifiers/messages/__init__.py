@@ -1,1 +1,1 @@
-"""Messages of the classic API: dictionaries, models, and the plain form that Wander keeps."""
+"""Messages of the classic API: dictionaries, models, and the plain format that Wander records."""

@@ -1,4 +1,4 @@
-"""Messages of any form as one generation's: its dictionaries or its models."""
+"""Converts messages of any format to the dictionaries or models of one generation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wander_compat.verifiers.messages.models import (
 )
 
 Form = Literal["dict", "model"]
-"""Which of the two an environment is given: dictionaries until 0.1.10, models from 0.1.11 on."""
+"""Format of an environment's messages: dictionaries until 0.1.10, models from 0.1.11 on."""
 AnyMessage = MessageDict | CustomBaseModel
 
 
 def __getattr__(name: str) -> Any:
-    """Import OpenAI's class that packages take from here when it is first used."""
+    """Import OpenAI's class, which packages import from here, when it is first used."""
     if name != "ChatCompletionMessage":
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
     return importlib.import_module("openai.types.chat").ChatCompletionMessage
@@ -39,7 +39,7 @@ PART_MODELS: dict[str, type[CustomBaseModel]] = {
 
 
 def as_mapping(value: Any) -> dict[str, Any] | None:
-    """Return a mapping, a model or an SDK's object as a dictionary of its fields; None for anything else."""
+    """Return a mapping, a model or an SDK object as a dictionary of its fields, or None for other values."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, CustomBaseModel):
@@ -51,59 +51,59 @@ def as_mapping(value: Any) -> dict[str, Any] | None:
 
 
 def field_of(message: Any, name: str, default: Any = None) -> Any:
-    """Return a field of a message of any form; the default also where the field is None."""
+    """Return a field of a message of any format, or the default if the field is missing or None."""
     value = message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
     return default if value is None else value
 
 
 def as_message(message: Any, form: Form = "model") -> AnyMessage:
-    """Return one message; raises `ValueError` for what is none."""
+    """Convert a value to a message. Raises `ValueError` if it is not a message."""
     if isinstance(message, MessageDict if form == "dict" else CustomBaseModel):
         return message
     if isinstance(message, str):
         message = {"role": "text", "content": message}
-    found = as_mapping(message)
-    if found is None or not isinstance(found.get("role"), str):
+    fields = as_mapping(message)
+    if fields is None or not isinstance(fields.get("role"), str):
         raise ValueError(f"a message needs a `role`, got {str(message)[:200]}")
-    found = {name: value for name, value in found.items() if value is not None}
-    if found.get("content") is None:
-        found["content"] = None if found["role"] == "assistant" else ""
-    content = found["content"]
-    if "tool_calls" in found:
-        calls = [as_tool_call(call) for call in found.pop("tool_calls")]
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if fields.get("content") is None:
+        fields["content"] = None if fields["role"] == "assistant" else ""
+    content = fields["content"]
+    if "tool_calls" in fields:
+        calls = [as_tool_call(call) for call in fields.pop("tool_calls")]
         if calls or form == "model":
-            found["tool_calls"] = calls or None
+            fields["tool_calls"] = calls or None
     if form == "dict":
         if isinstance(content, list | tuple):  # Arrow adds empty keys to parts
             parts = map(_without_empty, content)
-            found["content"] = [plain(part) if as_mapping(part) is not None else part for part in parts]
-        return MessageDict(found)
-    model = ROLE_MODELS.get(found["role"], OtherMessage)
+            fields["content"] = [plain(part) if as_mapping(part) is not None else part for part in parts]
+        return MessageDict(fields)
+    model = ROLE_MODELS.get(fields["role"], OtherMessage)
     if isinstance(content, list | tuple):
-        found["content"] = [_model_part(part) for part in content]
+        fields["content"] = [_model_part(part) for part in content]
     elif content is not None and not isinstance(content, str) and model is not OtherMessage:
-        found["content"] = str(content)
-    return model(**found)
+        fields["content"] = str(content)
+    return model(**fields)
 
 
 def _model_part(part: Any) -> Any:
-    found = _without_empty(part)
-    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+    fields = _without_empty(part)
+    if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
         return part
-    made = PART_MODELS.get(found["type"], GenericContentPart)
+    made = PART_MODELS.get(fields["type"], GenericContentPart)
     try:
-        return made(**found)
+        return made(**fields)
     except ValueError:
-        return GenericContentPart(**found)
+        return GenericContentPart(**fields)
 
 
 def _without_empty(part: Any) -> Any:
-    found = as_mapping(part)
-    return part if found is None else {name: value for name, value in found.items() if value is not None}
+    fields = as_mapping(part)
+    return part if fields is None else {name: value for name, value in fields.items() if value is not None}
 
 
 def as_tool_call(call: Any) -> ToolCallDict:
-    """Return a tool call of any form in OpenAI's; the first generation kept them as JSON text."""
+    """Convert a tool call of any format to OpenAI's. The first generation stored them as JSON text."""
     if isinstance(call, ToolCallDict):
         return call
     if isinstance(call, str):
@@ -112,12 +112,12 @@ def as_tool_call(call: Any) -> ToolCallDict:
 
 
 def as_tool(tool: Any) -> Tool:
-    """Return a tool definition, given in OpenAI's or in the later form."""
+    """Convert a tool definition in OpenAI's or the later format."""
     return tool if isinstance(tool, Tool) else Tool.model_validate(as_mapping(tool))
 
 
 def as_messages(messages: Any, form: Form = "model") -> list[AnyMessage]:
-    """Return messages of any form: a list of them, a single one, or text."""
+    """Convert messages of any format: a list, a single message, or text."""
     if messages is None:
         return []
     if isinstance(messages, str | Mapping | CustomBaseModel):
@@ -136,21 +136,24 @@ def text_of(content: Any) -> str:
 
 
 def wire_message(message: Any) -> dict[str, Any]:
-    """Return a message as endpoints and records take it: plain, in OpenAI's form, text as the user's."""
-    found: dict[str, Any] = plain(as_message(message, "dict"))
-    found.pop("thinking_blocks", None)
-    if found["role"] == "text":
-        found["role"] = "user"
-    return found
+    """Return a message as endpoints and records store it: plain, in OpenAI's format.
+
+    Text becomes a user message.
+    """
+    fields: dict[str, Any] = plain(as_message(message, "dict"))
+    fields.pop("thinking_blocks", None)
+    if fields["role"] == "text":
+        fields["role"] = "user"
+    return fields
 
 
 def wire_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages as endpoints and records take them."""
+    """Return messages as endpoints and records store them."""
     return [wire_message(message) for message in as_messages(messages, "dict")]
 
 
 def plain(value: Any) -> Any:
-    """Return a value with plain dictionaries and lists in place of ours; what is no JSON becomes text."""
+    """Return a value with plain dictionaries and lists. Values that JSON cannot represent become text."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -164,16 +167,16 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-# What packages take from `verifiers.utils.message_utils` besides.
+# Other names that packages import from `verifiers.utils.message_utils`.
 
 
 def concat_messages(messages_list: Iterable[Any]) -> list[AnyMessage]:
-    """Return several lists of messages as one."""
+    """Concatenate several lists of messages."""
     return [message for messages in messages_list for message in as_messages(messages)]
 
 
 def normalize_messages(value: Any, *, field_name: str = "messages") -> list[AnyMessage]:
-    """Return messages of any form as ours; raises `ValueError` naming the field."""
+    """Convert messages of any format. Raises `ValueError` with the name of the field."""
     try:
         return as_messages(value)
     except ValueError as error:
@@ -185,18 +188,18 @@ from_raw_message = as_message
 
 
 def message_to_printable(message: Any) -> Any:
-    """Return a message with its parts as text, images by their name."""
-    found = plain(as_message(message, "dict"))
-    content = found.get("content")
+    """Return a message with its parts as text. Images are replaced by their name."""
+    fields = plain(as_message(message, "dict"))
+    content = fields.get("content")
     if isinstance(content, list):
         texts = [part.get("text") or f"[{part.get('type', 'part')}]" for part in content]
-        found["content"] = "\n\n".join(texts)
-    return found
+        fields["content"] = "\n\n".join(texts)
+    return fields
 
 
 def messages_to_printable(messages: Any) -> Any:
     """Return messages with their parts as text."""
-    return messages if isinstance(messages, str) else [message_to_printable(each) for each in messages]
+    return messages if isinstance(messages, str) else [message_to_printable(message) for message in messages]
 
 
 def cleanup_message(message: Any) -> Any:
@@ -206,7 +209,7 @@ def cleanup_message(message: Any) -> Any:
 
 def cleanup_messages(messages: Any) -> Any:
     """Return messages as plain dictionaries without empty keys."""
-    return messages if isinstance(messages, str) else [cleanup_message(each) for each in messages]
+    return messages if isinstance(messages, str) else [cleanup_message(message) for message in messages]
 
 
 sanitize_tool_calls = cleanup_messages

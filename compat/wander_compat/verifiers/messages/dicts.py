@@ -1,7 +1,7 @@
-"""Messages for the first two generations: dictionaries, whose keys are attributes too.
+"""Messages for the first two generations: dictionaries whose keys are also attributes.
 
-Their code says `message["content"]`, `isinstance(message, dict)` and `json.dumps(messages)`. The attributes
-are there for code that was touched later.
+Their code uses `message["content"]`, `isinstance(message, dict)` and `json.dumps(messages)`. The attributes
+are for code that was updated later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class DictFields(dict[str, Any]):
-    """A dictionary: `value.name` is `value["name"]`; a field of `absent` reads as its default."""
+    """A dictionary whose keys are attributes. A field in `absent` has a default value."""
 
     absent: ClassVar[dict[str, Any]] = {}
 
@@ -29,7 +29,7 @@ class DictFields(dict[str, Any]):
         self[name] = value
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """Return a plain dictionary, as the later generations' classes do."""
+        """Return a plain dictionary, like the later generations' classes."""
         return dict(self)
 
 
@@ -38,7 +38,7 @@ class ToolFunctionDict(DictFields):
 
 
 class ToolCallDict(DictFields):
-    """A tool call in OpenAI's form; `name` and `arguments` lead to those of the function."""
+    """A tool call in OpenAI's format. `name` and `arguments` are those of its function."""
 
     def __init__(self, call: Mapping[str, Any]) -> None:
         inner = call.get("function") or call

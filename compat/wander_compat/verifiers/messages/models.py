@@ -1,4 +1,4 @@
-"""Messages, tools and responses of the third generation: models, with dictionary-style access."""
+"""Messages, tools and responses of the third generation: models with dictionary-style access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wander_compat.verifiers.messages.dicts import MessageDict
 
 
 class CustomBaseModel(BaseModel):
-    """A model that also takes `value["name"]`, `value.get("name")` and `"name" in value`."""
+    """A model that also supports `value["name"]`, `value.get("name")` and `"name" in value`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -26,7 +26,7 @@ class CustomBaseModel(BaseModel):
         return isinstance(name, str) and hasattr(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default when there is no such field."""
+        """Return a field or the default."""
         return getattr(self, name, default)
 
     def __eq__(self, other: object) -> bool:
@@ -38,34 +38,34 @@ class CustomBaseModel(BaseModel):
 
 
 class TextContentPart(CustomBaseModel):
-    """A part of a message that is text."""
+    """A text part of a message."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class ImageUrlSource(CustomBaseModel):
-    """Where an image is: a URL, often with the image in it."""
+    """Source of an image: a URL, which often contains the image."""
 
     url: str
 
 
 class ImageUrlContentPart(CustomBaseModel):
-    """A part of a message that is an image."""
+    """An image part of a message."""
 
     type: Literal["image_url"] = "image_url"
     image_url: ImageUrlSource
 
 
 class InputAudioSource(CustomBaseModel):
-    """Audio, in base 64."""
+    """Audio in base64."""
 
     data: str
     format: str
 
 
 class InputAudioContentPart(CustomBaseModel):
-    """A part of a message that is audio."""
+    """An audio part of a message."""
 
     type: Literal["input_audio"] = "input_audio"
     input_audio: InputAudioSource
@@ -84,7 +84,7 @@ MessageContent = str | list[ContentPart]
 
 
 class ToolCall(CustomBaseModel):
-    """A call that the model makes; `arguments` is JSON text."""
+    """A tool call by the model. `arguments` is JSON text."""
 
     id: str = ""
     name: str
@@ -93,7 +93,7 @@ class ToolCall(CustomBaseModel):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, value: Any) -> Any:
-        """Take OpenAI's form too."""
+        """Also accept OpenAI's format."""
         if isinstance(value, str):
             value = json.loads(value)
         elif not isinstance(value, dict) and hasattr(value, "model_dump"):
@@ -118,7 +118,7 @@ if TYPE_CHECKING:
 else:
 
     class _RoleClass(type(BaseModel)):
-        """Lets `isinstance` count the earlier generations' dictionaries of the same role."""
+        """Makes `isinstance` accept the earlier generations' dictionaries with the same role."""
 
         def __instancecheck__(cls, value: object) -> bool:
             if isinstance(value, MessageDict):
@@ -126,30 +126,30 @@ else:
             return super().__instancecheck__(value)
 
     class RoleModel(CustomBaseModel, metaclass=_RoleClass):
-        """A message of one role."""
+        """A message with a fixed role."""
 
 
 class SystemMessage(RoleModel):
-    """What the environment tells the model before everything else."""
+    """Instructions to the model before everything else."""
 
     role: Literal["system"] = "system"
     content: MessageContent
 
     @classmethod
     def from_path(cls, path: str | Path) -> SystemMessage:
-        """Return a system message with the text of a file."""
+        """Create a system message with the text of a file."""
         return cls(content=Path(path).read_text(encoding="utf-8").strip())
 
 
 class UserMessage(RoleModel):
-    """What the user, in a multi-turn rollout the environment, says."""
+    """Message of the user, which in a multi-turn rollout is the environment."""
 
     role: Literal["user"] = "user"
     content: MessageContent
 
 
 class AssistantMessage(RoleModel):
-    """What the model says."""
+    """Message of the model."""
 
     role: Literal["assistant"] = "assistant"
     content: MessageContent | None = None
@@ -159,7 +159,7 @@ class AssistantMessage(RoleModel):
 
 
 class ToolMessage(RoleModel):
-    """What a tool gave back."""
+    """Result of a tool."""
 
     role: Literal["tool"] = "tool"
     tool_call_id: str = ""
@@ -167,14 +167,14 @@ class ToolMessage(RoleModel):
 
 
 class TextMessage(RoleModel):
-    """Text without a role, of environments that complete text instead of chatting."""
+    """Text without a role, for environments that complete text instead of chatting."""
 
     role: Literal["text"] = "text"
     content: str
 
 
 class OtherMessage(CustomBaseModel):
-    """A message of a role that the classic API does not name."""
+    """A message with a role that the classic API does not define."""
 
     role: str
     content: Any = None
@@ -193,7 +193,7 @@ Messages = list[Message]
 
 
 class Tool(CustomBaseModel):
-    """A tool as it is shown to the model."""
+    """A tool definition for the model."""
 
     name: str
     description: str = ""
@@ -203,13 +203,13 @@ class Tool(CustomBaseModel):
     @model_validator(mode="before")
     @classmethod
     def _inner(cls, value: Any) -> Any:
-        """Take OpenAI's form too."""
+        """Also accept OpenAI's format."""
         if isinstance(value, dict) and isinstance(value.get("function"), dict):
             return {"parameters": {"type": "object", "properties": {}}, **value["function"]}
         return value
 
     def openai(self) -> dict[str, Any]:
-        """Return the function schema in OpenAI's form."""
+        """Return the function schema in OpenAI's format."""
         function: dict[str, Any] = {
             "name": self.name, "description": self.description, "parameters": self.parameters
         }  # fmt: skip
@@ -219,7 +219,7 @@ class Tool(CustomBaseModel):
 
 
 class Usage(CustomBaseModel):
-    """Tokens of one model call."""
+    """Tokens of a model call."""
 
     prompt_tokens: int = 0
     reasoning_tokens: int = 0
@@ -228,7 +228,7 @@ class Usage(CustomBaseModel):
 
 
 class ResponseTokens(CustomBaseModel):
-    """Token ids of one model call, when the endpoint gives them."""
+    """Token ids of a model call, if the endpoint returns them."""
 
     prompt_ids: list[int] = Field(default_factory=list)
     prompt_mask: list[int] = Field(default_factory=list)
@@ -239,7 +239,7 @@ class ResponseTokens(CustomBaseModel):
 
 
 class ResponseMessage(AssistantMessage):
-    """What the model said, and how it ended."""
+    """Message of the model, with its finish reason."""
 
     finish_reason: str | None = None
     is_truncated: bool | None = None
@@ -247,7 +247,7 @@ class ResponseMessage(AssistantMessage):
 
 
 class Choice(CustomBaseModel):
-    """A response as the earlier generations read it: `response.choices[0].message`."""
+    """A response in the format of the earlier generations: `response.choices[0].message`."""
 
     index: int = 0
     message: Any = None
@@ -257,7 +257,7 @@ class Choice(CustomBaseModel):
 
 
 class Response(CustomBaseModel):
-    """The answer to one model call."""
+    """Response to a model call."""
 
     id: str = ""
     created: int = 0
@@ -267,7 +267,7 @@ class Response(CustomBaseModel):
 
     @property
     def choices(self) -> list[Choice]:
-        """The one choice that there is."""
+        """The single choice of the response."""
         content = self.message.content
         text = content if isinstance(content, str) else ""
         return [Choice(message=self.message, finish_reason=self.message.finish_reason, text=text)]

@@ -1,4 +1,4 @@
-"""Mathematical answers, compared by rule first, and by a judge where the rule says no."""
+"""Compares mathematical answers by rule first, and with a judge if the rule finds them different."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Think it through, then end with one of
 
 
 class HybridMathRubric(JudgeRubric):
-    """Rewards an answer that equals the row's as mathematics, or that a judge takes for equal.
+    """Rewards an answer that is mathematically equal to the row's, or that a judge considers equal.
 
-    The judge is asked only with `use_judge_fallback`. Scores are in the state: `math_verify_score`,
+    The judge is called only with `use_judge_fallback`. Scores are stored in the state: `math_verify_score`,
     `judge_score`, `judge_result`.
     """
 
@@ -67,7 +67,7 @@ class HybridMathRubric(JudgeRubric):
         self.add_reward_func(self.correct_answer, weight=1)
 
     async def math_verify_score(self, completion: Any, answer: str, state: State, **kwargs: Any) -> float:
-        """1.0 when the rule finds the answers equal."""
+        """Return 1.0 if the rule finds the answers equal, otherwise 0.0."""
         score = await self.math_rubric.correct_answer(self.parser, completion, answer)
         state["math_verify_score"] = score
         return score
@@ -75,17 +75,17 @@ class HybridMathRubric(JudgeRubric):
     async def judge_score(
         self, prompt: Any, completion: Any, answer: str, state: State, **kwargs: Any
     ) -> float:
-        """1.0 when the rule, or else the judge, finds the answers equal."""
-        found = float(state.get("math_verify_score") or 0.0)
-        if found == 1.0 or not self.use_judge_fallback:
-            return found
-        said = (await self.judge(prompt, completion, answer, state)).strip()
-        state["judge_result"] = said if len(said) == 1 else extract_boxed_answer(said)
+        """Return 1.0 if the rule or the judge finds the answers equal, otherwise 0.0."""
+        rule_score = float(state.get("math_verify_score") or 0.0)
+        if rule_score == 1.0 or not self.use_judge_fallback:
+            return rule_score
+        judgment = (await self.judge(prompt, completion, answer, state)).strip()
+        state["judge_result"] = judgment if len(judgment) == 1 else extract_boxed_answer(judgment)
         state["judge_score"] = 1.0 if state["judge_result"] == "A" else 0.0
         return float(state["judge_score"])
 
     async def correct_answer(self, state: State, **kwargs: Any) -> float:
-        """1.0 when either found the answers equal."""
+        """Return 1.0 if either method found the answers equal, otherwise 0.0."""
         return float(state.get("math_verify_score") or state.get("judge_score") or 0.0)
 
     async def teardown(self) -> None:

@@ -1,7 +1,7 @@
-"""A rubric whose functions may ask another model, the judge.
+"""A rubric whose functions can call another model, the judge.
 
-The judge is any OpenAI client that the package brings. In a worker such a client finds the host's endpoint in
-`OPENAI_BASE_URL`, which keeps the key and records what was asked (see `wander.worker.openai_proxy`).
+The judge is any OpenAI client of the package. In a worker, such a client finds the host's endpoint in
+`OPENAI_BASE_URL`, which has the key and records the calls (see `wander.worker.openai_proxy`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wander_compat.verifiers.messages.conversion import field_of, text_of
 from wander_compat.verifiers.parsers import Parser
 from wander_compat.verifiers.rubrics.rubric import Rubric
 
-# The wording is part of the interface: a judge's answers, and so published rewards, depend on it.
+# The wording is part of the interface, because a judge's answers, and so published rewards, depend on it.
 DEFAULT_JUDGE_PROMPT = """Given a ground truth answer and a response, determine if the response is correct.
 
 Question:
@@ -35,9 +35,10 @@ Respond either "yes" or "no" only."""
 
 
 class JudgeRubric(Rubric):
-    """A rubric whose functions may ask for `judge`, `judge_client`, `judge_model` and the rest by name.
+    """A rubric whose functions can take `judge`, `judge_client`, `judge_model` and similar values by name.
 
-    Unlike the later releases it finds the question in messages of every form; there `{question}` stays empty.
+    Unlike the later releases, it finds the question in messages of every format. There, `{question}` stays
+    empty.
     """
 
     def __init__(
@@ -75,22 +76,22 @@ class JudgeRubric(Rubric):
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Return the text that the judge answers with; asked once for equal requests of one rollout."""
+        """Return the text of the judge's answer. Equal requests of one rollout are sent only once."""
         response = self.parser.parse_answer(completion)
         question = prompt
-        if not isinstance(prompt, str):  # what the last message asks
+        if not isinstance(prompt, str):  # the question is in the last message
             question = text_of(field_of(prompt[-1], "content", "")) if prompt else ""
-        asked = self.judge_prompt.format(question=question, answer=answer, response=response)
+        request = self.judge_prompt.format(question=question, answer=answer, response=response)
         kept = None if state is None else state.get("judge_response")
-        if isinstance(kept, dict) and asked in kept:
-            return str(kept[asked])
-        text = await self._ask_the_judge(asked)
+        if isinstance(kept, dict) and request in kept:
+            return str(kept[request])
+        text = await self._ask_the_judge(request)
         if state is not None:
-            state["judge_response"] = {**(kept if isinstance(kept, dict) else {}), asked: text}
+            state["judge_response"] = {**(kept if isinstance(kept, dict) else {}), request: text}
         return text
 
     async def _ask_the_judge(self, text: str) -> str:
-        """Ask the judge; raises `RuntimeError` saying what is wrong with it."""
+        """Call the judge. Raises `RuntimeError` with the problem if it fails."""
         from openai import OpenAIError
 
         try:
@@ -105,10 +106,10 @@ class JudgeRubric(Rubric):
         return str(answer.choices[0].message.content)
 
 
-def sampling_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Return sampling arguments as chat endpoints take them: unset ones left out, the limit renamed."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if "max_tokens" in found:
-        limit = found.pop("max_tokens")
-        found.setdefault("max_completion_tokens", limit)
-    return found
+def sampling_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling arguments for chat endpoints, without unset ones and with the limit renamed."""
+    arguments_set = {name: value for name, value in arguments.items() if value is not None}
+    if "max_tokens" in arguments_set:
+        limit = arguments_set.pop("max_tokens")
+        arguments_set.setdefault("max_completion_tokens", limit)
+    return arguments_set

@@ -1,4 +1,4 @@
-"""Mathematical answers of the classic API, compared by what they mean."""
+"""Compares mathematical answers of the classic API by their meaning."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ with require_extra("math", needed_for="`MathRubric`"):
 def verify_response(
     response: str, answer: str, max_verify_chars: int, timeout_seconds: float
 ) -> tuple[float, float]:
-    """Compare two expressions in this process; return 1.0 or 0.0, and the seconds that it took.
+    """Compare two expressions in this process. Returns 1.0 or 0.0, and the number of seconds that it took.
 
-    What the library cannot compare, or not in time, counts as different.
+    Expressions that the library cannot compare, or not in time, count as different.
     """
     started = time.perf_counter()
     equal = False
@@ -32,18 +32,18 @@ def verify_response(
         try:
             seconds = max(1, round(timeout_seconds))
             gold = parse(f"\\boxed{{{answer}}}", parsing_timeout=seconds)
-            found = parse(f"\\boxed{{{response}}}", parsing_timeout=seconds)
-            equal = bool(verify(gold, found, timeout_seconds=seconds))
-        except (Exception, MathVerifyTimeout):  # noqa: BLE001 - the library meets whatever a model wrote
+            parsed = parse(f"\\boxed{{{response}}}", parsing_timeout=seconds)
+            equal = bool(verify(gold, parsed, timeout_seconds=seconds))
+        except (Exception, MathVerifyTimeout):  # noqa: BLE001 - the model may write anything
             equal = False
     return float(equal), time.perf_counter() - started
 
 
 class MathRubric(Rubric):
-    """Rewards an answer that equals the row's as mathematics.
+    """Rewards an answer that is mathematically equal to the row's.
 
-    Comparisons run in processes of their own; one that takes longer than `timeout_seconds` counts as 0, which
-    is noted in the state.
+    Comparisons run in separate processes. A comparison that takes longer than `timeout_seconds` counts as 0,
+    which is recorded in the state.
     """
 
     HARD_TIMEOUT_SECONDS = 120.0
@@ -66,7 +66,7 @@ class MathRubric(Rubric):
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Parser, completion: Any, answer: str, **kwargs: Any) -> float:
-        """1.0 when the parsed completion equals the answer, else 0.0."""
+        """Return 1.0 if the parsed completion equals the answer, otherwise 0.0."""
         response = parser.parse_answer(completion)
         if not response or len(response) > self.max_verify_chars:
             return 0.0

@@ -1,7 +1,7 @@
 """Rubrics of the classic API: weighted reward functions that score the state of a rollout in place.
 
-A reward function that raises counts as 0, as in every release; here the exception is also kept in
-`state["reward_errors"]`, so that a host can tell an honest 0 from a failure.
+A reward function that raises an exception counts as 0, as in every release. Here the exception is also stored
+in `state["reward_errors"]`, so that a host can distinguish an honest 0 from a failure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from wander_compat.verifiers.parsers import Parser
 from wander_compat.verifiers.types import RolloutScore, RolloutScores, State
 
 REWARD_ERRORS = "reward_errors"
-"""Where in a state the exceptions of its reward functions are, by the function's name."""
+"""Key of a state's exceptions of reward functions, by the function's name."""
 ROLLOUT_ID = "wander_rollout"
-"""Where a host keeps the id of the rollout, for the calls that its reward functions make."""
+"""Key of the rollout's id in a state, which attributes calls of its reward functions."""
 PLURALS = {
     "prompts": "prompt",
     "completions": "completion",
@@ -42,7 +42,7 @@ RewardFunction = Callable[..., Any]
 
 
 class Rubric:
-    """An ordered list of reward functions with weights (1.0 each unless given)."""
+    """An ordered list of reward functions with weights, which default to 1.0."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class Rubric:
         self.weights.append(weight)
 
     def add_metric(self, func: RewardFunction, weight: float = 0.0) -> None:
-        """Add a function that is reported and does not count."""
+        """Add a function that is reported but does not count."""
         self.add_reward_func(func, weight)
 
     def add_class_object(self, name: str, obj: Any) -> None:
-        """Let reward functions ask for an object by a name."""
+        """Make an object available to reward functions under a name."""
         self.class_objects[name] = obj
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Let reward functions ask for what is computed from each state."""
+        """Make values computed from each state available to reward functions."""
         self.score_object_providers.append(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Let group reward functions ask for what is computed from a group's states."""
+        """Make values computed from a group's states available to group reward functions."""
         self.group_score_object_providers.append(provider)
 
     def add_cleanup_handler(self, handler: Callable[..., Any]) -> None:
@@ -112,15 +112,15 @@ class Rubric:
         return self._get_reward_funcs()
 
     def get_reward_weights(self) -> list[float]:
-        """Return their weights."""
+        """Return the weights of the reward functions."""
         return self._get_reward_weights()
 
     def get_reward_func_names(self) -> list[str]:
-        """Return their names."""
+        """Return the names of the reward functions."""
         return self._get_reward_func_names()
 
     def _is_group_func(self, func: RewardFunction) -> bool:
-        """Tell whether a function scores a group: it asks for plurals or returns a list."""
+        """Return whether a function scores a group: it takes plural parameters or returns a list."""
         signature = inspect.signature(func)
         if set(signature.parameters) & {"states", *PLURALS}:
             return True
@@ -136,13 +136,13 @@ class Rubric:
 
     @property
     def has_advantages(self) -> bool:
-        """Whether the rubric gives advantages itself."""
+        """Whether the rubric computes advantages itself."""
         return False
 
     # scoring
 
     def score_objects(self, state: State) -> dict[str, Any]:
-        """Return what an individual reward function may ask for by name."""
+        """Return the values that an individual reward function can take by name."""
         row = state.row if isinstance(state, State) else {}
         columns = {name: value for name, value in row.items() if name not in ROW_FIELDS}
         objects = {
@@ -160,10 +160,10 @@ class Rubric:
         return objects
 
     def group_score_objects(self, states: list[State]) -> dict[str, Any]:
-        """Return what a group reward function may ask for by name."""
-        each = [self.score_objects(state) for state in states]
+        """Return the values that a group reward function can take by name."""
+        by_rollout = [self.score_objects(state) for state in states]
         objects: dict[str, Any] = {
-            plural: [one[single] for one in each] for plural, single in PLURALS.items()
+            plural: [values[single] for values in by_rollout] for plural, single in PLURALS.items()
         }
         objects["states"] = states
         objects.update(self.class_objects)
@@ -174,25 +174,25 @@ class Rubric:
     async def _call_individual_reward_func(
         self, func: RewardFunction, state: State, score_sem: Any = None
     ) -> float:
-        """Return a function's value for a state; 0 when it raises, which is noted in the state."""
+        """Return a function's value for a state, or 0 if it fails, which is recorded in the state."""
         try:
             objects = self.score_objects(state)
             with call_for(state.get(ROLLOUT_ID)):
                 return float(await maybe_await(func, **pick_arguments(func, objects)))
-        except Exception as error:  # noqa: BLE001 - noted in the state, as the header says
+        except Exception as error:  # noqa: BLE001 - recorded in the state, see above
             self._note_func_error(func, error, [state])
             return 0.0
 
     async def _call_group_reward_func(
         self, func: RewardFunction, states: list[State], score_sem: Any = None
     ) -> list[float]:
-        """Return a function's values for a group; zeros when it raises, which is noted in the states."""
+        """Return a function's values for a group, or zeros if it fails, which is recorded in the states."""
         try:
             objects = self.group_score_objects(states)
             values = [float(value) for value in await maybe_await(func, **pick_arguments(func, objects))]
             if len(values) != len(states):
                 raise ValueError(f"returned {len(values)} values for {len(states)} rollouts")
-        except Exception as error:  # noqa: BLE001 - noted in the states, as the header says
+        except Exception as error:  # noqa: BLE001 - recorded in the states, see above
             self._note_func_error(func, error, states)
             return [0.0] * len(states)
         return values
@@ -249,15 +249,15 @@ class Rubric:
         infos: Sequence[dict[str, Any]],
         **kwargs: Any,
     ) -> RolloutScores:
-        """Return the scores of several rollouts given by column, as the first generation does."""
+        """Return the scores of several rollouts given by column, as in the first generation."""
         scored = []
         for prompt, completion, answer, state, task, info in zip(
             prompts, completions, answers, states, tasks, infos, strict=True
         ):
-            one = State(state)
-            one.update(prompt=prompt, completion=completion, answer=answer, task=task, info=info)
-            await self.score_rollout(one)
-            scored.append(RolloutScore(one["reward"], one["metrics"]))
+            rollout_state = State(state)
+            rollout_state.update(prompt=prompt, completion=completion, answer=answer, task=task, info=info)
+            await self.score_rollout(rollout_state)
+            scored.append(RolloutScore(rollout_state["reward"], rollout_state["metrics"]))
         names = self._get_reward_func_names()
         metrics = {name: [score.metrics.get(name, 0.0) for score in scored] for name in names}
         return RolloutScores([score.reward for score in scored], metrics)
@@ -265,41 +265,41 @@ class Rubric:
     # ends
 
     async def cleanup(self, state: State) -> None:
-        """Run what is marked to run after a rollout."""
+        """Run everything that is marked to run after a rollout."""
         for handler in self._cleanup_handlers:
             await maybe_call_with_named_args(handler, state=state, rubric=self)
 
     async def teardown(self) -> None:
-        """Run what is marked to run when the environment is closed."""
+        """Run everything that is marked to run when the environment is closed."""
         for handler in self._teardown_handlers:
             await maybe_await(handler)
 
 
 async def score_states(rubric: Rubric, states: list[State]) -> None:
-    """Score states by what the rubric overrides: the whole group, one state, or one by columns."""
+    """Score states with the method that the rubric overrides: for a group, a state, or columns."""
     if "score_group" in vars(rubric) or is_overridden(rubric, "score_group"):
         await _with_semaphore(rubric.score_group, states)
     elif not is_overridden(rubric, "score_rollout"):
         await rubric.score_group(states)
     elif "completion" in inspect.signature(rubric.score_rollout).parameters:
-        # The first generation's is `score_rollout(prompt, completion, answer, state, ...)`.
+        # In the first generation it is `score_rollout(prompt, completion, answer, state, ...)`.
         for state in states:
             objects = pick_arguments(rubric.score_rollout, rubric.score_objects(state))
             score = await maybe_await(rubric.score_rollout, **objects)
-            found = score if isinstance(score, Mapping) else vars(score)
-            state["reward"], state["metrics"] = float(found["reward"]), dict(found.get("metrics") or {})
+            fields = score if isinstance(score, Mapping) else vars(score)
+            state["reward"], state["metrics"] = float(fields["reward"]), dict(fields.get("metrics") or {})
     else:
         for state in states:
             await _with_semaphore(rubric.score_rollout, state)
 
 
 def is_overridden(rubric: Rubric, name: str) -> bool:
-    """Tell whether a package put a method of its own in the place of ours."""
+    """Return whether a package has overridden a method."""
     return not getattr(type(rubric), name).__module__.startswith("wander_compat.")
 
 
 async def _with_semaphore(score: Callable[..., Any], subject: Any) -> None:
-    """Call a scoring method; the second generation's takes a semaphore too."""
+    """Call a scoring method. Those of the second generation also take a semaphore."""
     needed = inspect.signature(score).parameters.get("score_sem")
     await (score(subject) if needed is None else score(subject, score_sem=NullAsyncContext()))
 

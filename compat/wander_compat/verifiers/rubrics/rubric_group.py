@@ -1,4 +1,4 @@
-"""Several rubrics as one: rewards add up, and metrics of one name too."""
+"""Combines several rubrics. Rewards are added up, as are metrics with the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wander_compat.verifiers.types import State
 
 
 class RubricGroup(Rubric):
-    """Rubrics that score a rollout one after the other; what is added goes to the first."""
+    """Rubrics that score a rollout one after the other. New functions are added to the first one."""
 
     def __init__(self, rubrics: Sequence[Rubric], **kwargs: Any) -> None:
         if not rubrics:
@@ -34,7 +34,7 @@ class RubricGroup(Rubric):
 
     @property
     def has_advantages(self) -> bool:
-        """Whether a rubric gives advantages itself."""
+        """Whether a rubric computes advantages itself."""
         return any(rubric.has_advantages for rubric in self.rubrics)
 
     def _first_rubric(self) -> Rubric:
@@ -50,17 +50,17 @@ class RubricGroup(Rubric):
         self._first_rubric().add_metric(func, weight)
 
     def add_class_object(self, name: str, obj: Any) -> None:
-        """Let the functions of every rubric ask for an object by a name."""
+        """Make an object available to the functions of every rubric under a name."""
         for rubric in self.rubrics:
             rubric.add_class_object(name, obj)
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Let the functions of every rubric ask for what is computed from each state."""
+        """Make values computed from each state available to the functions of every rubric."""
         for rubric in self.rubrics:
             rubric.add_score_object_provider(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Let the group functions of every rubric ask for what is computed from a group's states."""
+        """Make values computed from a group's states available to the group functions of every rubric."""
         for rubric in self.rubrics:
             rubric.add_group_score_object_provider(provider)
 
@@ -78,7 +78,7 @@ class RubricGroup(Rubric):
         set_advantages(states)
 
     async def _sum_scores(self, states: Sequence[State], score: Callable[[Rubric], Awaitable[None]]) -> None:
-        """Score states by each rubric, which overwrites what the one before left, and set the sums."""
+        """Score states with each rubric, which overwrites the previous values, and set the sums."""
         rewards = [0.0] * len(states)
         metrics: list[dict[str, float]] = [{} for _ in states]
         for rubric in self.rubrics:
@@ -87,8 +87,8 @@ class RubricGroup(Rubric):
                 rewards[position] += state.get("reward") or 0.0
                 for name, value in (state.get("metrics") or {}).items():
                     metrics[position][name] = metrics[position].get(name, 0.0) + value
-        for state, total, found in zip(states, rewards, metrics, strict=True):
-            state["reward"], state["metrics"] = total, found
+        for state, total, summed_metrics in zip(states, rewards, metrics, strict=True):
+            state["reward"], state["metrics"] = total, summed_metrics
 
     async def cleanup(self, state: State) -> None:
         """Run the group's own handlers, then those of the rubrics."""

@@ -15,25 +15,27 @@ def calls_in(completion: Any) -> Counter[str]:
     """Count the tool calls of a completion by the tool's name."""
     if not isinstance(completion, list):
         return Counter()
-    said = [message for message in completion if field_of(message, "role") == "assistant"]
-    calls = [as_tool_call(call) for message in said for call in field_of(message, "tool_calls", [])]
+    assistant_messages = [message for message in completion if field_of(message, "role") == "assistant"]
+    calls = [
+        as_tool_call(call) for message in assistant_messages for call in field_of(message, "tool_calls", [])
+    ]
     return Counter(call.name for call in calls)
 
 
 class MultiTurnMonitorRubric(Rubric):
-    """Reports how many turns a rollout took."""
+    """Reports the number of turns of a rollout."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.add_metric(self.num_turns)
 
     async def num_turns(self, state: State) -> float:
-        """The number of model calls."""
+        """Return the number of model calls."""
         return float(len(state.get("trajectory") or []))
 
 
 class ToolMonitorRubric(Rubric):
-    """Reports how often tools were called, in all and each."""
+    """Reports the number of tool calls, in total and per tool."""
 
     def __init__(self, tool_names: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -44,7 +46,7 @@ class ToolMonitorRubric(Rubric):
             self.add_tool_metric(name)
 
     def add_tool_metric(self, tool: Any) -> None:
-        """Report the calls of one more tool."""
+        """Start reporting the calls of a tool."""
         name = tool if isinstance(tool, str) else function_name(tool)
         if name in self._counters:
             return
@@ -53,7 +55,7 @@ class ToolMonitorRubric(Rubric):
         self.add_metric(self._counters[name])
 
     def remove_tool_metric(self, tool: Any) -> None:
-        """Report the calls of a tool no longer."""
+        """Stop reporting the calls of a tool."""
         name = tool if isinstance(tool, str) else function_name(tool)
         counter = self._counters.pop(name, None)
         if counter is None:
@@ -63,7 +65,7 @@ class ToolMonitorRubric(Rubric):
         del self.funcs[position], self.weights[position]
 
     async def total_tool_calls(self, completion: Any) -> float:
-        """The number of tool calls."""
+        """Return the number of tool calls."""
         return float(calls_in(completion).total())
 
     def get_tool_call_count_func(self, tool_name: str) -> Callable[..., Any]:
@@ -77,7 +79,7 @@ class ToolMonitorRubric(Rubric):
 
 
 class ToolRubric(ToolMonitorRubric):
-    """The first generations' rubric of the same kind, made of functions instead of names."""
+    """The same rubric in the first generations, created from functions instead of names."""
 
     def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **kwargs: Any) -> None:
         self.tools = list(tools or [])

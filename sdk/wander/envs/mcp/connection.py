@@ -1,4 +1,4 @@
-"""One session with one MCP server, and its tools in the form that environments offer."""
+"""A session with an MCP server, and its tools in the form that environments offer."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ServerTool
 
 LOG_TAIL = 1500
-"""Characters of a server's standard error that a failure quotes."""
+"""Characters of a server's standard error that are quoted in a failure."""
 CLOSE_SECONDS = 10.0
-"""How long a server may take to say goodbye; the client itself gives a process some 6 seconds."""
+"""Seconds that a server gets to shut down. The client itself gives a process about 6 seconds."""
 MAX_PAGES = 100
-"""Pages of a server's tool list; one that never ends cannot hang a rollout."""
+"""Maximum number of pages in a server's tool list, so that an endless list cannot block a rollout."""
 
 LAUNCHERS = r"uvx?|npx|node|python[0-9.]*|run|tool"
-"""Words of a command line that start a server and are not its name."""
+"""Words of a command line that launch a server but are not its name."""
 LISTS = ("args", "pass_env", "tools")
 
 
 @dataclass(frozen=True)
 class MCPServer:
-    """Where an MCP server is: a command to start and speak to over stdio, or the URL of a running one.
+    """Location of an MCP server: a command to start and use over stdio, or the URL of a running server.
 
-    A started server sees few variables of the environment (PATH, HOME, USER...), those in `env`, and those
-    that `pass_env` names.
+    A started server gets only a few environment variables (PATH, HOME, USER...), those in `env`, and those
+    named in `pass_env`.
     """
 
     name: str
@@ -51,19 +51,19 @@ class MCPServer:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
-    """Variables that are handed on; secrets that the environment declares, for instance."""
+    """Names of environment variables to pass on, such as secrets that the environment declares."""
     cwd: str | None = None
     url: str | None = None
-    """Streamable HTTP endpoint."""
+    """URL of a streamable HTTP endpoint."""
     headers: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] | None = None
-    """Which of its tools are offered; None for all."""
+    """Names of the tools to offer. None offers all."""
     protocol: str | None = None
-    """`auto`, `legacy` (the handshake of 2025 and before), or a version. By default `legacy` where a rollout
-    has a session of its own over HTTP, since later versions have no sessions, and else `auto`."""
+    """`auto`, `legacy` (the handshake of 2025 and before), or a version. The default is `legacy` if a rollout
+    has its own session over HTTP, because later versions are stateless, and otherwise `auto`."""
     start_seconds: float = 60.0
     call_seconds: float | None = 60.0
-    """How long one call may take; a longer one is an error that the model reads."""
+    """Maximum seconds of a call. The model receives an error for a longer one."""
 
     def __post_init__(self) -> None:
         if not self.name or (self.command is None) == (self.url is None):
@@ -73,13 +73,13 @@ class MCPServer:
             )
         wrong = [name for name in LISTS if isinstance(getattr(self, name), str)]
         if wrong:
-            raise ConfigError(f"`{wrong[0]}` of MCP server `{self.name}` must be a list of texts")
+            raise ConfigError(f"`{wrong[0]}` of MCP server `{self.name}` must be a list of strings")
 
     @classmethod
     def of(cls, given: MCPServer | Mapping[str, Any] | str) -> MCPServer:
-        """Return a server given as such, as a dictionary of its fields, or as its URL or command line.
+        """Create a server from a server, a dictionary of its fields, a URL or a command line.
 
-        Raises `ConfigError`.
+        Raises `ConfigError` for anything else.
         """
         if isinstance(given, MCPServer):
             return given
@@ -89,22 +89,23 @@ class MCPServer:
         unknown = sorted(set(given) - known - {"description"})
         if unknown:
             raise ConfigError(
-                f"an MCP server has no `{unknown[0]}`", hint=f"it has {', '.join(sorted(known))}"
+                f"an MCP server has no field `{unknown[0]}`",
+                hint=f"its fields are {', '.join(sorted(known))}",
             )
-        values = {name: value for name, value in given.items() if name in known}
+        values = {name: field_value for name, field_value in given.items() if name in known}
         lists = {name: tuple(values[name]) for name in LISTS if isinstance(values.get(name), list)}
         return cls(**{"name": "", **values, **lists})
 
     @classmethod
-    def _of_text(cls, given: str) -> MCPServer:
-        """Return the server at a URL, named for its host, or of a command line, named for its program."""
-        if given.startswith(("http://", "https://")):
-            return cls(urlsplit(given).hostname or "", url=given)
+    def _of_text(cls, text: str) -> MCPServer:
+        """Create the server for a URL, named after its host, or a command line, named after its program."""
+        if text.startswith(("http://", "https://")):
+            return cls(urlsplit(text).hostname or "", url=text)
         try:
-            command, *args = shlex.split(given)
+            command, *args = shlex.split(text)
         except ValueError as error:
             raise ConfigError(
-                f"`{given}` is neither the URL nor the command line of an MCP server ({error})",
+                f"`{text}` is neither the URL nor the command line of an MCP server ({error})",
                 hint="pass `http://...`, or a command as in a shell: `uvx mcp-server-time`",
             ) from error
         words = [word for word in (command, *args) if not word.startswith("-")]
@@ -113,11 +114,11 @@ class MCPServer:
 
 
 class MCPToolFailed(ToolCallError):
-    """The server says that a call failed; the model reads why."""
+    """The server reported that a call failed. The model receives the message."""
 
 
 class MCPConnection:
-    """A session that a task of its own holds open, since it must be entered and left by one and the same."""
+    """A session kept open by a task of its own, because the same task must enter and leave it."""
 
     def __init__(self, server: MCPServer, *, own_session: bool) -> None:
         self.server = server
@@ -131,13 +132,13 @@ class MCPConnection:
 
     @property
     def alive(self) -> bool:
-        """False once the session has ended, whoever ended it."""
+        """Whether the session is still open."""
         return self._client is not None and self._holding is not None and not self._holding.done()
 
     async def open(self) -> None:
-        """Start or reach the server and list its tools; raises `EnvironmentFault`."""
+        """Start the server or connect to it, and list its tools. Raises `EnvironmentFault`."""
         if self.server.command is not None:
-            # A file and not a pipe: nobody would read a pipe that a talkative server fills.
+            # A file instead of a pipe, which a verbose server would fill, because nobody reads it.
             self._log = cast(TextIO, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))  # noqa: SIM115
         self._holding = asyncio.create_task(self._hold(), name=f"mcp {self.server.name}")
         try:
@@ -149,11 +150,11 @@ class MCPConnection:
             )
             ready.cancel()
             if not self._ready.is_set():
-                why = f"it did not start within {self.server.start_seconds:g} seconds"
+                reason = f"it did not start within {self.server.start_seconds:g} seconds"
                 if self._holding.done():
                     error = self._holding.exception()
-                    why = f"it did not start ({_innermost(error)})" if error else "it did not start"
-                raise self._explain_loss(why)
+                    reason = f"it did not start ({_innermost(error)})" if error else "it did not start"
+                raise self._explain_loss(reason)
         except BaseException:
             await self.close()
             raise
@@ -161,7 +162,7 @@ class MCPConnection:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool and return the content of its message.
 
-        Raises `MCPToolFailed` where the server says so, and `EnvironmentFault` when the server is gone.
+        Raises `MCPToolFailed` if the server reports an error, and `EnvironmentFault` if the server is gone.
         """
         from mcp.shared.exceptions import MCPError
         from mcp.types import CONNECTION_CLOSED
@@ -190,17 +191,17 @@ class MCPConnection:
             calling.cancel()
 
     async def close(self) -> None:
-        """Leave the session and end the server's process, if it was started here."""
+        """Leave the session, and stop the server's process if it was started here."""
         self._client = None
         self._closing.set()
         if self._holding is not None:
-            # Shielded: however often the caller is cancelled, the process is ended.
+            # Shielded, so that the process ends even if the caller is cancelled repeatedly.
             await asyncio.shield(self._wait_until_left(self._holding))
         if self._log is not None:
             self._log.close()
 
     async def _wait_until_left(self, holding: asyncio.Task[None]) -> None:
-        """Wait until the session is left; one that is not there yet, or that takes too long, is cancelled."""
+        """Wait until the session is left. Cancel it if it has not started, or takes too long."""
         if not self._ready.is_set():
             holding.cancel()
         _, pending = await asyncio.wait({holding}, timeout=CLOSE_SECONDS)
@@ -208,10 +209,10 @@ class MCPConnection:
             holding.cancel()
             await asyncio.wait({holding})
         if not holding.cancelled():
-            holding.exception()  # known by now; asyncio would log it as never retrieved
+            holding.exception()  # retrieved so that asyncio does not log it
 
     async def _hold(self) -> None:
-        """Keep the session open until it is closed."""
+        """Keep the session open until `close` is called."""
         from mcp import Client
 
         server = self.server
@@ -220,7 +221,9 @@ class MCPConnection:
                 import httpx2
                 from mcp.client.streamable_http import streamable_http_client
 
-                timeout = httpx2.Timeout(server.start_seconds, read=None)  # reading is timed call by call
+                timeout = httpx2.Timeout(
+                    server.start_seconds, read=None
+                )  # each call has its own read timeout
                 http = await stack.enter_async_context(
                     httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, verify=_tls())
                 )
@@ -250,22 +253,22 @@ class MCPConnection:
             self._ready.set()
             await self._closing.wait()
 
-    def _explain_loss(self, why: str) -> EnvironmentFault:
-        said = ""
+    def _explain_loss(self, reason: str) -> EnvironmentFault:
+        output = ""
         if self._log is not None and not self._log.closed:
             size = os.fstat(self._log.fileno()).st_size
             data = os.pread(self._log.fileno(), 4 * LOG_TAIL, max(0, size - 4 * LOG_TAIL))
             if log := data.decode("utf-8", "replace").strip()[-LOG_TAIL:]:
-                said = f"; its last output: {log}"
+                output = f"; its last output: {log}"
         return EnvironmentFault(
-            f"MCP server `{self.server.name}` is not there: {why}{said}",
-            hint="run the server by hand and see what it says",
+            f"MCP server `{self.server.name}` is not available: {reason}{output}",
+            hint="run the server manually to see its error",
             retryable=True,
         )
 
 
 class MCPTool(Tool):
-    """A tool of an MCP server, under the name by which the model knows it."""
+    """A tool of an MCP server, under the name that the model sees."""
 
     def __init__(self, connection: MCPConnection, tool: ServerTool, name: str) -> None:
         self.name = name
@@ -273,17 +276,17 @@ class MCPTool(Tool):
         self.tool = tool
 
     def schema(self) -> dict[str, Any]:
-        """Return the server's schema in OpenAI's form."""
+        """Return the server's schema in OpenAI's format."""
         parameters = {"properties": {}, **self.tool.input_schema}
         described = {"name": self.name, "description": self.tool.description or "", "parameters": parameters}
         return {"type": "function", "function": described}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as they are: the server checks them."""
+        """Return the arguments unchanged, because the server checks them."""
         return dict(arguments)
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; raises `MCPToolFailed` and `EnvironmentFault`."""
+        """Call the tool. Raises `MCPToolFailed` and `EnvironmentFault`."""
         return await self.connection.call(self.tool.name, arguments)
 
 
@@ -296,14 +299,14 @@ def require_mcp() -> None:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the one TLS context; reading the certificates takes a tenth of a second each time."""
+    """Return the shared TLS context. Reading the certificates takes a tenth of a second each time."""
     return ssl.create_default_context()
 
 
 def message_content(result: CallToolResult) -> str | list[dict[str, Any]]:
-    """Return a call's result as content: text alone as text, anything else as content parts.
+    """Return a call's result as message content: a string if it is only text, otherwise content parts.
 
-    Raises `MCPToolFailed` with the text of a result that is an error.
+    Raises `MCPToolFailed` with the text of the result if it is an error.
     """
     parts = [_content_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
@@ -317,7 +320,7 @@ def message_content(result: CallToolResult) -> str | list[dict[str, Any]]:
 
 
 def _content_part(block: Any) -> dict[str, Any]:
-    """Return one content block of MCP as a content part of a chat message."""
+    """Convert a content block of MCP to a content part of a chat message."""
     if block.type == "text":
         return _text_part(block.text)
     if block.type == "image":
@@ -337,7 +340,7 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the first cause in the groups that task groups wrap around it."""
+    """Describe the first cause inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

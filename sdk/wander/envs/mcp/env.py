@@ -1,4 +1,4 @@
-"""Environments whose model uses the tools of MCP servers."""
+"""Environments whose model uses tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from wander.rollout.hooks import cleanup, teardown, wait_for_every
 from wander.types import Example, Messages, State
 
 Server = MCPServer | Mapping[str, Any] | str
-"""What says where a server is; see `MCPServer.of`."""
+"""Specification of a server. See `MCPServer.of`."""
 Session = Literal["rollout", "environment"]
-"""Who shares a session with the servers: nobody, where a server keeps state, or all rollouts."""
+"""Scope of a session with the servers: one per rollout, for servers that keep state, or one for all
+rollouts."""
 
 
 class MCPEnv(ToolEnv):
-    """A tool environment whose tools live in MCP servers, over stdio or streamable HTTP.
+    """A tool environment with tools from MCP servers, over stdio or streamable HTTP.
 
-    - `mcp_servers`: `MCPServer`s, dictionaries of their fields, URLs or command lines; or one of these.
-    - `session`: with `"rollout"` every rollout has sessions of its own (over stdio, a process of its own),
-      which servers that keep state need; with `"environment"` all rollouts share one.
-    - `tools`: Python functions that are offered beside them.
+    - `mcp_servers`: `MCPServer` objects, dictionaries of their fields, URLs or command lines. A single one is
+      accepted too.
+    - `session`: with `"rollout"`, every rollout has sessions of its own (over stdio, processes of its own),
+      which servers with state need. With `"environment"`, all rollouts share them.
+    - `tools`: Python functions to offer in addition.
 
-    A tool name that two servers have, or that a function has too, is prefixed by the server's name. What a
-    server reports as an error goes back to the model; a server that is gone fails the rollout as a failure
-    of the environment, with the end of its log. Servers are outside observations, so the environment counts
-    as not deterministic unless its author passes `deterministic=True`. Needs the extra `mcp`.
+    If two servers, or a server and a function, have a tool of the same name, the tool name is prefixed with
+    the server's name. Errors reported by a server are returned to the model. If a server is gone, the rollout
+    fails as a failure of the environment, with the end of the server's log. Servers are outside observations,
+    so the environment is not deterministic unless its author passes `deterministic=True`. Needs the extra
+    `mcp`.
     """
 
     kind: ClassVar[str] = "mcp"
@@ -53,13 +56,13 @@ class MCPEnv(ToolEnv):
         require_mcp()
         if session not in ("rollout", "environment"):
             raise ConfigError(f'`session` must be "rollout" or "environment", got `{session!r}`')
-        given = [mcp_servers] if isinstance(mcp_servers, MCPServer | Mapping | str) else mcp_servers
-        self.servers = [MCPServer.of(server) for server in given]
+        servers = [mcp_servers] if isinstance(mcp_servers, MCPServer | Mapping | str) else mcp_servers
+        self.servers = [MCPServer.of(server) for server in servers]
         names = Counter(server.name for server in self.servers)
         repeated = [name for name, count in names.items() if count > 1]
         if repeated or not self.servers:
             raise ConfigError(
-                f"two MCP servers are called `{repeated[0]}`" if repeated else "there is no MCP server"
+                f"two MCP servers have the name `{repeated[0]}`" if repeated else "`mcp_servers` is empty"
             )
         self.session: Session = session
         self._shared: list[MCPConnection] = []
@@ -71,9 +74,9 @@ class MCPEnv(ToolEnv):
         return tools
 
     async def play(self, state: State, model: ModelCalls) -> None:
-        """Open the sessions of the rollout, then let model and tools take turns.
+        """Open the sessions of the rollout, then let the model and the tools take turns.
 
-        The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
+        The tools are available when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
         """
         if self.session == "rollout":
             connections: list[MCPConnection] = []
@@ -88,7 +91,7 @@ class MCPEnv(ToolEnv):
         await super().play(state, model)
 
     async def _play_gold(self, examples: Sequence[Example]) -> list[Messages]:
-        """Play the examples to show, on an event loop of their own, which shared sessions do not outlive."""
+        """Play the examples to show. They have their own event loop, so shared sessions must end with it."""
         try:
             return await super()._play_gold(examples)
         finally:
@@ -97,31 +100,31 @@ class MCPEnv(ToolEnv):
 
     @cleanup(priority=-100)
     async def close_sessions(self, state: State) -> None:
-        """End the rollout's own sessions, after the author's cleanups, which may still use them."""
+        """End the rollout's own sessions after the author's cleanups, which may still use them."""
         await _close_all(state.pop("mcp_connections", []))
 
     @teardown(priority=-100)
     async def close_shared_sessions(self) -> None:
-        """End the sessions that rollouts shared."""
+        """End the sessions shared by rollouts."""
         shared, self._shared = self._shared, []
         await _close_all(shared)
 
     async def _open_into(self, connections: list[MCPConnection]) -> None:
-        """Open a session with every server that has none alive in the list, all at the same time."""
+        """Concurrently open a session with every server without a live session in the list."""
         dead = [connection for connection in connections if not connection.alive]
         for connection in dead:
             connections.remove(connection)
         await _close_all(dead)
-        there = {connection.server.name for connection in connections}
-        missing = [server for server in self.servers if server.name not in there]
-        fresh = [MCPConnection(server, own_session=self.session == "rollout") for server in missing]
-        connections += fresh
+        connected = {connection.server.name for connection in connections}
+        missing = [server for server in self.servers if server.name not in connected]
+        opened = [MCPConnection(server, own_session=self.session == "rollout") for server in missing]
+        connections += opened
         connections.sort(key=lambda connection: self.servers.index(connection.server))
-        await wait_for_every(connection.open() for connection in fresh)
+        await wait_for_every(connection.open() for connection in opened)
 
 
 def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:
-    """Return the tools of several servers by names that are unique and that endpoints accept."""
+    """Return the tools of several servers under unique names that endpoints accept."""
     offered = [
         (connection, tool)
         for connection in connections
@@ -129,27 +132,27 @@ def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[st
         if connection.server.tools is None or tool.name in connection.server.tools
     ]
     for connection in connections:
-        there = {tool.name for tool in connection.tools}
-        missing = [name for name in connection.server.tools or () if name not in there]
+        available = {tool.name for tool in connection.tools}
+        missing = [name for name in connection.server.tools or () if name not in available]
         if missing:
             raise EnvironmentFault(
                 f"MCP server `{connection.server.name}` has no tool `{missing[0]}`",
-                hint=f"it has {', '.join(sorted(there)) or 'none'}",
+                hint=f"its tools are {', '.join(sorted(available)) or 'none'}",
             )
-    counts = Counter(_accept(tool.name) for _, tool in offered)
+    counts = Counter(_to_tool_name(tool.name) for _, tool in offered)
     named: dict[str, Tool] = {}
     for connection, tool in offered:
-        name = _accept(tool.name)
+        name = _to_tool_name(tool.name)
         if counts[name] > 1 or name in taken:
-            name = _accept(f"{connection.server.name}_{tool.name}")
+            name = _to_tool_name(f"{connection.server.name}_{tool.name}")
         while name in named or name in taken:
-            name = _accept(f"{name[:62]}_2")
+            name = _to_tool_name(f"{name[:62]}_2")
         named[name] = MCPTool(connection, tool, name)
     return named
 
 
-def _accept(name: str) -> str:
-    """Return a name of the characters and the length that endpoints accept."""
+def _to_tool_name(name: str) -> str:
+    """Convert a name to the characters and length that endpoints accept."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "tool"
 
 

@@ -1,4 +1,4 @@
-"""Environments whose model works in a Python REPL and may ask models itself."""
+"""Environments whose model works in a Python REPL and can call models from its code."""
 
 from wander.envs.rlm.env import RLMEnv
 

@@ -1,4 +1,4 @@
-"""Recursive language models: a context too long to read, in a REPL that the model programs."""
+"""Recursive language models: the model explores a long context with code in a REPL."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from wander.types import Messages, Rollout, SamplingArgs, State
 
 
 class RLMEnv(MultiTurnEnv):
-    """An environment whose model works on a long context with code, and may ask itself about parts of it.
+    """An environment whose model works on a long context with code, and can call itself on parts of it.
 
-    The context is a column of the row (`context`, text or JSON) and never enters the prompt: it is a
-    variable of a Python REPL. The model writes code in ```repl blocks (`interface="code_block"`) or by
-    calling the tool `repl` (`interface="tool"`), reads what it printed, and ends with FINAL(answer) or
-    FINAL_VAR(variable). Code may ask the model through `llm_query` within the limits of `sub_calls`.
+    The context is a column of the row (`context`, text or JSON) and is not part of the prompt: it is a
+    variable in a Python REPL. The model writes code in ```repl blocks (`interface="code_block"`) or calls the
+    tool `repl` (`interface="tool"`), reads the output, and finishes with FINAL(answer) or
+    FINAL_VAR(variable). Code can call the model with `llm_query` within the limits of `sub_calls`.
 
-    The final answer is `state["final_answer"]`, what the parser finds in the completion, and
-    `info["rlm"]["final_answer"]` of the rollout; sub-calls are recorded in `info["rlm"]["sub_calls"]`.
+    The final answer is available as `state["final_answer"]`, from the parser, and as
+    `info["rlm"]["final_answer"]` of the rollout. Sub-calls are recorded in `info["rlm"]["sub_calls"]`.
 
-    Code runs in a process of its own, with limits. Without `sandbox="bwrap"` it has the rights of the user
-    who runs the environment. Code that reads the clock or the system's randomness cannot be replayed; the
-    `random` module is seeded.
+    Code runs in a separate process with limits. Without `sandbox="bwrap"`, it has the rights of the user who
+    runs the environment. The `random` module is seeded. Code that reads the clock or the system's randomness
+    cannot be replayed.
 
     Metrics: `repl_calls`, `sub_calls`, `context_chars`.
     """
@@ -82,9 +82,9 @@ class RLMEnv(MultiTurnEnv):
             report_metric(self.rubric, metric)
 
     def setup_state(self, state: State) -> Any:
-        """Put the context into a REPL and tell the model about it.
+        """Put the context into a REPL, and describe it to the model.
 
-        A subclass that computes the context sets `state["context"]` before it calls this.
+        A subclass that computes the context sets `state["context"]` before it calls this method.
         """
         if "context" not in state:
             example, column = state.example, self.context_column
@@ -109,12 +109,12 @@ class RLMEnv(MultiTurnEnv):
         state["prompt"] = self._opening(state)
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
-        """Return the schema of the tool `repl`, when the model is to call it."""
+        """Return the schema of the tool `repl` if the model must call it."""
         return self._tools()
 
     @stop(priority=20)
     async def final_answer_given(self, state: State) -> bool:
-        """Hold when the model has given its final answer, in its message or from code."""
+        """Hold if the model has given its final answer, in its message or from code."""
         session: ReplSession = state["repl_session"]
         if session.final is None and state.completion:
             answered = await session.read_final(state.completion[-1])
@@ -123,22 +123,22 @@ class RLMEnv(MultiTurnEnv):
         return session.final is not None
 
     async def env_response(self, messages: Messages, state: State) -> Messages:
-        """Run the code of the last message and show what it printed."""
+        """Run the code of the last message and return its output."""
         session: ReplSession = state["repl_session"]
-        kept, answer = await session.respond(state.completion[-1], len(state.turns) - 1)
-        state.completion[-1] = kept
+        recorded, answer = await session.respond(state.completion[-1], len(state.turns) - 1)
+        state.completion[-1] = recorded
         if session.final is not None:
             state["final_env_response"] = [*answer, make_closing_message(session.final)]
         return answer
 
     async def play(self, state: State, model: ModelCalls) -> None:
-        """Let model and REPL take turns until there is a final answer or a limit."""
+        """Let the model and the REPL take turns until there is a final answer or a limit is reached."""
         state["model_calls"] = model
         await super().play(state, model)
 
     @cleanup
     async def close_repl(self, state: State) -> None:
-        """End the REPL's process and publish what it did."""
+        """End the REPL's process and publish the record of its use."""
         session: ReplSession | None = state.get("repl_session")
         if session is None:
             return
@@ -153,7 +153,7 @@ class RLMEnv(MultiTurnEnv):
         await session.repl.close()
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score the request; count the tokens of sub-calls in the usage."""
+        """Play and score the request, and add the tokens of sub-calls to the usage."""
         return [
             played.model_copy(
                 update={"usage": sum((call.usage() for call in read_sub_calls(played)), played.usage)}
@@ -162,7 +162,7 @@ class RLMEnv(MultiTurnEnv):
         ]
 
     def _opening(self, state: State) -> Messages:
-        """Return the prompt with the REPL explained before it and the context described at its end."""
+        """Return the prompt, with an explanation of the REPL before it and of the context after it."""
         system = {"role": "system", "content": self._instructions()}
         first, *rest = state.prompt
         if first["role"] == "system" and isinstance(first["content"], str):
@@ -196,12 +196,12 @@ class RLMEnv(MultiTurnEnv):
 
 
 def repl_calls(state: State) -> float:
-    """Count the pieces of code that were run, those of sub-calls included."""
+    """Count the pieces of code that were run, including those of sub-calls."""
     return float(_read_published(state, "repl_calls"))
 
 
 def sub_calls_made(state: State) -> float:
-    """Count the questions that code asked the model."""
+    """Count the calls that code made to the model."""
     return float(len(_read_published(state, "sub_calls")))
 
 
@@ -209,7 +209,7 @@ sub_calls_made.__name__ = "sub_calls"
 
 
 def context_chars(state: State) -> float:
-    """Length of the context in characters."""
+    """Return the length of the context in characters."""
     return float(_read_published(state, "context_chars"))
 
 

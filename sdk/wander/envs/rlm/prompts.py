@@ -1,4 +1,4 @@
-"""What a recursive language model is told about its REPL, and how its final answer is read."""
+"""The texts that explain the REPL to a recursive language model, and the parsing of its final answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ as you know the answer. That ends your work."""
 
 
 def context_description(context: Any) -> str:
-    """Say what the model finds in `context`."""
+    """Describe the type and size of `context`."""
     names: dict[type, str] = {str: "text", list: "list", dict: "dictionary"}
     kind = names.get(type(context), type(context).__name__)
     size = f"{len(context_text(context)):,} characters"
@@ -69,17 +69,17 @@ def context_description(context: Any) -> str:
 
 
 def context_text(context: Any) -> str:
-    """Return a context as text: the text itself, else its JSON."""
+    """Return a context as text: the text itself, or its JSON."""
     return context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
 
 
 def code_blocks(text: str) -> list[str]:
-    """Return the code that a message asks to be run."""
+    """Return the code blocks of a message that should be run."""
     return [block for block in BLOCK.findall(read_reasoning(text).outside) if block.strip()]
 
 
 def final_text(text: str) -> str | None:
-    """Return the answer of `FINAL(...)` outside of code, or None."""
+    """Return the answer in `FINAL(...)` outside of code, or None."""
     prose = BLOCK.sub("", read_reasoning(text).outside)
     opening, end = FINAL.search(prose), prose.rfind(")")
     if opening is None or end < opening.end():
@@ -91,17 +91,17 @@ def final_text(text: str) -> str | None:
 
 def final_variable(text: str) -> str | None:
     """Return the name in `FINAL_VAR(...)` outside of code, or None."""
-    found = FINAL_VAR.search(BLOCK.sub("", read_reasoning(text).outside))
-    return found[1] if found else None
+    match = FINAL_VAR.search(BLOCK.sub("", read_reasoning(text).outside))
+    return match[1] if match else None
 
 
 def make_closing_message(answer: str) -> dict[str, Any]:
-    """Return the message that keeps a final answer which no completion spells out."""
+    """Return a message that records a final answer not contained in any completion."""
     return {"role": "user", "content": f"<final_answer>{answer}</final_answer>"}
 
 
 def cell_report(number: int, result: CellResult, cell_seconds: float) -> str:
-    """Return what the model reads about one cell."""
+    """Return the report on one cell for the model."""
     ended = {
         "ok": "finished",
         "error": "raised an exception",
@@ -113,10 +113,10 @@ def cell_report(number: int, result: CellResult, cell_seconds: float) -> str:
 
 
 class FinalAnswerParser(Parser):
-    """Takes the final answer of a recursive language model from its rollout."""
+    """Extracts the final answer of a recursive language model from its rollout."""
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
-        """Return the final answer, or None when the model gave none."""
+        """Return the final answer, or None if the model gave none."""
         if isinstance(completion, str):
             answer = final_text(completion)
             return None if answer is None else self.parse(answer)

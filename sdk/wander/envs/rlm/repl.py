@@ -1,7 +1,8 @@
-"""A Python REPL in a process of its own, for code that a model writes.
+"""A Python REPL in a separate process, for code that a model writes.
 
-Always: its own process group, an empty environment, limits on memory, files and open handles, a time limit a
-cell, output that is cut. With `sandbox="bwrap"` also no network and nothing of the host's files to write.
+It always has its own process group, an empty environment, limits on memory, files and open handles, a time
+limit per cell, and truncated output. With `sandbox="bwrap"`, it also lacks network access and cannot
+write any file of the host.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from wander.sandbox.support import FIRST_UID, require_support
 from wander.sandbox.visible import INSIDE
 
 MAX_MESSAGE = 64 << 20
-"""Bytes of one message from the process; a longer one means that something is wrong in there."""
+"""Maximum size of a message from the process in bytes. A longer one means that something is wrong there."""
 LEAVE_SECONDS = 1.0
 GRACE_SECONDS = 3.0
-"""How long a cell may ignore its time limit before the process is killed."""
+"""Seconds that a cell may exceed its time limit before the process is killed."""
 START_SECONDS = 60.0
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
-"""Where an object lies in memory; no second run has it in the same place."""
+"""Memory address of an object, which differs between runs."""
 
 Sandbox = Literal["none", "auto", "bwrap"]
-"""`none`: an ordinary process with limits. `bwrap`: bubblewrap, or no REPL at all. `auto`: bubblewrap where
-it is installed."""
+"""`none`: an ordinary process with limits. `bwrap`: bubblewrap, or no REPL if it is missing. `auto`:
+bubblewrap if it is installed."""
 
-SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
+SCRATCH = "/tmp"  # noqa: S108 - an in-memory file system of the sandbox
 SOURCE = Path(__file__).with_name("repl_child.py")
 
 ENVIRONMENT = {
@@ -55,65 +56,65 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""All that the process sees of the environment; secrets of the host are not in it. Threads are one because
-linear algebra gives other bits with other thread counts."""
+"""All environment variables of the process. They contain no secrets of the host. The number of threads is 1
+because linear algebra gives different bits with different thread counts."""
 
 
 @dataclass(frozen=True)
 class ReplLimits:
-    """What one REPL may use."""
+    """Resource limits of a REPL."""
 
     cell_seconds: float = 30.0
-    """Time of one cell; what the model takes to answer `llm_query` is not counted."""
+    """Seconds per cell, without waiting for answers to `llm_query`."""
     memory_mb: int = 2048
-    """Address space of each process; not enforced on macOS."""
+    """Address space of each process in MB. Not enforced on macOS."""
     file_mb: int = 16
-    """Size of each file it writes, its output included."""
+    """Maximum size of each written file in MB, including the output."""
     output_chars: int = 8000
-    """What the model is shown of one cell's output: the beginning and the end."""
+    """Maximum number of characters of a cell's output that the model sees: the beginning and the end."""
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came of one cell."""
+    """Result of one cell."""
 
     output: str
-    """As much as `output_chars` allows."""
+    """Output, cut to `output_chars` characters."""
     output_chars: int
     """Length of the whole output."""
     ended: Literal["ok", "error", "timeout", "died"]
     final: str | None = None
-    """What `FINAL` or `FINAL_VAR` was called with."""
+    """Argument of `FINAL` or `FINAL_VAR`, if called."""
     restarted: bool = False
-    """True when the process is gone, and the variables with it."""
+    """Whether the process is gone, and its variables with it."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """One question that code asks the model."""
+    """A question that code asks the model."""
 
     prompt: str
     context: Any = None
-    """A piece of text or data that the question is about."""
+    """Text or data that the question is about."""
 
 
 Outcome = tuple[Literal["ok", "error", "timeout"], str | None]
-"""How a cell ended, and the final answer that it gave."""
+"""How a cell ended, and its final answer, if any."""
 
 Answerer = Callable[[list[Query]], Awaitable[list[str] | str]]
-"""Answers queries in order; a plain text is an error that is raised in the cell."""
+"""Callback that answers queries in order. If it returns a string, the cell raises this as an error."""
 
 
 class ReplGone(Exception):
-    """The process ended or broke the protocol."""
+    """The process ended or violated the protocol."""
 
 
 class AnswerTimeout(Exception):
-    """Whoever answers a cell's queries timed out."""
+    """The callback that answers a cell's queries timed out."""
 
 
 class Repl:
-    """A REPL that starts when it is first needed, and again after its process had to be killed."""
+    """A REPL that starts when it is first needed, and again after its process was killed."""
 
     def __init__(
         self,
@@ -126,19 +127,20 @@ class Repl:
     ) -> None:
         self.limits = limits
         self.folders = tuple(folders)
-        """Where code may write in bubblewrap beside `/tmp`: empty folders in memory."""
+        """Folders in memory that are empty at the start. In bubblewrap, code may write to them and to
+        `/tmp`."""
         self.sandbox: Sandbox = sandbox
         self.python = python
         self.seed = seed
         self.loaded: dict[str, Any] = {}
-        """Variables, as JSON values, that are there whenever the process starts."""
+        """Variables as JSON values that are loaded whenever the process starts."""
         self._running: _Running | None = None
 
     async def run(self, code: str, answer: Answerer) -> CellResult:
-        """Run one cell; its queries are answered by `answer`.
+        """Run a cell. `answer` answers its queries.
 
-        Never raises for what the code does. Raises `SandboxError` when no process can be had, and whatever
-        `answer` raises.
+        Errors of the code are not raised. Raises `SandboxError` if the process cannot be started, and any
+        error raised by `answer`.
         """
         running = await self._start()
         try:
@@ -149,37 +151,37 @@ class Repl:
             how: Literal["timeout", "died"] = "timeout" if isinstance(error, TimeoutError) else "died"
             return CellResult(output, length, how, restarted=True)
         except BaseException:
-            await self.close()  # the cell would wait for its answer for ever
+            await self.close()  # otherwise the cell would wait for its answer forever
             raise
         output, length = running.output(self.limits.output_chars)
         return CellResult(output, length, ended, final)
 
     async def _finish_cell(self, running: _Running, code: str, answer: Answerer) -> Outcome:
-        """Wait for the end of a cell; only the time in which it does not wait for answers counts."""
-        left = self.limits.cell_seconds + GRACE_SECONDS
+        """Wait for the end of a cell. Waiting for answers does not count."""
+        remaining = self.limits.cell_seconds + GRACE_SECONDS
         await running.send({"op": "run", "code": code, "seconds": self.limits.cell_seconds})
         while True:
             waiting = time.monotonic()
-            message = await asyncio.wait_for(running.receive(), max(left, 0.01))
-            left -= time.monotonic() - waiting
+            message = await asyncio.wait_for(running.receive(), max(remaining, 0.01))
+            remaining -= time.monotonic() - waiting
             if message.get("op") != "query":
                 ended, final = message.get("ended"), message.get("final")
                 if ended not in ("ok", "error", "timeout"):
-                    raise ReplGone("an outcome that is none")
+                    raise ReplGone("an invalid outcome")
                 return ended, final if isinstance(final, str) else None
             queries = message.get("queries")
             if not isinstance(queries, list) or not all(
-                isinstance(each, dict) and isinstance(each.get("prompt"), str) for each in queries
+                isinstance(query, dict) and isinstance(query.get("prompt"), str) for query in queries
             ):
-                raise ReplGone("queries that are none")
+                raise ReplGone("invalid queries")
             try:
-                answers = await answer([Query(each["prompt"], each.get("context")) for each in queries])
-            except TimeoutError as error:  # not to be taken for one of the cell
+                answers = await answer([Query(query["prompt"], query.get("context")) for query in queries])
+            except TimeoutError as error:  # must not look like a timeout of the cell
                 raise AnswerTimeout(str(error)) from error
             await running.send({"error": answers} if isinstance(answers, str) else {"replies": answers})
 
     async def value(self, name: str) -> str | None:
-        """Return a variable as text, or None when there is none of that name."""
+        """Return a variable as text, or None if it does not exist."""
         running = await self._start()
         try:
             answer = await asyncio.wait_for(running.ask({"op": "value", "name": name}), GRACE_SECONDS)
@@ -190,7 +192,7 @@ class Repl:
         return value if isinstance(value, str) else None
 
     async def close(self) -> None:
-        """Kill the process and everything it started, and remove its folder."""
+        """Kill the process and everything that it started, and remove its folder."""
         running, self._running = self._running, None
         if running is not None:
             await running.close()
@@ -204,17 +206,17 @@ class Repl:
                 ask = running.ask({"op": "load", "name": name, "value": value})
                 await asyncio.wait_for(ask, START_SECONDS)
             except (ReplGone, TimeoutError) as error:
-                said = running.output(500)[0].strip()
+                output = running.output(500)[0].strip()
                 await self.close()
                 raise SandboxError(
-                    f"the REPL's process ended while `{name}` was loaded: {said}",
-                    hint=f"it may use {self.limits.memory_mb} MB; raise `memory_mb` if that is too little",
+                    f"the REPL's process ended while it loaded `{name}`: {output}",
+                    hint=f"its limit is {self.limits.memory_mb} MB; raise `memory_mb` if that is too small",
                 ) from error
         return running
 
 
 class _Running:
-    """One live process with its channel, its output file and its folder."""
+    """A running process with its channel, its output file and its folder."""
 
     def __init__(self, process: Process, folder: Path, output: int, parent: socket.socket) -> None:
         self.process = process
@@ -222,15 +224,15 @@ class _Running:
         self._output = output
         self._parent = parent
         self.busy = True
-        """True while it runs something and would not notice that its channel closes."""
+        """Whether the process is running code, and would not notice that its channel closes."""
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     @classmethod
     async def start(cls, repl: Repl) -> _Running:
-        """Start a process and wait until it is ready; raises `SandboxError`."""
+        """Start a process and wait until it is ready. Raises `SandboxError`."""
         folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="wander-repl-")))  # noqa: ASYNC240 - a moment
-        # A file without a name; writes go to its end, so that it can be emptied between cells.
+        # An unlinked file in append mode, so that it can be emptied between cells.
         output = os.open(folder / "output", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         (folder / "output").unlink()
         parent, child = socket.socketpair()
@@ -248,23 +250,23 @@ class _Running:
             running._reader, running._writer = await asyncio.open_connection(sock=parent)
             await asyncio.wait_for(running.receive(), START_SECONDS)
         except BaseException as error:
-            said = running.output(2000)[0].strip() or "it said nothing"
+            output_text = running.output(2000)[0].strip() or "it printed nothing"
             await running.close()
             if isinstance(error, ReplGone | TimeoutError):
                 raise SandboxError(
-                    f"the REPL's process did not start: {said}",
-                    hint="see whether `python=` names an interpreter that the sandbox's user may run",
+                    f"the REPL's process did not start: {output_text}",
+                    hint="check that `python=` names an interpreter that the sandbox's user may run",
                 ) from error
             raise
         return running
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and return the answer; raises `ReplGone`."""
+        """Send a message and return the answer. Raises `ReplGone`."""
         await self.send(message)
         return await self.receive()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Send one message; raises `ReplGone`."""
+        """Send a message. Raises `ReplGone`."""
         data = json.dumps(message).encode()
         self.busy = True
         try:
@@ -274,7 +276,7 @@ class _Running:
             raise ReplGone("the process ended") from error
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next message; raises `ReplGone` also for one that no honest process sends."""
+        """Return the next message. Raises `ReplGone`, also for an invalid message."""
         try:
             (size,) = struct.unpack(">I", await self._reader.readexactly(4))
             if size > MAX_MESSAGE:
@@ -288,7 +290,7 @@ class _Running:
         return message
 
     def output(self, chars: int) -> tuple[str, int]:
-        """Return what was printed since the last call, cut to `chars`, and its whole length."""
+        """Return the output since the last call, cut to `chars` characters, and its full length."""
         size = os.fstat(self._output).st_size
         text = os.pread(self._output, size, 0).decode("utf-8", "replace")
         os.ftruncate(self._output, 0)
@@ -299,9 +301,9 @@ class _Running:
         return cut(text, chars, length), length
 
     async def close(self) -> None:
-        """End the process and its group, whatever they do, and free what belongs to them.
+        """End the process and its group in any state, and release their resources.
 
-        An idle process leaves by itself when its channel closes, so that bubblewrap reaps its own.
+        An idle process exits by itself when its channel closes, so that bubblewrap can reap its children.
         """
         writer = getattr(self, "_writer", None)
         if writer is not None:
@@ -309,7 +311,7 @@ class _Running:
         self._parent.close()
         try:
             if not self.busy:
-                with contextlib.suppress(TimeoutError):  # then it is killed
+                with contextlib.suppress(TimeoutError):  # it is killed below
                     await asyncio.wait_for(self.process.wait(), LEAVE_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -320,16 +322,16 @@ class _Running:
 
 
 async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) -> Process:
-    """Start the child in `folder`; raises `SandboxError`, also when the sandbox cannot be had.
+    """Start the child in `folder`. Raises `SandboxError`, also if the required sandbox is not available.
 
-    Bubblewrap is never started as root: in a user namespace the root outside keeps its rights over
-    `/proc/sys`. A root host takes on an ordinary user first.
+    Bubblewrap is never started as root, because in a user namespace the outer root keeps its rights over
+    `/proc/sys`. A root host switches to an ordinary user first.
     """
     limits, interpreter = repl.limits, repl.python or sys.executable
     numbers = (limits.memory_mb, limits.file_mb, repl.seed)
 
     def command_for(descriptor: int) -> list[str]:
-        # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
+        # -s and -P exclude user packages and the current folder. -I would also ignore PYTHONHASHSEED.
         program = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8")]
         return [*program, *map(str, (descriptor, *numbers))]
 
@@ -338,8 +340,8 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
         ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)},
     )
     support = None
-    # In a sandbox no other can be made. It has no network and nothing of the host's to write either, and the
-    # worker's memory is closed to it.
+    # A sandbox cannot contain another one. It already has no network and no writable files of the host, and
+    # the worker's memory is protected from it.
     if repl.sandbox != "none" and not _is_confined():
         try:
             support = require_support()
@@ -380,55 +382,57 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
 
 
 def _interpreter_roots(interpreter: str) -> list[str]:
-    """Return the interpreter's virtual environment and its base, where they are not in `/usr`."""
-    found = Path(shutil.which(interpreter) or interpreter).absolute()
-    roots = {found.parent.parent, found.resolve().parent.parent} - {Path("/usr"), Path("/")}
+    """Return the interpreter's virtual environment and its base installation, unless they are in `/usr`."""
+    path = Path(shutil.which(interpreter) or interpreter).absolute()
+    roots = {path.parent.parent, path.resolve().parent.parent} - {Path("/usr"), Path("/")}
     return sorted(map(str, roots))
 
 
 def _identify(root: str) -> tuple[str, int, int]:
     """Return a folder's path without symbolic links, its device and its inode."""
     real = os.path.realpath(root)
-    found = os.stat(real)
-    return real, found.st_dev, found.st_ino
+    status = os.stat(real)
+    return real, status.st_dev, status.st_ino
 
 
 def _is_confined() -> bool:
-    """Tell whether this process runs in the sandbox of a worker."""
+    """Return whether this process runs in a worker's sandbox."""
     if os.environ.get("WANDER_CONFINED") != "bubblewrap":
         return False
     return INSIDE.encode() in Path("/proc/1/cmdline").read_bytes().split(b"\0")
 
 
 def _profile(shown: Sequence[str], disk_mb: int, folders: Sequence[str] = ()) -> list[str | int]:
-    """Return bubblewrap's arguments: no network, a read-only system, `/tmp` and `folders` as places to write.
+    """Return bubblewrap's arguments: no network, a read-only system, and `/tmp` and `folders` as writable
+    folders.
 
-    `shown` are the folders that are visible in addition to `/usr`. A number stands for the descriptor of one.
+    `shown` are the folders that are visible in addition to `/usr`. A number represents the descriptor of a
+    folder.
     """
     variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
-    beside: list[str] = []  # what programs expect beside `/usr`: links into it, or folders of their own
+    system_folders: list[str] = []  # expected next to `/usr`: links into it, or folders
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
         if path.is_symlink():
-            beside += ["--symlink", str(path.readlink()), str(path)]
+            system_folders += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
-            beside += ["--ro-bind", str(path), str(path)]
+            system_folders += ["--ro-bind", str(path), str(path)]
     return [
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
         *("--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"),
         *(part for name, value in variables.items() for part in ("--setenv", name, value)),
         *("--ro-bind", "/usr", "/usr"),
-        *beside,
-        # Before the interpreter, which may lie below one of them.
-        *(part for each in (SCRATCH, *folders) for part in ("--size", str(disk_mb << 20), "--tmpfs", each)),
+        *system_folders,
+        # Before the interpreter, which may be inside one of them.
+        *(part for path in (SCRATCH, *folders) for part in ("--size", str(disk_mb << 20), "--tmpfs", path)),
         *(part for index, place in enumerate(shown) for part in ("--ro-bind-fd", index, place)),
         *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
+        *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - private to the sandbox
         *("--chdir", SCRATCH, "--remount-ro", "/"),
     ]
 
 
 def cut(text: str, chars: int, length: int) -> str:
-    """Return at most `chars` characters of a text that had `length`, and a note on what was left out."""
+    """Return at most `chars` characters of a text of `length` characters, with a note about the omission."""
     if len(text) <= chars:
         return text
     head = chars * 3 // 4

@@ -1,8 +1,8 @@
 """The process that runs a model's code. It imports nothing but the standard library.
 
-Started as `python -c <this source> <fd> <memory_mb> <file_mb> <seed>`. It speaks length-prefixed JSON with
-its host over the file descriptor; standard output and error are a file that the host reads. Nothing here is
-a security boundary: the host checks every message, and the sandbox, when there is one, is around the process.
+Started as `python -c <this source> <fd> <memory_mb> <file_mb> <seed>`. It exchanges length-prefixed JSON with
+its host over the file descriptor. Standard output and error are a file that the host reads. Nothing here is a
+security boundary: the host checks every message, and the sandbox (if there is one) encloses the process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROOM_BYTES = 1 << 16
 
 
 class CellTimeout(BaseException):
-    """The cell used up its time. Not an `Exception`, so that `except Exception` does not swallow it."""
+    """The cell used up its time. Not an `Exception`, so that `except Exception` does not catch it."""
 
 
 class Channel:
-    """Length-prefixed JSON over one file descriptor."""
+    """Length-prefixed JSON over a file descriptor."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -40,13 +40,13 @@ class Channel:
         self._output = os.fdopen(os.dup(fd), "wb")
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one message."""
+        """Write a message."""
         data = json.dumps(message).encode()
         self._output.write(struct.pack(">I", len(data)) + data)
         self._output.flush()
 
     def receive(self) -> dict[str, Any]:
-        """Read one message; the process ends when the host is gone."""
+        """Read a message. Exits the process if the host is gone."""
         header = self._input.read(4)
         if len(header) < 4:
             os._exit(0)
@@ -55,7 +55,7 @@ class Channel:
 
 
 class Session:
-    """The variables of one REPL and the cells that change them."""
+    """The variables of a REPL, and the cells that change them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -73,12 +73,12 @@ class Session:
         }
 
     def run(self, code: str, seconds: float) -> str:
-        """Run one cell and return how it ended: ok, error or timeout."""
+        """Run a cell and return how it ended: ok, error or timeout."""
         self.cells += 1
         self.final = None
         name = f"{CELL}{self.cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-        # Undo what a cell did to standard output: replaced it, closed it, or filled its file.
+        # Undo changes by earlier cells to standard output: a replaced or closed stream, or a full file.
         if sys.stdout is not self.output or self.output.closed or not say(""):
             self.output = standard_output()
         sys.stdout = sys.stderr = self.output
@@ -91,7 +91,7 @@ class Session:
             ended = "timeout"
         except SystemExit as error:
             say(f"SystemExit: {error} (the REPL goes on)\n")
-        except BaseException as error:  # noqa: BLE001 - whatever the model's code raises
+        except BaseException as error:  # noqa: BLE001 - the model's code may raise anything
             ended = "error"
             say(format_error(error))
         finally:
@@ -101,7 +101,7 @@ class Session:
         return ended
 
     def _execute(self, code: str, name: str) -> None:
-        """Execute the statements; the value of a last expression is printed, as at a prompt."""
+        """Execute the statements. The value of a final expression is printed, as at a prompt."""
         tree = ast.parse(code, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, name, "exec"), self.names)  # noqa: S102 - this is what a REPL is for
@@ -111,7 +111,7 @@ class Session:
                 sys.stdout.write(f"{value!r}\n")
 
     def timed_out(self, signum: int, frame: FrameType | None) -> None:
-        """Interrupt the running cell; again every second, in case it caught the first time."""
+        """Interrupt the running cell. Repeated every second, because the cell may catch the exception."""
         if self.armed:
             raise CellTimeout
 
@@ -133,52 +133,52 @@ class Session:
         )
 
     def _ask(self, queries: list[dict[str, Any]]) -> list[str]:
-        """Send queries to the host; the cell's time stands still while the model answers."""
+        """Send queries to the host. The cell's clock stops while the model answers."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("ask from the main thread; `llm_query_batched` asks several things at once")
         if not queries:
             return []
         message = {"op": "query", "queries": queries}
-        json.dumps(message)  # refuses what JSON cannot carry before the clock stops
+        json.dumps(message)  # raises for values that JSON cannot represent, before the clock stops
         self.armed = False
-        left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             self.channel.send(message)
             answer = self.channel.receive()
         finally:
             self.armed = True
-            signal.setitimer(signal.ITIMER_REAL, max(left, 0.001), 1.0)
+            signal.setitimer(signal.ITIMER_REAL, max(remaining, 0.001), 1.0)
         if answer.get("error") is not None:
             raise RuntimeError(answer["error"])
         replies: list[str] = answer["replies"]
         return replies
 
     def set_final(self, answer: object = "") -> None:
-        """Give the final answer."""
+        """Set the final answer."""
         self.final = str(answer)
 
     def set_final_variable(self, name: Any) -> None:
-        """Give the value of a variable as the final answer; the variable itself is taken too."""
+        """Set the final answer to the value of a variable, given by name or as the value itself."""
         self.final = str(self.names[name] if isinstance(name, str) and name in self.names else name)
 
     def value(self, name: str) -> str | None:
-        """Return a variable as text, or None when there is none of that name."""
+        """Return a variable as text, or None if it does not exist."""
         try:
             return str(self.names[name]) if name in self.names else None
-        except Exception as error:  # noqa: BLE001 - `__str__` may be the model's
+        except Exception as error:  # noqa: BLE001 - `__str__` may be the model's code
             return format_error(error)
 
 
 def standard_output() -> io.TextIOWrapper:
-    """Open standard output anew; flushed with every line, so that subprocesses write in their turn."""
+    """Reopen standard output. It is flushed after every line, to keep the order with subprocesses' output."""
     raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def say(text: str) -> bool:
-    """Print, and flush what was printed; return whether that was possible.
+    """Print and flush a text, and return whether that succeeded.
 
-    When the output's file is full, its end makes room: what was printed last is worth more.
+    If the output file is full, its last part is removed to make room, because the newest output matters most.
     """
     for _ in range(2):
         try:
@@ -196,14 +196,14 @@ def say(text: str) -> bool:
 
 
 def format_error(error: BaseException | None) -> str:
-    """Return a traceback of the cells' own frames; library frames differ from machine to machine."""
+    """Return a traceback of only the cells' own frames, because library frames differ between machines."""
     if error is None:
         return ""
     try:
         shown = traceback.TracebackException.from_exception(error)
         _keep_cells(shown)
         return "".join(shown.format())
-    except Exception:  # noqa: BLE001 - an exception class of the model's may break its own printing
+    except Exception:  # noqa: BLE001 - the model's exception class may fail to format
         return f"{type(error).__name__}\n"
 
 
@@ -220,16 +220,18 @@ def serve(arguments: list[str]) -> None:
     fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
     channel = Channel(fd)
     session = Session(channel)
-    # Of this process and those it starts; macOS has no limit on address space.
-    wanted = {resource.RLIMIT_FSIZE: file_mb << 20, resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0}
+    # Limits of this process and its children. macOS does not support a limit on address space.
+    limits = {resource.RLIMIT_FSIZE: file_mb << 20, resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0}
     if sys.platform != "darwin":
-        wanted[resource.RLIMIT_AS] = memory_mb << 20
-    for kind, value in wanted.items():
+        limits[resource.RLIMIT_AS] = memory_mb << 20
+    for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
     signal.signal(signal.SIGALRM, session.timed_out)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing too much is an OSError instead of the end
+    signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # exceeding the file limit raises OSError instead of killing the process
     threading.excepthook = lambda raised: say(format_error(raised.exc_value)) and None
     random.seed(seed)
     channel.send({"op": "ready"})
@@ -237,12 +239,12 @@ def serve(arguments: list[str]) -> None:
         ask = channel.receive()
         try:
             channel.send({"op": "done", **answer(session, ask)})
-        except CellTimeout:  # the alarm came between the end of the cell and the end of its clock
+        except CellTimeout:  # the alarm came after the cell ended, but before its clock stopped
             channel.send({"op": "done", "ended": "timeout", "final": None})
 
 
 def answer(session: Session, ask: dict[str, Any]) -> dict[str, Any]:
-    """Do what the host asks."""
+    """Process a request of the host."""
     if ask["op"] == "run":
         ended = session.run(ask["code"], ask["seconds"])
         return {"ended": ended, "final": session.final}

@@ -1,4 +1,4 @@
-"""One model at one REPL, and the calls of the model that its code makes."""
+"""The session of a model at a REPL, and the sub-calls that its code makes to the model."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from wander.types import Message, Messages, SamplingArgs, State
 
 @dataclass(frozen=True)
 class SubCallLimits:
-    """How often, how deep and how much code may ask the model."""
+    """Limits on the sub-calls that code makes to the model."""
 
     depth: int = 1
-    """1: code may ask plain questions. 2: what it asks about a context gets a REPL of its own; and so on."""
+    """Maximum depth. With 1, code can only ask plain questions. With 2, a sub-call with a context gets its
+    own REPL."""
     calls: int = 50
-    """Completions that all sub-calls of a rollout may take together."""
+    """Maximum number of completions of all sub-calls in a rollout."""
     tokens: int | None = None
-    """Completion tokens that they may take together; checked before each call."""
+    """Maximum number of their completion tokens, checked before each call. None means no limit."""
     concurrent: int = 8
-    """How many of one batch are asked at the same time."""
+    """Maximum number of concurrent queries in one batch."""
     turns: int = 10
-    """Completions that one sub-call with a REPL may take."""
+    """Maximum number of completions of a sub-call with a REPL."""
 
 
 _NUDGE = (
@@ -51,29 +52,29 @@ _NUDGE = (
 
 
 class ReplSession:
-    """Reads what a model writes, runs its code, and notices its final answer."""
+    """Reads a model's messages, runs their code, and detects the final answer."""
 
     def __init__(self, repl: Repl, interface: Interface, answer: Answerer) -> None:
         self.repl = repl
         self.interface: Interface = interface
         self.final: str | None = None
         self.spelled_out = False
-        """True when the final answer stands in the model's own message."""
+        """Whether the final answer is in the model's own message."""
         self.cells = 0
         self._answer = answer
 
     async def read_final(self, message: Message) -> bool:
-        """Take the final answer of a message that runs no code; return whether there is one now."""
+        """Read the final answer from a message without code. Returns whether there is a final answer now."""
         text = message_text(message)
         runs_code = bool(tool_calls(message) if self.interface == "tool" else code_blocks(text))
         if self.final is None and message.get("role") == "assistant" and not runs_code:
             problem = await self._read_text(text)
             if self.interface == "tool" and self.final is None and problem is None:
-                self.final = without_reasoning(text).strip()  # an answer without a call is how tool users end
+                self.final = without_reasoning(text).strip()  # with tools, an answer without a call is final
         return self.final is not None
 
     async def respond(self, message: Message, turn: int) -> tuple[Message, Messages]:
-        """Run the code of a message; return the message as it can be kept, and the answer to it."""
+        """Run the code of a message. Returns the message as it should be recorded, and the answer to it."""
         if self.interface == "tool" and tool_calls(message):
             calls = read_calls(message, turn)
             answers = [await self._call(call) for call in calls]
@@ -87,7 +88,7 @@ class ReplSession:
         return message, [{"role": "user", "content": encodable("\n\n".join(reports))}]
 
     async def _read_text(self, text: str) -> str | None:
-        """Take a final answer from outside of code; return what is wrong with it, if anything."""
+        """Read a final answer outside of code. Returns a description of a problem, or None."""
         name = final_variable(text)
         if name is not None:
             self.final = await self.repl.value(name)
@@ -109,7 +110,7 @@ class ReplSession:
         return {"role": "tool", "tool_call_id": call.call_id, "content": encodable(content)}
 
     async def _run_blocks(self, blocks: Sequence[str]) -> list[str]:
-        """Run blocks in order, until one fails or gives the final answer."""
+        """Run blocks in order until one fails or gives the final answer."""
         reports: list[str] = []
         for block in blocks:
             report = await self._run(block)
@@ -132,33 +133,33 @@ class ReplSession:
 
 
 class SubCallRefused(Exception):
-    """A call that is not made or that failed in a way the model can deal with; shown to its code."""
+    """A call was refused, or failed in a way that the model can handle. Its code receives the message."""
 
 
 @dataclass
 class SubCaller:
-    """Answers the queries of a rollout's code within the limits, and keeps a record of every call."""
+    """Answers the queries of a rollout's code within the limits, and records every call."""
 
     model: ModelCalls
     limits: SubCallLimits
     sampling: SamplingArgs
     new_repl: Callable[[str], Repl]
-    """Makes the REPL of a sub-call, given its path."""
+    """Factory for the REPL of a sub-call with this path."""
     interface: Interface
     instructions: str
-    """The system message of sub-calls that have a REPL."""
+    """System message of sub-calls with a REPL."""
     tools: list[dict[str, Any]] | None
     made: int = 0
-    """Completions so far."""
+    """Number of completions so far."""
     tokens: int = 0
-    """Completion tokens so far."""
+    """Number of completion tokens so far."""
     cells: int = 0
-    """Cells that sub-calls ran."""
+    """Number of cells run by sub-calls."""
     records: dict[tuple[int, ...], SubCall] = field(default_factory=dict)
     _asked: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def asker(self, path: tuple[int, ...] = ()) -> Answerer:
-        """Return what answers the queries of the REPL at `path`."""
+        """Return the callback that answers the queries of the REPL at `path`."""
 
         async def answer(queries: list[Query]) -> list[str] | str:
             try:
@@ -169,8 +170,8 @@ class SubCaller:
         return answer
 
     def record(self) -> list[dict[str, Any]]:
-        """Return every call so far as JSON, in the order of their paths; without timings, so that a replayed
-        rollout has the same record."""
+        """Return all calls so far as JSON, ordered by path. Timings are left out, so that a replayed rollout
+        has the same record."""
         timings = {"turns": {"__all__": {"model_seconds", "environment_seconds"}}}
         return [self.records[path].model_dump(mode="json", exclude=timings) for path in sorted(self.records)]
 
@@ -180,24 +181,24 @@ class SubCaller:
         self._check_budget(len(queries))
         first = self._asked.get(parent, 0) + 1
         self._asked[parent] = first - 1 + len(queries)
-        asked = [(query, (*parent, number)) for number, query in enumerate(queries, start=first)]
-        if any(self._gets_repl(query, path) for query, path in asked):
-            # One after the other: what they ask themselves must meet the budget in the same order each time.
+        numbered_queries = [(query, (*parent, number)) for number, query in enumerate(queries, start=first)]
+        if any(self._gets_repl(query, path) for query, path in numbered_queries):
+            # Sequential, so that their own sub-calls use up the budget in the same order each time.
             answers: list[str] = []
-            for query, path in asked:
+            for query, path in numbered_queries:
                 self._check_budget(1)
-                answers.append(await self._one(query, path))
+                answers.append(await self._sub_call(query, path))
             return answers
         slots = asyncio.Semaphore(self.limits.concurrent)
 
         async def wait_and_ask(query: Query, path: tuple[int, ...]) -> str:
             async with slots:
-                return await self._one(query, path)
+                return await self._sub_call(query, path)
 
-        return await wait_for_every(wait_and_ask(*each) for each in asked)
+        return await wait_for_every(wait_and_ask(*query) for query in numbered_queries)
 
-    async def _one(self, query: Query, path: tuple[int, ...]) -> str:
-        """Make one sub-call and record it; raises `SubCallRefused` and `ModelError`."""
+    async def _sub_call(self, query: Query, path: tuple[int, ...]) -> str:
+        """Make a sub-call and record it. Raises `SubCallRefused` and `ModelError`."""
         calls = self._calls(query, path)
         state = calls.state
         turn = len(self.model.state.turns) - 1
@@ -265,7 +266,7 @@ class SubCaller:
         return query.context is not None and len(path) < self.limits.depth
 
     def _calls(self, query: Query, path: tuple[int, ...]) -> ModelCalls:
-        """Return the model as a sub-call sees it: an own conversation under an own id."""
+        """Return the model for a sub-call, with a conversation and id of its own."""
         text = query.prompt
         prompt: Messages = []
         if self._gets_repl(query, path):

@@ -1,4 +1,4 @@
-"""The tool calls of an assistant message, read so that nothing a model writes can break a rollout."""
+"""Reads the tool calls of an assistant message. Nothing that a model writes can break a rollout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wander.types import Message
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as it can be kept in the conversation, and its arguments or what is wrong with them."""
+    """A call as it is recorded in the conversation, with its arguments or the problem with them."""
 
     call_id: str
     name: str
@@ -23,26 +23,28 @@ class ToolCall:
     problem: InvalidArguments | None = None
 
     def checked_arguments(self) -> dict[str, Any]:
-        """Return the arguments, or raise what was wrong with them."""
+        """Return the arguments, or raise the problem with them."""
         if self.problem is not None:
             raise self.problem
         return self.arguments
 
 
 def tool_calls(message: Message) -> list[Any]:
-    """Return the calls of a message as the endpoint gave them; none when the field is not a list."""
+    """Return the calls of a message as the endpoint sent them, or no calls if the field is not a list."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list) else []
 
 
 def read_calls(message: Message, turn: int, earlier: Iterable[Message] = ()) -> list[ToolCall]:
-    """Read the calls of a message; each gets an id that no other call of the conversation has.
+    """Read the calls of a message. Each gets an id that no other call of the conversation has.
 
-    `earlier` are the messages before it. Ids that are made here have nine letters and digits, which strict
-    servers (Mistral's) want.
+    `earlier` are the messages before it. Generated ids have nine letters and digits, as strict servers
+    (Mistral's) require.
     """
     calls: list[ToolCall] = []
-    taken = {str(call.get("id")) for each in earlier for call in tool_calls(each) if isinstance(call, dict)}
+    taken = {
+        str(call.get("id")) for before in earlier for call in tool_calls(before) if isinstance(call, dict)
+    }
     attempts = message.get("attempts")
     attempts = attempts if isinstance(attempts, list) else []
     for position, raw in enumerate(tool_calls(message)):
@@ -64,7 +66,7 @@ def read_calls(message: Message, turn: int, earlier: Iterable[Message] = ()) -> 
 
 
 def _refuse_unreadable(attempts: Sequence[Any], position: int) -> None:
-    """Raise what made a local model's call unreadable (`wander.types.CallAttempt`)."""
+    """Raise the problem that made a local model's call unreadable (`wander.types.CallAttempt`)."""
     attempt = attempts[position] if position < len(attempts) else None
     if isinstance(attempt, dict) and attempt.get("problem"):
         raise InvalidArguments(
@@ -73,12 +75,12 @@ def _refuse_unreadable(attempts: Sequence[Any], position: int) -> None:
 
 
 def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
-    """Return the message with calls that every endpoint takes back.
+    """Return the message with calls that every endpoint accepts.
 
-    Endpoints answer 400 to a conversation with a repeated id, a name of other characters or arguments that
-    are not a JSON object, which would end the rollout at its next turn. So such calls are put right, and
-    the tool message quotes what the model wrote; the turn keeps the message as it came. A message in order
-    is returned as it is.
+    Endpoints reject a conversation with a repeated id, a name with other characters, or arguments that are
+    not a JSON object with status 400, which would end the rollout at its next turn. Such calls are corrected,
+    and the tool message quotes the model's original. The turn keeps the original message. A valid message is
+    returned unchanged.
     """
     fixed = []
     for raw, call in zip(tool_calls(message), calls, strict=True):
@@ -87,13 +89,15 @@ def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
             continue
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
         function = {"name": name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-        rest = raw if isinstance(raw, dict) else {}  # Gemini's bridge signs calls in a field of its own
-        fixed.append({**rest, "id": call.call_id, "type": "function", "function": function})
+        other_fields = (
+            raw if isinstance(raw, dict) else {}
+        )  # Gemini's bridge signs calls in a field of its own
+        fixed.append({**other_fields, "id": call.call_id, "type": "function", "function": function})
     return message if fixed == tool_calls(message) else {**message, "tool_calls": fixed}
 
 
 def _is_in_order(raw: Any, call: ToolCall) -> bool:
-    """Tell whether a call can stand in the conversation as the model wrote it."""
+    """Return whether a call can be recorded in the conversation exactly as the model wrote it."""
     if call.problem is not None or not isinstance(raw, dict) or raw.get("id") != call.call_id:
         return False
     arguments = raw["function"].get("arguments") if TOOL_NAME.fullmatch(call.name) else None

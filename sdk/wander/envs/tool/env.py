@@ -1,4 +1,4 @@
-"""Environments in which the model calls functions."""
+"""Environments whose model calls functions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from wander.types import Message, Messages, State
 
 
 def format_error(error: BaseException) -> str:
-    """Return what the model reads about a failed call: the reason, and the exception's type if it has one."""
+    """Return the text about a failed call for the model: the reason, and the exception's type if useful."""
     if isinstance(error, ToolCallError):
         return f"error: {error}"
     return f"error: {type(error).__name__}: {error}"
 
 
 class ToolEnv(MultiTurnEnv):
-    """An environment whose model may call Python functions, until it answers without a call.
+    """An environment whose model may call Python functions until it answers without a call.
 
-    - `tools`: functions, sync or async; the schema comes from signature and docstring (`tool_schema`). What
-      they return becomes the tool message: text, a list of content parts, or any JSON value.
-    - `stop_errors`: exception types that end the rollout as a failure of the tool. Everything else that goes
-      wrong with a call, malformed JSON and unknown tools included, goes back to the model through
-      `error_formatter`, and the rollout goes on.
-    - `concurrent_calls`: run the calls of one message at the same time; their results keep the order of the
-      calls either way. By default they run one after another, which stateful tools need to be deterministic.
+    - `tools`: functions, sync or async. The schema comes from the signature and docstring (`tool_schema`).
+      The return value becomes the tool message: text, a list of content parts, or any JSON value.
+    - `stop_errors`: exception types that end the rollout as a failure of the tool. All other errors of a
+      call, including malformed JSON and unknown tools, are returned to the model through `error_formatter`,
+      and the rollout continues.
+    - `concurrent_calls`: whether to run the calls of one message concurrently. The results always keep the
+      order of the calls. By default, calls run one after another, which tools with state need to be
+      deterministic.
 
-    Metrics: `total_tool_calls`, `tool_errors` and, for every tool, `<tool>_calls`.
+    Metrics: `total_tool_calls`, `tool_errors`, and `<tool>_calls` for every tool.
     """
 
     kind: ClassVar[str] = "tool"
@@ -65,24 +66,25 @@ class ToolEnv(MultiTurnEnv):
             self.add_tool(tool)
 
     def add_tool(self, tool: Callable[..., Any] | Tool) -> None:
-        """Offer one more tool; raises `ConfigError` when its name is taken."""
+        """Add a tool. Raises `ConfigError` if its name is taken."""
         tool = tool if isinstance(tool, Tool) else FunctionTool(tool)
         if tool.name in self._tools:
             raise ConfigError(
-                f"there already is a tool `{tool.name}`", hint="names must be unique: rename one of the two"
+                f"there already is a tool `{tool.name}`",
+                hint="tool names must be unique: rename one of the two",
             )
         self._tools[tool.name] = tool
         report_metric(self.rubric, _calls_metric(tool.name))
 
     def remove_tool(self, tool: Callable[..., Any] | Tool | str) -> None:
-        """Withdraw a tool, given as the function or by name; raises `ConfigError` when it is not offered."""
+        """Remove a tool, given as the function or by name. Raises `ConfigError` if it does not exist."""
         for name, offered in self._tools.items():
             if tool in (name, offered, getattr(offered, "function", None)):
                 del self._tools[name]
                 return
-        shown = tool if isinstance(tool, str) else getattr(tool, "__name__", tool)
+        tool_name = tool if isinstance(tool, str) else getattr(tool, "__name__", tool)
         raise ConfigError(
-            f"there is no tool `{shown}` to remove",
+            f"there is no tool `{tool_name}` to remove",
             hint=f"the tools are {', '.join(f'`{name}`' for name in self._tools) or 'none'}",
         )
 
@@ -91,12 +93,12 @@ class ToolEnv(MultiTurnEnv):
         return self._tools
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
-        """Return the schemas of the offered tools, in the order in which they were added."""
+        """Return the schemas of the offered tools, in the order of their addition."""
         return [tool.schema() for tool in self.offered(state).values()] or None
 
     @stop(priority=10)
     def no_tools_called(self, state: State) -> bool:
-        """Hold when the model answered without calling a tool."""
+        """Hold if the model answered without calling a tool."""
         message = state.completion[-1] if state.completion else {}
         return message.get("role") == "assistant" and not tool_calls(message)
 
@@ -111,23 +113,23 @@ class ToolEnv(MultiTurnEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
     ) -> Any:
-        """Return the arguments with which a tool is really called; may be async."""
+        """Return the final arguments of a tool call. May be async."""
         return tool_args
 
     async def call_tool(self, tool: Tool, arguments: dict[str, Any], state: State) -> Any:
-        """Call a tool with its final arguments and return the content of the tool message."""
+        """Call a tool with its final arguments, and return the content of the tool message."""
         return tool_content(await tool.call(arguments), tool.name)
 
     async def _answer_call(self, call: ToolCall, messages: Messages, state: State) -> Message:
-        """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
+        """Return the tool message for a call. Raises `ToolError` only for `stop_errors`."""
         try:
             offered = self.offered(state)
-            read = call.checked_arguments()
+            call_arguments = call.checked_arguments()
             if call.name not in offered:
                 known = ", ".join(offered) or "none"
                 raise UnknownTool(f"there is no tool `{call.name}`; the tools are {known}")
             tool = offered[call.name]
-            checked = tool.checked(read)
+            checked = tool.checked(call_arguments)
             arguments = await call_hook(self.update_tool_args, tool.name, checked, messages, state)
             if not isinstance(arguments, dict):
                 kind = type(arguments).__name__
@@ -147,18 +149,18 @@ class ToolEnv(MultiTurnEnv):
 
 
 class StatefulToolEnv(ToolEnv):
-    """A tool environment that fills in arguments from its state.
+    """A tool environment that adds arguments from its state.
 
-    Parameters named in `args_to_skip` are left out of the schema, refused when the model gives them, and
+    Parameters named in `args_to_skip` are not in the schema, are rejected if the model passes them, and are
     filled in by `update_tool_args`.
     """
 
     kind: ClassVar[str] = "stateful_tool"
 
     def add_tool(self, tool: Callable[..., Any] | Tool, args_to_skip: Iterable[str] = ()) -> None:
-        """Offer one more tool without the parameters in `args_to_skip`.
+        """Add a tool without the parameters in `args_to_skip`.
 
-        Raises `ConfigError` when the name is taken or a parameter does not exist.
+        Raises `ConfigError` if the name is taken or a parameter does not exist.
         """
         super().add_tool(tool if isinstance(tool, Tool) else FunctionTool(tool, args_to_skip=args_to_skip))
 
@@ -166,19 +168,20 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
     ) -> Any:
-        """Return the arguments with which a tool is called: the model's, validated, and those of the state.
+        """Return the final arguments of a tool call: the validated ones of the model, and those from the
+        state.
 
-        May be async. `messages` is the conversation that ends with the model's call.
+        May be async. `messages` is the conversation up to the model's call.
         """
 
 
 def total_tool_calls(completion: Messages) -> float:
-    """Count the calls that the model made, failed ones included."""
+    """Count the model's calls, including failed ones."""
     return float(sum(len(tool_calls(message)) for message in completion))
 
 
 def tool_errors(state: State) -> float:
-    """Count the calls that went back to the model as errors."""
+    """Count the calls that were returned to the model as errors."""
     return float(state["public"].get("tool_errors", 0))
 
 
@@ -186,7 +189,9 @@ def _calls_metric(tool: str) -> Callable[[Messages], float]:
     def count(completion: Messages) -> float:
         calls = (call for message in completion for call in tool_calls(message))
         functions = (call.get("function") for call in calls if isinstance(call, dict))
-        return float(sum(isinstance(each, dict) and each.get("name") == tool for each in functions))
+        return float(
+            sum(isinstance(function, dict) and function.get("name") == tool for function in functions)
+        )
 
     count.__name__ = f"{tool}_calls"
     return count

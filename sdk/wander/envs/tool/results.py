@@ -1,4 +1,4 @@
-"""What a tool returned, as the content of the message that the model reads."""
+"""Converts a tool's return value to the content of a message for the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from wander.rollout.json_values import NotExact, as_json
 def tool_content(value: Any, name: str) -> str | list[Any]:
     """Return a tool's result as the content of a message.
 
-    Text and content parts pass as they are; other values become JSON, whole and exact
-    (`wander.rollout.json_values`). Raises `TypeError` for a value that has no such form.
+    Text and content parts are passed through. Other values become JSON without any loss
+    (`wander.rollout.json_values`). Raises `TypeError` for a value that JSON cannot represent.
     """
     if value is None:
         return ""
@@ -27,11 +27,11 @@ def tool_content(value: Any, name: str) -> str | list[Any]:
 
 
 def _is_content_part(value: Any) -> bool:
-    """Tell whether a value is like `{"type": "text", "text": ...}`."""
+    """Return whether a value looks like `{"type": "text", "text": ...}`."""
     kind = value.get("type") if isinstance(value, dict) else None
     return isinstance(kind, str) and isinstance(value.get(kind), str | dict)
 
 
 def encodable(text: str) -> str:
-    """Return the text with lone surrogates replaced, since no file or wire takes them."""
+    """Return the text with lone surrogates replaced, because they cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")

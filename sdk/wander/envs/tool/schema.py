@@ -1,8 +1,8 @@
-"""A Python function as a tool: the JSON schema that a model sees, and the arguments that it gives back.
+"""Python functions as tools: the JSON schema for the model, and the validation of the model's arguments.
 
-The schema comes from the signature (through pydantic, so every type that pydantic knows works: enums,
-literals, unions, containers, typed dictionaries, dataclasses, models) and from the docstring in Google,
-NumPy or Sphinx style. Arguments are validated and coerced by the same model.
+The schema comes from the signature (through pydantic, which supports enums, literals, unions, containers,
+typed dictionaries, dataclasses and models) and from the docstring in Google, NumPy or Sphinx style. The same
+model validates and coerces the arguments.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from wander.errors import ConfigError
 from wander.types import refuse_constant
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What OpenAI-compatible endpoints accept as the name of a function."""
+"""Function names that OpenAI-compatible endpoints accept."""
 
 MAX_DECODINGS = 3
-"""How often JSON text inside JSON text is unwrapped before it counts as text."""
+"""Maximum number of times that JSON text inside JSON text is decoded."""
 
 
 class ToolCallError(Exception):
-    """A call that cannot be made as the model wrote it; the message is shown to the model."""
+    """A call that cannot be made as the model wrote it. The model receives the message."""
 
 
 class UnknownTool(ToolCallError):
@@ -39,32 +39,32 @@ class UnknownTool(ToolCallError):
 
 
 class InvalidArguments(ToolCallError):
-    """The arguments are not JSON, or not what the tool takes."""
+    """The arguments are not JSON, or do not match the tool's parameters."""
 
 
 class Tool(ABC):
-    """What an environment can offer to a model: a Python function, a tool of an MCP server."""
+    """A tool that an environment can offer to a model: a Python function, or a tool of an MCP server."""
 
     name: str
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """Return the function schema in OpenAI's form."""
+        """Return the function schema in OpenAI's format."""
 
     @abstractmethod
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments validated; raises `InvalidArguments`."""
+        """Return the validated arguments. Raises `InvalidArguments`."""
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool with arguments that were checked; what it raises passes through."""
+        """Call the tool with validated arguments. Exceptions of the tool are not caught."""
 
 
 class FunctionTool(Tool):
-    """A function, sync or async, offered to the model under its name.
+    """A sync or async function, offered to the model under its name.
 
-    `args_to_skip` names parameters that the model neither sees nor may give: the environment fills them in.
-    Raises `ConfigError` for functions whose parameters no JSON object can fill.
+    `args_to_skip` names parameters that the model neither sees nor may pass, because the environment fills
+    them in. Raises `ConfigError` for functions whose parameters cannot be filled from a JSON object.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class FunctionTool(Tool):
         if not callable(function):
             raise ConfigError(f"a tool must be callable, got `{function!r}`")
         self.function = function
-        own_names = (getattr(each, "__name__", None) for each in (function, getattr(function, "func", None)))
+        own_names = (
+            getattr(named, "__name__", None) for named in (function, getattr(function, "func", None))
+        )
         self.name = name or next(filter(None, own_names), type(function).__name__)
         if not TOOL_NAME.fullmatch(self.name):
             raise ConfigError(
@@ -91,7 +93,7 @@ class FunctionTool(Tool):
         if unknown:
             raise ConfigError(
                 f"tool `{self.name}` has no parameter `{unknown[0]}` to skip",
-                hint=f"its parameters are {', '.join(f'`{each}`' for each in parameters) or 'none'}",
+                hint=f"its parameters are {', '.join(f'`{name}`' for name in parameters) or 'none'}",
             )
         summary, documented = documentation(function)
         self.description = summary if description is None else description
@@ -104,15 +106,15 @@ class FunctionTool(Tool):
         self._model, self.parameters = _argument_model(function, self.name, self._names, documented)
 
     def schema(self) -> dict[str, Any]:
-        """Return the function schema in OpenAI's form."""
+        """Return the function schema in OpenAI's format."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments validated and coerced; only those that were given.
+        """Return those arguments that were passed, validated and coerced.
 
-        A value that fails is tried once more as JSON, since models often write `"[1, 2]"` for `[1, 2]`.
-        Raises `InvalidArguments`.
+        If a string does not validate, it is decoded as JSON and validated again, because models often write
+        `"[1, 2]"` for `[1, 2]`. Raises `InvalidArguments`.
         """
         try:
             valid = self._model.model_validate(arguments)
@@ -120,25 +122,25 @@ class FunctionTool(Tool):
             valid = self._check_again(arguments, first)
         except RecursionError as error:
             raise InvalidArguments("the arguments are nested too deeply") from error
-        given = {
+        values = {
             self._names[field]: getattr(valid, field) for field in valid.model_fields_set & set(self._names)
         }
         return {
-            **{name: given[name] for name in self._names.values() if name in given},
+            **{name: values[name] for name in self._names.values() if name in values},
             **(valid.model_extra or {}),
         }
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function with arguments that were checked; what it raises passes through."""
+        """Call the function with validated arguments. Exceptions of the function are not caught."""
         result = self.function(**arguments)
         return await result if inspect.isawaitable(result) else result
 
     def _check_again(self, arguments: Mapping[str, Any], first: ValidationError) -> BaseModel:
-        """Validate once more with the failing texts decoded from JSON."""
+        """Validate again, with the failing strings decoded from JSON."""
         decoded = dict(arguments)
         for name in {error["loc"][0] for error in first.errors(include_url=False) if error["loc"]}:
             if isinstance(name, str) and isinstance(decoded.get(name), str):
-                with contextlib.suppress(ValueError, RecursionError):  # then it stays a text
+                with contextlib.suppress(ValueError, RecursionError):  # not JSON, so it remains a string
                     decoded[name] = json.loads(decoded[name], parse_constant=refuse_constant)
         try:
             return self._model.model_validate(decoded)
@@ -147,14 +149,14 @@ class FunctionTool(Tool):
             for fault in first.errors(include_url=False)[:10]:
                 where = ".".join(map(str, fault["loc"])) or "arguments"
                 faults.append(f"{where}: {fault['msg']}")
-            said = f"wrong arguments for `{self.name}`: {'; '.join(faults)}"
-            raise InvalidArguments(said) from first
+            message = f"wrong arguments for `{self.name}`: {'; '.join(faults)}"
+            raise InvalidArguments(message) from first
 
 
 def parse_arguments(raw: Any) -> dict[str, Any]:
-    """Return the arguments of a tool call as a dictionary, whatever form the endpoint gave them.
+    """Return the arguments of a tool call as a dictionary. Endpoints send them in several forms.
 
-    Accepts JSON text, JSON text encoded more than once, a dictionary, and nothing at all. Raises
+    Accepts JSON text, repeatedly encoded JSON text, a dictionary, and a missing value. Raises
     `InvalidArguments`.
     """
     value = raw
@@ -178,7 +180,7 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says about the function, and about each of its parameters."""
+    """Return a docstring's descriptions of the function and of each parameter."""
     text = inspect.getdoc(_written_code(function)) or ""
     if not text:
         return "", {}
@@ -197,7 +199,10 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _written_code(function: Callable[..., Any]) -> Any:
-    """Return what carries docstring and annotations: of an object its `__call__`, not its class."""
+    """Return the object with docstring and annotations.
+
+    For a callable object, this is its class's `__call__`.
+    """
     inner = getattr(function, "func", function)
     return inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
 
@@ -220,9 +225,10 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Pa
 def _argument_model(
     function: Callable[..., Any], tool: str, names: Mapping[str, str], documented: Mapping[str, str]
 ) -> tuple[type[BaseModel], dict[str, Any]]:
-    """Build the model of the arguments and its schema; `names` gives the parameter behind each field.
+    """Build the pydantic model of the arguments and its schema. `names` maps fields to parameters.
 
-    Fields have neutral names, so that a parameter called `schema` or `_x` cannot clash with pydantic's own.
+    Fields have neutral names, so that a parameter called `schema` or `_x` cannot clash with pydantic's own
+    names.
     """
     hints = _hints(function, tool)
     parameters = inspect.signature(function).parameters
@@ -230,14 +236,14 @@ def _argument_model(
     for field, name in names.items():
         annotation, default = hints.get(name, Any), parameters[name].default
         # `Annotated[int, "how many"]`
-        texts = (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str))
-        given = Field(
+        texts = (text for text in getattr(annotation, "__metadata__", ()) if isinstance(text, str))
+        argument_field = Field(
             default=... if default is inspect.Parameter.empty else default,
             alias=name,
             description=documented.get(name) or next(texts, None),
         )
-        fields[field] = (annotation, given)
-    takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        fields[field] = (annotation, argument_field)
+    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     config = ConfigDict(extra="allow" if takes_more else "forbid", coerce_numbers_to_str=True)
     try:
         model = create_model(f"{tool} arguments", __config__=config, **fields)
@@ -245,7 +251,7 @@ def _argument_model(
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         raise ConfigError(
             f"the parameters of tool `{tool}` have no JSON schema: {str(error).splitlines()[0]}",
-            hint="use types that JSON can carry, or name the parameter in `args_to_skip` of a "
+            hint="use types that JSON can represent, or name the parameter in `args_to_skip` of a "
             "`StatefulToolEnv`",
         ) from error
     schema.pop("description", None)
@@ -268,12 +274,12 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 class _QuietSchema(GenerateJsonSchema):
-    """Leaves defaults out that JSON cannot carry, without a warning: they are the function's own affair."""
+    """Omits defaults that JSON cannot represent without a warning, because they concern only the function."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own
 
     def encode_default(self, dft: Any) -> Any:
-        """Return the default as JSON; refuses the infinities, which pydantic lets through."""
+        """Return the default as JSON. Rejects the infinities, which pydantic accepts."""
         value = super().encode_default(dft)
         try:
             json.dumps(value, allow_nan=False)
@@ -283,7 +289,7 @@ class _QuietSchema(GenerateJsonSchema):
 
 
 def without_titles(schema: Any) -> None:
-    """Remove pydantic's generated titles in place; they repeat names and cost tokens in every prompt."""
+    """Remove pydantic's generated titles in place. They repeat names, and cost tokens in every prompt."""
     if isinstance(schema, list):
         for item in schema:
             without_titles(item)

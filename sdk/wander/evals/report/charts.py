@@ -1,6 +1,6 @@
-"""Every chart of a run, as Altair makes Vega-Lite of it: those of reports, and the curves of training runs.
+"""Builds all charts of a run as Vega-Lite with Altair: those of reports, and the curves of training runs.
 
-Each takes rows as they stand in its data. Colours, lines and letters of a report's charts come from its page
+Each function takes rows of data. The colors, lines and fonts of a report's charts come from its page
 (`wander.evals.report.page`), so that they follow its light or dark theme.
 """
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def require_charts(needed_for: str) -> Any:
-    """Return altair; raises `MissingExtra` without it or without the converter that it saves through."""
+    """Return altair. Raises `MissingExtra` if altair or the converter that it needs is not installed."""
     with require_extra("plots", needed_for=needed_for):
         import altair
         import vl_convert  # noqa: F401 - draws and bundles what altair describes
@@ -25,7 +25,7 @@ def require_charts(needed_for: str) -> Any:
 
 
 def drawn_in_notebooks(chart: Any) -> Any:
-    """Have notebooks show a chart as a drawing; as altair shows it, a page loads scripts from a server."""
+    """Make notebooks display a chart as SVG. Altair's default loads scripts from a server."""
     kind = type(chart)
 
     def draw(chart: Any, **_: Any) -> dict[str, str]:
@@ -33,15 +33,15 @@ def drawn_in_notebooks(chart: Any) -> Any:
         chart.save(drawing, format="svg")
         return {"image/svg+xml": drawing.getvalue()}
 
-    # Around altair, which takes what is set on a chart for a property of it.
+    # Bypass altair, which treats every attribute set on a chart as a property of the chart.
     object.__setattr__(chart, "__class__", type(kind.__name__, (kind,), {"_repr_mimebundle_": draw}))
     return chart
 
 
 def chart_histogram(bins: Histogram, *, axis: str, mean: float | None = None) -> Any:
-    """Chart how many rollouts lie in each bin, and their mean as a dashed line."""
+    """Chart the number of rollouts in each bin, and their mean as a dashed line."""
     alt = require_charts("drawing a chart")
-    narrow = max(abs(bins.edges[0]) * 0.02, 0.02)  # equal values make one bin of width 0
+    narrow = max(abs(bins.edges[0]) * 0.02, 0.02)  # equal values give one bin of width 0
     bars = [
         {"low": low, "high": high if high > low else low + narrow, "count": count}
         for low, high, count in zip(bins.edges, bins.edges[1:], bins.counts, strict=False)
@@ -61,7 +61,7 @@ def chart_histogram(bins: Histogram, *, axis: str, mean: float | None = None) ->
 
 
 def chart_intervals(rows: Sequence[Row], what: str) -> Any:
-    """Chart means with their intervals, one line for each `name`, the runs beside each other in it."""
+    """Chart means with their intervals, with one line per `name` and one point per run on it."""
     alt = require_charts("drawing a chart")
     names = list(dict.fromkeys(row["name"] for row in rows))
     runs = list(dict.fromkeys(row["run"] for row in rows))
@@ -83,7 +83,7 @@ def chart_intervals(rows: Sequence[Row], what: str) -> Any:
 
 
 def chart_pass_rates(rows: Sequence[Row]) -> Any:
-    """Chart pass@k and pass^k over k, with their intervals."""
+    """Chart pass@k and pass^k over k with their intervals."""
     alt = require_charts("drawing a chart")
     sizes = sorted({row["k"] for row in rows})
     base = alt.Chart(alt.Data(values=rows)).encode(
@@ -112,27 +112,28 @@ _PANEL = {"width": 320, "height": 180}
 def chart_curve(
     rows: Sequence[Row], evaluations: Sequence[Row], runs: Sequence[str], *, title: str, across: str
 ) -> Any:
-    """Chart a metric of training runs: every step thin, the running `mean` thick, evaluations as points.
+    """Chart a metric of training runs: thin lines for steps, thick lines for the running `mean`, points for
+    evaluations.
 
-    The spread of rows with `low` and `high` is drawn where there is one run; evaluations have a shape for
-    each `cell`, and whiskers for their intervals.
+    If there is only one run, the spread between `low` and `high` is also drawn. Evaluations have one marker
+    shape per `cell`, and error bars for their intervals.
     """
     alt = require_charts("drawing learning curves")
-    # Digits that only tell how floats are added are not drawn.
+    # This format hides digits that are only floating-point noise.
     shape = {"title": title, "scale": alt.Scale(zero=False), "axis": alt.Axis(format=".4~g")}
-    alone = len(runs) == 1
-    color = {} if alone else {"color": alt.Color("run:N", title="run", sort=runs)}
+    is_single = len(runs) == 1
+    color = {} if is_single else {"color": alt.Color("run:N", title="run", sort=runs)}
     base = alt.Chart(alt.Data(values=rows)).encode(x=alt.X("at:Q", title=across), **color)
     layers = [
         base.mark_line(opacity=0.35, strokeWidth=1).encode(y=alt.Y("value:Q", **shape)),
         base.mark_line(strokeWidth=2.5).encode(y=alt.Y("mean:Q", **shape)),
     ]
-    if alone and "low" in rows[0]:
+    if is_single and "low" in rows[0]:
         layers.insert(0, base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", **shape), y2="high:Q"))
     if evaluations:
         base = alt.Chart(alt.Data(values=evaluations)).encode(x="at:Q", **color)
-        # One run has no colours of its own, and its evaluations shall not look like its steps.
-        red = {"color": "#e45756"} if alone else {}
+        # A single run uses the default color, and its evaluations should stand out from its steps.
+        red = {"color": "#e45756"} if is_single else {}
         points = base.mark_point(filled=True, size=45, opacity=1, **red)
         layers += [
             base.mark_rule(**red).encode(y=alt.Y("low:Q", **shape), y2="high:Q"),
@@ -142,7 +143,7 @@ def chart_curve(
 
 
 def chart_shares(rows: Sequence[Row], parts: Sequence[str], *, across: str) -> Any:
-    """Chart which share of each step's `seconds` every `part` took, stacked."""
+    """Chart the share that every `part` takes of each step's `seconds`, stacked."""
     alt = require_charts("drawing learning curves")
     chart = alt.Chart(alt.Data(values=rows)).mark_area()
     chart = chart.encode(
@@ -154,9 +155,9 @@ def chart_shares(rows: Sequence[Row], parts: Sequence[str], *, across: str) -> A
 
 
 def arrange_panels(panels: Sequence[Any], *, title: str) -> Any:
-    """Set panels in rows of three under one title."""
+    """Arrange panels in rows of three under one title."""
     alt = require_charts("drawing learning curves")
     rows = [alt.hconcat(*panels[first : first + 3]) for first in range(0, len(panels), 3)]
-    # The parts of the time and the runs never stand side by side, so either takes the one scale of colours.
+    # Time shares and runs never appear in the same figure, so one color scale serves both.
     whole = alt.vconcat(*rows).properties(title=title).resolve_scale(color="shared")
     return whole.configure_view(strokeOpacity=0).configure_axis(gridOpacity=0.4)

@@ -1,4 +1,4 @@
-"""What a report holds: runs with their breakdowns, and how they differ from the first."""
+"""Collects the content of a report: runs with their breakdowns, and their differences from the first run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from wander.wire import RunManifest
 
 
 class RecordedRun(Protocol):
-    """A run to report on, wherever it lies."""
+    """A run to report on, from any storage."""
 
     manifest: RunManifest
 
     def rollouts(self) -> Iterator[Rollout]:
-        """Yield every rollout; may be called again."""
+        """Yield every rollout. May be called repeatedly."""
         ...
 
 
@@ -28,24 +28,25 @@ class ReportedRun(Record):
     """One run of a report."""
 
     label: str
-    """Model of the run, with its environment and the end of its id if these tell runs apart."""
+    """Name of the run's model, with the environment and the end of the run id if needed to tell runs
+    apart."""
     manifest: RunManifest
     breakdown: Breakdown
 
 
 class Contrast(Record):
-    """How a run differs from the report's first one of the same environment."""
+    """Difference between a run and the report's first run of the same environment."""
 
     label: str
     base: str
-    """Label of the run that it is compared with."""
+    """Label of the run used as the baseline."""
     comparison: Comparison | None = None
     refusal: str = ""
-    """Why they cannot be compared, where they cannot."""
+    """Reason why the runs cannot be compared, or empty."""
 
 
 class RunReport(Record):
-    """One run, or several side by side and each compared with the first of its environment."""
+    """Report on one run, or on several runs that are compared with the first one of their environment."""
 
     runs: list[ReportedRun]
     contrasts: list[Contrast] = Field(default_factory=list)
@@ -54,7 +55,10 @@ class RunReport(Record):
 def report_of(
     runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
 ) -> RunReport:
-    """Return the report of one or more runs; every rollout is read once, with several runs twice."""
+    """Return the report of one or more runs.
+
+    Each rollout is read once, or twice if there are several runs.
+    """
     played = [run.manifest.environment.full_name for run in runs]
     names = [run.manifest.model.name for run in runs]
     if len(set(played)) > 1:
@@ -74,15 +78,15 @@ def report_of(
     contrasts = []
     for number in range(1, len(runs)):
         base = played.index(played[number])
-        if base == number:  # the first of its environment, with which the others of it are compared
+        if base == number:  # the baseline of its environment
             if played.count(played[number]) > 1:
                 continue
             base = 0
         first, run = runs[base], runs[number]
         contrast = Contrast(label=labels[number], base=labels[base])
         try:
-            found = compare_runs(first.manifest, first.rollouts(), run.manifest, run.rollouts())
-            contrasts.append(contrast.model_copy(update={"comparison": found}))
+            comparison = compare_runs(first.manifest, first.rollouts(), run.manifest, run.rollouts())
+            contrasts.append(contrast.model_copy(update={"comparison": comparison}))
         except RunError as error:
             contrasts.append(contrast.model_copy(update={"refusal": str(error)}))
     return RunReport(runs=reported, contrasts=contrasts)

@@ -1,4 +1,4 @@
-"""Runs in words: plain text and Markdown."""
+"""Renders reports as plain text and Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _BAR = 30
 _REASON = 80
-"""Characters of a stop reason that are shown."""
+"""Characters shown of a stop reason."""
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -37,13 +37,13 @@ def report_markdown(report: RunReport) -> str:
 
 
 def base_label(report: RunReport) -> str:
-    """Return what the runs of a report are compared with."""
+    """Return the label of the baseline of a report."""
     bases = {contrast.base for contrast in report.contrasts}
     return bases.pop() if len(bases) == 1 else "the first run of the same environment"
 
 
 def run_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
-    """Return the report as lines of plain text, readable without colour."""
+    """Return the report as lines of plain text, readable without color."""
     lines = [run_title(manifest), *(f"{name:<10}{value}" for name, value in run_facts(manifest, breakdown))]
     for heading, rows in (*score_tables(breakdown), failure_table(breakdown)):
         lines += ["", *_table(heading, rows)] if rows else []
@@ -68,17 +68,21 @@ _CONTRAST = ("difference", "95 % interval", "p", "better", "worse", "same", "ver
 
 
 def contrast_cells(contrast: Contrast) -> list[str]:
-    """Return a comparison in the words of its columns."""
-    found = contrast.comparison
-    if found is None:
+    """Return a comparison as the cells of its table row."""
+    comparison = contrast.comparison
+    if comparison is None:
         return ["", "", "", "", "", "", contrast.refusal]
-    interval = "" if found.low is None or found.high is None else f"{found.low:+.4f} to {found.high:+.4f}"
-    counts = [str(found.wins), str(found.losses), str(found.ties)]
-    p_value = "" if found.p_value is None else f"{found.p_value:.2g}"
-    verdict = "clear" if found.significant else "within chance"
-    if found.differing:
-        verdict += f"; also differ in {', '.join(found.differing)}"
-    return [f"{found.difference:+.4f}", interval, p_value, *counts, verdict]
+    interval = (
+        ""
+        if comparison.low is None or comparison.high is None
+        else f"{comparison.low:+.4f} to {comparison.high:+.4f}"
+    )
+    counts = [str(comparison.wins), str(comparison.losses), str(comparison.ties)]
+    p_value = "" if comparison.p_value is None else f"{comparison.p_value:.2g}"
+    verdict = "clear" if comparison.significant else "within chance"
+    if comparison.differing:
+        verdict += f"; also differ in {', '.join(comparison.differing)}"
+    return [f"{comparison.difference:+.4f}", interval, p_value, *counts, verdict]
 
 
 def _contrast_rows(report: RunReport) -> list[list[str]]:
@@ -86,7 +90,7 @@ def _contrast_rows(report: RunReport) -> list[list[str]]:
 
 
 def score_tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
-    """Yield heading and rows of the tables of scores that a run has."""
+    """Yield the heading and rows of every score table that the run has."""
     if breakdown.summary.metrics:
         yield metric_table(breakdown)
     if breakdown.summary.pass_rates:
@@ -96,7 +100,7 @@ def score_tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[lis
 
 
 def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of the metrics with their intervals."""
+    """Return the heading and rows of the table of metrics."""
     rows = []
     for name, metric in breakdown.summary.metrics.items():
         rows.append(
@@ -112,7 +116,7 @@ def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
 
 
 def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of pass@k and pass^k."""
+    """Return the heading and rows of the table of pass@k and pass^k."""
     rows = [
         [
             *(str(rate.k), f"{rate.pass_at_k:.4f}", interval_text(rate.pass_at_k_low, rate.pass_at_k_high)),
@@ -125,35 +129,35 @@ def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
 
 
 def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of the strata's mean rewards."""
+    """Return the heading and rows of the table of mean rewards by stratum."""
     rows = [
         [
-            "none" if one.stratum is None else str(one.stratum),
-            "" if one.mean is None else f"{one.mean:.4f}",
-            interval_text(one.low, one.high),
-            str(one.examples),
+            "none" if score.stratum is None else str(score.stratum),
+            "" if score.mean is None else f"{score.mean:.4f}",
+            interval_text(score.low, score.high),
+            str(score.examples),
         ]
-        for one in breakdown.strata
+        for score in breakdown.strata
     ]
     return ("stratum", "reward", "95 % interval", "examples"), rows
 
 
 def failure_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of the commonest failures."""
+    """Return the heading and rows of the table of the most frequent failures."""
     rows = [
-        [one.boundary, str(one.count), f"{one.type}: {' '.join(one.message.split())}"[:160]]
-        for one in breakdown.failures[:10]
+        [failure.boundary, str(failure.count), f"{failure.type}: {' '.join(failure.message.split())}"[:160]]
+        for failure in breakdown.failures[:10]
     ]
     return ("failed at", "count", "reason"), rows
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """Return an interval in words: `0.6500 to 0.8010`."""
+    """Format an interval as text: `0.6500 to 0.8010`."""
     return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns: the first and other text to the left, numbers to the right."""
+    """Align columns: the first column and text to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
     number = [
         place > 0 and all(not row[place] or row[place][0] in "0123456789+-" for row in rows)
@@ -174,14 +178,16 @@ def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 
 def run_facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
-    """Return what a report says first, as (name, value) pairs."""
-    summary, each = breakdown.summary, manifest.rollouts_per_example
-    counts = f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {each} each"
+    """Return the main facts of a run as (name, value) pairs."""
+    summary, per_example = breakdown.summary, manifest.rollouts_per_example
+    counts = (
+        f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {per_example} each"
+    )
     if summary.failed:
         counts += f"; {summary.failed} failed"
     rows = [("reward", reward_text(summary)), ("rollouts", counts)]
     if breakdown.detectable is not None:
-        shown = f"a difference of {breakdown.detectable:.4f} to a run on other examples, 4 times in 5"
+        shown = f"a difference of {breakdown.detectable:.4f} from a run on other examples, with 80 % power"
         rows.append(("detects", shown))
     if summary.failures:
         rows.append(("failed", _shares(summary.failures)))
@@ -191,26 +197,26 @@ def run_facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, st
         if count := getattr(summary, name):
             rows.append((name, str(count)))
     if summary.turns_mean is not None:
-        rows.append(("turns", f"{summary.turns_mean:.2f} a rollout"))
+        rows.append(("turns", f"{summary.turns_mean:.2f} per rollout"))
     if summary.usage.completion_tokens:
         rows.append(("tokens", token_text(summary.usage)))
     if manifest.endpoints is not None:
         rows.append(("calls", manifest.endpoints.told()))
     if summary.seconds_mean is not None:
-        rows.append(("time", f"{summary.seconds_mean:.2f} s a rollout"))
+        rows.append(("time", f"{summary.seconds_mean:.2f} s per rollout"))
     rows.append(("task set", manifest.task_set_sha256[:12]))
     rows.append(("run", manifest.run_id))
     return rows
 
 
 def token_text(usage: Usage) -> str:
-    """Return the tokens of a run in words: `1,200 read, 300 written`."""
-    said = f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"
-    return f"about {said}: the endpoint does not count all of them" if usage.estimated else said
+    """Format the tokens of a run: `1,200 read, 300 written`."""
+    counts = f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"
+    return f"about {counts}: the endpoint does not count all of them" if usage.estimated else counts
 
 
 def reward_text(summary: RunSummary) -> str:
-    """Return the mean reward with its 95 % interval: `0.7310 (95 % interval 0.6500 to 0.8010)`."""
+    """Format the mean reward with its 95 % interval: `0.7310 (95 % interval 0.6500 to 0.8010)`."""
     if summary.reward_mean is None:
         return "none: no rollout was scored"
     if summary.reward_low is None or summary.reward_high is None:
@@ -219,7 +225,10 @@ def reward_text(summary: RunSummary) -> str:
 
 
 def histogram_lines(summary: RunSummary) -> list[str]:
-    """Return the bins that hold a reward as lines of text; the longest bar fills its column."""
+    """Return the non-empty bins of the reward histogram as lines of text.
+
+    The longest bar fills its column.
+    """
     if summary.histogram is None:
         return []
     if (value := only_value(summary.histogram)) is not None:
@@ -235,17 +244,17 @@ def histogram_lines(summary: RunSummary) -> list[str]:
 
 
 def only_value(bins: Histogram) -> float | None:
-    """Return the value that all counted ones have, or None if they differ."""
+    """Return the value shared by everything that was counted, or None if the values differ."""
     return bins.edges[0] if bins.edges[0] == bins.edges[-1] else None
 
 
 def run_title(manifest: RunManifest) -> str:
-    """Return what a run is of: `model on owner/name 1.2`."""
+    """Return the title of a run: `model on owner/name 1.2`."""
     return f"{manifest.model.name} on {_describe_play(manifest)}"
 
 
 def report_title(report: RunReport) -> str:
-    """Return what a report is of: one run's title, or `3 runs on owner/name 1.2`."""
+    """Return the title of a report: that of its only run, or `3 runs on owner/name 1.2`."""
     if len(report.runs) == 1:
         return run_title(report.runs[0].manifest)
     played = dict.fromkeys(_describe_play(run.manifest) for run in report.runs)
@@ -263,7 +272,7 @@ def _shares(counts: dict[str, int]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Keep text from outside (names of models, metrics, stops) inside its table cell."""
+    """Escape text from outside (names of models, metrics, stop reasons) for a Markdown table cell."""
     plain = " ".join(text.split())
     for character in "\\`*_[]<>|#":
         plain = plain.replace(character, "\\" + character)

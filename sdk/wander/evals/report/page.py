@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing else, no network either: charts, tables and rollouts.
+"""Renders a report as one self-contained HTML page that works offline: charts, tables and rollouts.
 
-What models, endpoints and environments said is text here and nothing more: the template escapes it, and the
-page's own policy allows no script but the two that stand in it, no request and no frame.
+Text from models, endpoints and environments cannot become markup: the template escapes it, and the page's
+content security policy allows only its two inline scripts, no requests and no frames.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from wander.parsers import message_text
 from wander.types import Message, Rollout
 
 LONGEST = 4000
-"""Characters of a message that are shown; what was cut is said."""
+"""Characters shown of a message. The page says how many were cut."""
 
 _REASON = 80
-"""Characters of a stop reason that are shown."""
+"""Characters shown of a stop reason."""
 
 _FACTS = (
     *("reward", "rollouts", "failed", "truncated", "refused", "filtered", "turns", "tokens", "time"),
     *("task set", "run"),
 )
-"""What runs are compared by, side by side."""
+"""Facts that are compared side by side."""
 
 _DRAW = """
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -61,7 +61,7 @@ draw();
 
 
 def html_report(report: RunReport) -> str:
-    """Return the page; raises `MissingExtra` without `wander-sdk[plots]`."""
+    """Return the HTML page of a report. Raises `MissingExtra` if `wander-sdk[plots]` is not installed."""
     charts.require_charts("an HTML report")
     from jinja2 import Environment, StrictUndefined
 
@@ -90,7 +90,7 @@ def html_report(report: RunReport) -> str:
 
 @cache
 def _libraries() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script. Bundling them takes seconds."""
     import vl_convert
 
     return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed"))
@@ -100,8 +100,8 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
     summary, breakdown = run.breakdown.summary, run.breakdown
     histograms = {
         "rewards": ("Rewards", "reward", summary.histogram, summary.reward_mean),
-        "tokens": ("Lengths", "completion tokens a rollout", breakdown.tokens, None),
-        "turns": ("Turns", "turns a rollout", breakdown.turns, None),
+        "tokens": ("Lengths", "completion tokens per rollout", breakdown.tokens, None),
+        "turns": ("Turns", "turns per rollout", breakdown.turns, None),
     }
     drawn = {
         name: (title, charts.chart_histogram(bins, axis=axis, mean=mean))
@@ -109,7 +109,7 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
         if bins is not None and words.only_value(bins) is None
     }
     equal = [
-        (title, f"{value:.4g} {axis}" if axis.endswith("a rollout") else f"{value:.4g} in every rollout")
+        (title, f"{value:.4g} {axis}" if axis.endswith("per rollout") else f"{value:.4g} in every rollout")
         for title, axis, bins, _ in histograms.values()
         if bins is not None and (value := words.only_value(bins)) is not None
     ]
@@ -129,25 +129,25 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
 
 
 def _side_by_side(sections: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the names and values of facts that any of the runs has."""
+    """Return the names and values of the facts that at least one run has."""
     facts = [dict(section["facts"]) for section in sections]
     rows = [(name, [values.get(name, "") for values in facts]) for name in _FACTS]
     return [(name, values) for name, values in rows if any(values)]
 
 
 def _place(
-    found: dict[str, tuple[str, Any]], place: str, specs: dict[str, charts.Row]
+    drawn: dict[str, tuple[str, Any]], place: str, specs: dict[str, charts.Row]
 ) -> list[tuple[str, str]]:
-    """Put charts among the page's and return (id, title) of each."""
-    for name, (_, chart) in found.items():
+    """Add charts to the page's specs, and return the id and title of each."""
+    for name, (_, chart) in drawn.items():
         spec = chart.to_dict()
-        spec.pop("config", None)  # the page's
+        spec.pop("config", None)  # the page sets its own
         specs[f"{place}-{name}"] = spec
-    return [(f"{place}-{name}", title) for name, (title, _) in found.items()]
+    return [(f"{place}-{name}", title) for name, (title, _) in drawn.items()]
 
 
 def _chart_together(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, Any]]:
-    """Return title and chart, by name, of what all runs of a report show together."""
+    """Return the title and chart, by name, of the charts that combine all runs of a report."""
     scores = charts.chart_intervals(list(_scores(runs)), "metric")
     drawn = {"scores": ("Rewards and metrics, with 95 % intervals", scores)}
     if rates := list(_rates(runs)):
@@ -183,9 +183,9 @@ def _row(run: ReportedRun, name: str, mean: float, low: float | None, high: floa
 def _rates(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
     for run in runs:
         for rate in run.breakdown.summary.pass_rates:
-            some = (rate.pass_at_k, rate.pass_at_k_low, rate.pass_at_k_high)
-            whole = (rate.pass_hat_k, rate.pass_hat_k_low, rate.pass_hat_k_high)
-            for kind, (value, low, high) in (("pass@k", some), ("pass^k", whole)):
+            any_pass = (rate.pass_at_k, rate.pass_at_k_low, rate.pass_at_k_high)
+            all_pass = (rate.pass_hat_k, rate.pass_hat_k_low, rate.pass_hat_k_high)
+            for kind, (value, low, high) in (("pass@k", any_pass), ("pass^k", all_pass)):
                 yield {"run": run.label, "k": rate.k, "kind": kind, "value": value, "low": low, "high": high}
 
 
@@ -219,7 +219,7 @@ def _shorten(text: str) -> str:
 
 
 def _inline(script: str) -> str:
-    """Return a script that no string in it can end before its end."""
+    """Return a script escaped such that no string in it can close the script element."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""When another rollout starts: whenever a model call could be made for it."""
+"""Decides when another rollout starts: as soon as a model call could be made for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 
 class Admission:
-    """Bounds the rollouts that need the model, and all that play.
+    """Limits the number of rollouts that need the model, and the number of all rollouts in flight.
 
-    A rollout needs the model while it asks, while its call waits for a slot, and until its first call.
-    Another rollout may start while the environment or the tools of one work. A call that waits out its own
-    refusal counts as neither, so that refusals at random leave no slot empty.
+    A rollout needs the model during a call, while its call waits for a slot, and until its first call.
+    Another rollout may start while the environment or the tools of this one are at work. A call that waits
+    because the endpoint refused it counts towards neither limit, so random refusals leave no slot empty.
     """
 
     def __init__(self, calls: int, rollouts: int) -> None:
@@ -25,9 +25,9 @@ class Admission:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, rollout_ids: list[str]) -> None:
-        """Wait until these rollouts, which are played together, may start; they count from then on."""
+        """Wait until these rollouts, which are played as one group, may start, and count them."""
         count = len(rollout_ids)
-        # A group that is larger than a bound starts once it is alone.
+        # A group that is larger than a limit starts when nothing else is in flight.
         while (self._asking and self._asking + count > self._calls) or (
             self._playing and self._playing + count > self._rollouts
         ):
@@ -39,25 +39,25 @@ class Admission:
         self._unasked.update(rollout_ids)
 
     def leave(self, rollout_ids: list[str]) -> None:
-        """Count rollouts as ended."""
+        """Count rollouts as finished."""
         self._playing -= len(rollout_ids)
         for rollout_id in rollout_ids:
             self._ask(rollout_id)
         self._next()
 
     def begin_call(self, rollout_id: str) -> None:
-        """Count a rollout that begins a call."""
+        """Count a rollout that starts a call."""
         self._asking += 1
         self._ask(rollout_id)
 
     def end_call(self) -> None:
-        """Count a call that ended."""
+        """Count a finished call."""
         self._asking -= 1
         self._next()
 
     @contextlib.contextmanager
     def waiting_out(self) -> Iterator[None]:
-        """Leave a call uncounted, and its rollout, while it waits out a refusal."""
+        """Leave a call and its rollout out of the counts while it waits after a refusal."""
         self._asking -= 1
         self._playing -= 1
         self._next()
@@ -74,7 +74,7 @@ class Admission:
             self._next()
 
     def _next(self) -> None:
-        """Let the rollouts that wait longest look again; whether there is room is seen when they run."""
+        """Wake the rollout that has waited longest. It checks the limits itself when it runs."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

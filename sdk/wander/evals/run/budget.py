@@ -1,4 +1,4 @@
-"""What a run spends at its model, and when that is enough."""
+"""Tracks what a run spends on its model, and decides when its budget is used up."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ from wander.wire import Spending, TokenPrices
 
 @dataclass(frozen=True)
 class Budget:
-    """Bounds on what a run spends, over all its parts; None means no bound."""
+    """Limits on the spending of a run, over all of its sessions. None means no limit."""
 
     tokens: int | None = None
-    """Prompt and completion tokens together."""
+    """Maximum number of prompt and completion tokens in total."""
     usd: float | None = None
     prices: TokenPrices | None = None
-    """Without them nothing is known of the cost."""
+    """Token prices of the model. Without prices the cost is unknown."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
-            raise ConfigError(f"a budget of {self.tokens} tokens is none")
+            raise ConfigError(f"a token budget must be at least 1, not {self.tokens}")
         if self.usd is not None and self.usd <= 0:
-            raise ConfigError(f"a budget of {self.usd} USD is none")
+            raise ConfigError(f"a budget in USD must be positive, not {self.usd:g}")
         if self.usd is not None and self.prices is None:
             raise ConfigError(
                 "a budget in USD needs the model's prices",
-                hint="give `prices`, in USD per million tokens",
+                hint="pass `prices`, in USD per million tokens",
             )
 
 
 @dataclass
 class SharedBudget:
-    """What several runs may spend together, whichever of them play now."""
+    """Budget that several runs share, no matter which of them are playing."""
 
     tokens: int | None = None
-    """Prompt and completion tokens together; None means no bound."""
+    """Maximum number of prompt and completion tokens in total. None means no limit."""
     usd: float | None = None
     earlier: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Tokens and USD that earlier parts of the runs spent, by their names."""
+    """Tokens and USD spent in earlier sessions, by name of the run."""
     meters: dict[str, Meter] = field(default_factory=dict)
-    """Of the runs that play, or played; they know of their earlier parts."""
+    """Meters of the runs in this session, by name. They include the spending of earlier sessions."""
 
     @property
     def is_bound(self) -> bool:
-        """Whether there is any bound."""
+        """Whether the budget has any limit."""
         return self.tokens is not None or self.usd is not None
 
     @property
     def spent_tokens(self) -> int:
-        """Tokens that all runs spent so far."""
+        """Tokens spent by all runs so far."""
         now = sum(meter.tokens for meter in self.meters.values())
         return now + sum(tokens for name, (tokens, _) in self.earlier.items() if name not in self.meters)
 
     @property
     def spent_usd(self) -> float:
-        """What they cost, those without prices left out."""
+        """USD spent by all runs so far. Runs without prices count as 0."""
         now = sum(meter.usd or 0.0 for meter in self.meters.values())
         return now + sum(usd for name, (_, usd) in self.earlier.items() if name not in self.meters)
 
     @property
     def spent(self) -> str | None:
-        """The budget that is spent, in words; None while the runs may go on."""
+        """Description of the budget that is used up, or None while the runs may continue."""
         if self.tokens is not None and self.spent_tokens >= self.tokens:
             return f"the budget of {self.tokens:,} tokens is spent ({self.spent_tokens:,})"
         if self.usd is not None and self.spent_usd >= self.usd:
@@ -78,15 +78,15 @@ class SharedBudget:
 
 
 class Share(NamedTuple):
-    """A run's part in a budget that it shares with others."""
+    """Part of a run in a shared budget."""
 
     budget: SharedBudget
     name: str
-    """Of the run, among those that share."""
+    """Name of the run within the shared budget."""
 
 
 class Meter:
-    """Counts the tokens that a run takes from its model, what a cache answers left out."""
+    """Counts the tokens that a run takes from its model, without answers from a cache."""
 
     def __init__(self, budget: Budget, before: Usage, share: Share | None = None) -> None:
         self.budget = budget
@@ -99,24 +99,24 @@ class Meter:
 
     @property
     def tokens(self) -> int:
-        """Tokens spent, those of earlier parts of the run included."""
+        """Tokens spent, including earlier sessions of the run."""
         return self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def usd(self) -> float | None:
-        """What they cost; None if the prices are not known, or the endpoint does not count all tokens."""
+        """Cost in USD, or None if prices are unknown or the endpoint does not report all tokens."""
         prices = self.budget.prices
         return None if prices is None or self.usage.estimated else prices.cost(self.usage)
 
     @property
     def is_blind(self) -> bool:
-        """Whether there is a budget that cannot be kept, since the endpoint does not count all tokens."""
+        """Whether a budget cannot be enforced, because the endpoint does not report all tokens."""
         bound = self.budget.tokens is not None or self.budget.usd is not None
         return self.usage.estimated and (bound or (self._share is not None and self._share.budget.is_bound))
 
     @property
     def spent(self) -> str | None:
-        """The budget that is spent, in words; None while the run may go on."""
+        """Description of the budget that is used up, or None while the run may continue."""
         if self.budget.tokens is not None and self.tokens >= self.budget.tokens:
             return f"the budget of {self.budget.tokens:,} tokens is spent ({self.tokens:,})"
         cost = self.usd
@@ -125,7 +125,7 @@ class Meter:
         return self._share.budget.spent if self._share is not None else None
 
     def spending(self) -> Spending | None:
-        """Return what the manifest says; None for a run without any budget and prices."""
+        """Return the spending for the manifest, or None for a run without a budget and prices."""
         if self.budget == Budget() and self._share is None:
             return None
         return Spending(
@@ -137,7 +137,7 @@ class Meter:
         )
 
     def at_least(self, usage: Usage) -> None:
-        """Learn of tokens on record; a part of the run that was killed could not say what it spent."""
+        """Raise the counts to those on record. A killed session could not save what it spent."""
         self.usage = Usage(
             prompt_tokens=max(self.usage.prompt_tokens, usage.prompt_tokens),
             completion_tokens=max(self.usage.completion_tokens, usage.completion_tokens),
@@ -145,7 +145,7 @@ class Meter:
         )
 
     def add(self, request: ModelRequest, response: ModelResponse) -> None:
-        """Count one answer."""
+        """Count an answer."""
         if response.cached:
             self.cached_calls += 1
             self._cached[request.rollout_id].add(request.turn)
@@ -153,7 +153,7 @@ class Meter:
         self.usage += response.usage
 
     def mark(self, rollout: Rollout, rollout_id: str) -> Rollout:
-        """Return the rollout with the turns marked that a cache answered."""
+        """Return the rollout with its cached turns marked."""
         numbers = self._cached.pop(rollout_id, None)
         if not numbers:
             return rollout
@@ -165,17 +165,17 @@ class Meter:
 
 
 def count_tokens(turns: list[Turn]) -> Usage:
-    """Return the tokens of the turns that a model was really asked for."""
+    """Return the tokens of the turns with a real model call."""
     return sum((turn.usage for turn in turns if not turn.cached), Usage())
 
 
 def count_answers(turns: list[Turn], others: Collection[str]) -> int:
-    """Return how many turns the model was really asked for; `others` are players with their own."""
+    """Return the number of turns with a real model call, without the players in `others`."""
     return sum(not turn.cached and turn.player not in others for turn in turns)
 
 
 class MeteredClient(WrappedClient):
-    """The client of an evaluation: tells the admission of every call, and the meter of every answer."""
+    """Client of an evaluation that reports every call to the admission and every answer to the meter."""
 
     def __init__(self, client: Client, admission: Admission, meter: Meter) -> None:
         super().__init__(client)

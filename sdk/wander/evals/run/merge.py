@@ -1,8 +1,9 @@
-"""Makes one run of the shards in which it was played: all of them, of the same pins, or nothing.
+"""Merges the shards of a run into one run. All shards with the same pins are needed, or nothing is written.
 
-The lines are those of the shards, byte for byte, in the manifest's order; of a rollout that was played again
-only the line that counts. Merged again, the same shards give the same run, its id included. A shard whose
-lines come to something else than its `summary.json` is refused: somebody changed one or the other.
+The lines of the merged run are those of the shards, byte for byte, in the order of the manifest. For a
+rollout that was played repeatedly, only the line that counts is kept. Merging the same shards again gives the
+same run with the same id. A shard whose lines contradict its `summary.json` is rejected, because one of them
+was changed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from wander.types import Rollout, Usage
 from wander.wire import RunManifest, RunSummary, Spending
 from wander.wire.run_record import Shard
 
-_AGAIN = "play that shard again into another folder"
+_AGAIN = "run this shard again in a new folder"
 
 
 def merge_shards(
     folders: Sequence[RunFolder], target: Path, files: Mapping[str, bytes] | None = None
 ) -> tuple[RunManifest, RunSummary]:
-    """Write the run that these shards make to a new folder, and `files` by name; complete or not at all.
+    """Write the merged run of these shards to a new folder, with extra `files` by name, completely or not at
+    all.
 
-    Raises `RunError` for a folder that is no shard, for shards of different runs or versions, one that is
-    missing, there twice, not played to its end or changed since, and for a target that is there.
+    Raises `RunError` if a folder is not a shard, if shards belong to different runs or versions, if a shard
+    is missing, duplicated, incomplete or changed, and if the target already exists.
     """
     if not folders:
         raise RunError("there is nothing to merge", hint="name the folders of all shards")
@@ -45,9 +47,7 @@ def merge_shards(
         _require_same(shards[0], other)
     _require_all(shards)
     if target.exists():
-        raise RunError(
-            f"`{target}` is there already", hint="choose another folder with " + name_option("out")
-        )
+        raise RunError(f"`{target}` already exists", hint="choose another folder with " + name_option("out"))
     require_outside(target, [shard.path for shard in shards])
     used = [shard.manifest.endpoints for shard in shards if shard.manifest.endpoints is not None]
     manifest = first.model_copy(
@@ -74,46 +74,46 @@ def merge_shards(
 
 
 def _append_all(records: Iterable[tuple[Rollout, bytes]], folder: RunFolder) -> Iterator[Rollout]:
-    """Append lines, and yield their rollouts, which need not be read from the file again."""
+    """Append lines and yield their rollouts, so that they need not be read from the file again."""
     for rollout, line in records:
         folder.append_line(line.removesuffix(b"\n") + b"\n")
         yield rollout
 
 
 def require_outside(target: Path, folders: Iterable[Path]) -> None:
-    """Raise `RunError` for a target that lies within a shard's folder."""
+    """Raise `RunError` if the target is inside a shard's folder."""
     for folder in folders:
         if target.resolve().is_relative_to(folder.resolve()):
             raise RunError(
-                f"`{target}` lies in the shard `{folder}`",
+                f"`{target}` is inside the shard `{folder}`",
                 hint="choose a folder next to the shards with " + name_option("out"),
             )
 
 
 def shard_of(folder: RunFolder) -> Shard:
-    """Return which part of a run a folder holds; raises `RunError` for one that holds no part."""
+    """Return the shard that a folder contains. Raises `RunError` if it contains a whole run."""
     if folder.manifest.shard is None:
         raise RunError(
-            f"`{folder.path}` is a whole run, not a shard of one",
-            hint="leave it out; a shard is what " + name_option("shard", command="wander eval") + " plays",
+            f"`{folder.path}` is a whole run, not a shard",
+            hint="leave it out; create shards with " + name_option("shard", command="wander eval"),
         )
     return folder.manifest.shard
 
 
 def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run") -> None:
-    """Raise `RunError` unless parts, with the names of their folders, are the whole, each there once."""
+    """Raise `RunError` unless the named shards cover the whole run exactly once."""
     of = shards[0][1].of
     for name, shard in shards:
         if shard.of != of:
             raise RunError(
-                f"`{shards[0][0]}` is a shard of {of}, and `{name}` one of {shard.of}",
-                hint="merge the shards of one division",
+                f"`{shards[0][0]}` is one of {of} shards, and `{name}` is one of {shard.of}",
+                hint="merge only shards of a run that was divided into the same number of shards",
             )
     parts = sorted((shard.first, shard.end, name) for name, shard in shards)
     for before, after in pairwise(parts):
         if after[0] < before[1]:
             raise RunError(
-                f"shard {after[0]}/{of} is in `{before[2]}` and in `{after[2]}`", hint="leave one of them out"
+                f"shard {after[0]}/{of} is in `{before[2]}` and in `{after[2]}`", hint="leave out one of them"
             )
     there = {number for first, end, _ in parts for number in range(first, end)}
     missing = [f"{number}/{of}" for number in range(of) if number not in there]
@@ -122,20 +122,20 @@ def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run")
         subject, verb = ("shards", "are") if len(missing) > 1 else ("shard", "is")
         raise RunError(
             f"{subject} {shown} of {what} {verb} missing",
-            hint="play it like the others and with "
+            hint="run it like the other shards, with "
             + name_option("shard", missing[0])
-            + ", then merge all of them",
+            + ", then merge all shards",
         )
 
 
 def _require_same(first: RunFolder, other: RunFolder) -> None:
-    """Raise `RunError` for shards of different runs, or of different versions of what makes numbers."""
+    """Raise `RunError` if shards belong to different runs or were played with different versions."""
     whole = (shard.manifest.model_copy(update={"shard": None}) for shard in (first, other))
     if differing := find_differing_pins(*whole):
         raise RunError(
-            f"`{first.path}` and `{other.path}` are no shards of one run: "
+            f"`{first.path}` and `{other.path}` are not shards of the same run: "
             f"they differ in {differences_in_words(differing)}",
-            hint="play all shards with one command, but for "
+            hint="run all shards with the same command, except for "
             + name_option("shard")
             + " and "
             + name_option("out"),
@@ -150,8 +150,8 @@ def _require_same(first: RunFolder, other: RunFolder) -> None:
         if here != there:
             raise RunError(
                 f"`{first.path}` was played with {name} {here or 'not installed'}, "
-                f"and `{other.path}` with {there or 'none'}",
-                hint="install one version on all machines, and play the shards of the other again",
+                f"and `{other.path}` with {there or 'without it'}",
+                hint="install the same version on all machines, and run the other shards again",
             )
 
 
@@ -160,18 +160,18 @@ def _require_all(shards: Sequence[RunFolder]) -> None:
     for shard in shards:
         if shard.manifest.ended_at is None:
             raise RunError(
-                f"shard {shard.manifest.shard} in `{shard.path}` is not played to its end",
-                hint=_go_on(shard),
+                f"shard {shard.manifest.shard} in `{shard.path}` is not complete",
+                hint=_resume_hint(shard),
             )
 
 
-def _go_on(shard: RunFolder) -> str:
+def _resume_hint(shard: RunFolder) -> str:
     resume = name_option("resume", str(shard.path), command="wander eval")
-    return "go on with " + resume + ", then merge again"
+    return "run " + resume + ", then merge again"
 
 
 def _run_id(shards: Sequence[RunFolder]) -> str:
-    """Return an id that follows from the shards'."""
+    """Return a run id derived from those of the shards."""
     ids = "\n".join(shard.manifest.run_id for shard in shards)
     earliest = min(shard.manifest.started_at for shard in shards)
     tail = hashlib.sha256(ids.encode()).digest()[:10]
@@ -179,7 +179,7 @@ def _run_id(shards: Sequence[RunFolder]) -> str:
 
 
 def _spending(shards: Sequence[RunFolder]) -> Spending | None:
-    """Return what all shards spent; bounds held for each by itself, so the whole has none."""
+    """Return the total spending of all shards, without limits, because each shard had its own."""
     parts = [shard.manifest.spending for shard in shards if shard.manifest.spending is not None]
     if not parts:
         return None
@@ -190,7 +190,7 @@ def _spending(shards: Sequence[RunFolder]) -> Spending | None:
 
 
 def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tuple[Rollout, bytes]]:
-    """Yield every rollout with its line, in the manifest's order."""
+    """Yield every rollout with its line, in the order of the manifest."""
     order = RolloutOrder(manifest.example_ids, manifest.rollouts_per_example)
     before: Rollout | None = None
     with ExitStack() as opened:
@@ -209,11 +209,11 @@ def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tu
 def _placed(
     shard: RunFolder, lines: LinesInOrder, order: RolloutOrder, manifest: RunManifest
 ) -> Iterator[tuple[int, Rollout, bytes, RunFolder]]:
-    """Yield the rollouts of a shard, each with its place in the whole run before it."""
+    """Yield the rollouts of a shard, each preceded by its position in the whole run."""
     if len(lines) != (expected := shard.manifest.expected_rollouts):
         raise RunError(
-            f"`{shard.path}` holds {len(lines):,} of the {expected:,} rollouts of its shard",
-            hint=_go_on(shard),
+            f"`{shard.path}` contains {len(lines):,} of the {expected:,} rollouts of its shard",
+            hint=_resume_hint(shard),
         )
     running = RunningSummary(manifest.environment.info)
     for rollout, line in lines.records():
@@ -223,28 +223,31 @@ def _placed(
     require_unchanged(shard, running.summary(expected=expected))
 
 
-def require_unchanged(shard: RunFolder, found: RunSummary) -> None:
-    """Raise `RunError` where the rollouts of a shard come to something else than its summary says."""
-    kept = shard.summary()
-    for name in RunSummary.model_fields if kept else ():
-        if getattr(kept, name) != getattr(found, name):
+def require_unchanged(shard: RunFolder, computed: RunSummary) -> None:
+    """Raise `RunError` if the summary of a shard does not match its rollouts."""
+    stored = shard.summary()
+    for name in RunSummary.model_fields if stored else ():
+        if getattr(stored, name) != getattr(computed, name):
             raise RunError(
-                f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` differ in `{name}`",
-                hint=f"{_AGAIN}; if `--resume` of it was killed, delete that file: it is older",
+                f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` disagree about `{name}`",
+                hint=f"{_AGAIN}; if a resumed session was killed, delete that outdated file instead",
             )
 
 
 def _place(rollout: Rollout, shard: RunFolder, order: RolloutOrder, manifest: RunManifest) -> int:
-    """Return the place of a rollout in the whole run; raises `RunError` for one that is not of this shard."""
+    """Return the position of a rollout in the whole run.
+
+    Raises `RunError` if it is not part of this shard.
+    """
     number = order.find(rollout.key)
     if number is None or not shard_of(shard).takes(number // manifest.played_together):
         raise RunError(
-            f"`{shard.path}` holds rollout `{rollout.example_id}/{rollout.index}`, which is not of its shard",
+            f"`{shard.path}` contains rollout `{rollout.example_id}/{rollout.index}` of another shard",
             hint=_AGAIN,
         )
     if (problem := unrecordable(rollout)) is not None:
         raise RunError(
-            f"`{shard.path}` was changed: of rollout `{rollout.example_id}/{rollout.index}` {problem}",
+            f"`{shard.path}` was changed: rollout `{rollout.example_id}/{rollout.index}`: {problem}",
             hint=_AGAIN,
         )
     return number

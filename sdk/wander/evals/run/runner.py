@@ -1,11 +1,12 @@
-"""Plays the rollouts of an evaluation, many at a time, and records each as it ends.
+"""Plays the rollouts of an evaluation concurrently, and records each as it ends.
 
-What is bounded is the model calls in flight; rollouts whose environment or tools are at work hold no call.
+The limit applies to model calls in flight. Rollouts whose environment or tools are at work do not hold a
+call.
 
-A fixed set of tasks pulls rollouts from one iterator, so a plan of a million costs the memory of those in
-flight. A failed rollout is data: it is recorded and its siblings go on. Only failures marked retryable are
-played again, whole, with exponential backoff. Where rewards compare the rollouts of one example, they are
-played, retried and resumed as one group.
+A fixed set of tasks pulls rollouts from one iterator, so a plan of a million rollouts needs memory only for
+those in flight. A failed rollout is data: it is recorded, and its siblings continue. Only rollouts with a
+retryable failure are played again, from the start, with exponential backoff. If rewards compare the rollouts
+of one example, these are played, retried and resumed as one group.
 """
 
 from __future__ import annotations
@@ -47,59 +48,59 @@ _LONGEST_RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of an evaluation."""
+    """Progress of an evaluation."""
 
     done: int
-    """Rollouts on record, those of a resumed run included."""
+    """Rollouts recorded, including those of earlier sessions."""
     total: int
     failed: int
     retried: int
-    """Rollouts that were played again after a retryable failure."""
+    """Rollouts played again after a retryable failure."""
     in_flight: int
     reward_mean: float | None
     usage: Usage
     seconds: float
-    """Since this evaluation, or this resumption of it, began to play."""
+    """Seconds since this session started to play."""
     calls_in_flight: int = 0
     rate: float | None = None
-    """Calls a second that the endpoint gets after it said that it is asked too much; else None."""
+    """Calls per second that the endpoint receives after it reported too many. None if it did not."""
     paused_seconds: float = 0.0
-    """How long it still wants not to be asked at all."""
+    """Seconds without any calls to the endpoint."""
     usd: float | None = None
-    """What the run has cost so far; None where the prices are not known."""
+    """Cost of the run so far in USD, or None if the prices are unknown."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of an evaluation."""
+    """Result of an evaluation."""
 
     manifest: RunManifest
     summary: RunSummary
     run_dir: Path | None
     rollouts: list[Rollout]
-    """Every rollout, when the run was not saved to a folder; empty otherwise."""
+    """All rollouts if the run was not saved to a folder, otherwise empty."""
     interrupted: bool
-    """True when a stop was requested before the last rollout."""
+    """Whether a stop was requested before the last rollout."""
     resumed: int
-    """Rollouts that an earlier part of this run had played."""
+    """Rollouts that earlier sessions had played."""
     retried: int
     torn: str | None
-    """What was found of a line that a crash cut short."""
+    """Description of a line that a crash cut short, or None."""
     endpoints: EndpointUse = field(default_factory=EndpointUse)
-    """How the endpoints were asked by this part of the run."""
+    """Endpoint use of this session."""
     longest_stall: float = 0.0
-    """Seconds that code in this process held up everything else, at most: an environment's synchronous hook,
-    reward function or tool. Workers keep that apart."""
+    """Longest time in seconds that synchronous code blocked this process: a hook, a reward function or a
+    tool of an environment. Code in workers does not count."""
     scoring_seconds: float = 0.0
-    """Seconds for which synchronous reward functions let nothing else of their process go on, in total."""
+    """Total seconds that synchronous reward functions blocked their process."""
     scoring_share: float = 0.0
-    """The same, as a share of the time of all processes of the environment."""
+    """`scoring_seconds` as a share of the time of all processes of the environment."""
     processes: int = 1
-    """Processes in which the environment played."""
+    """Number of processes that played the environment."""
     spent: str | None = None
-    """The budget that ended the run early, in words; None when none did."""
+    """Description of the budget that ended the run early, or None."""
     left_out: int = 0
-    """Rollouts that are missing, and were not asked for (`only_failed`)."""
+    """Number of missing rollouts that were skipped because of `only_failed`."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -117,16 +118,17 @@ async def evaluate(
     on_progress: OnProgress | None = None,
     stop: StopRequest | None = None,
 ) -> EvaluationResult:
-    """Play a plan and record it in `run_dir` (None keeps the rollouts in memory).
+    """Play a plan and record it in `run_dir`. With `run_dir=None`, keep the rollouts in memory.
 
-    `resume` continues the run in `run_dir`: rollouts that did not fail are kept, missing and failed ones
-    are played. It is refused with `RunError` when the run was made of anything else, and starts a new run
-    where the folder has none. The examples of a long run that took the first of its split are held to their
-    digests page by page when they are played, the first page at once.
+    `resume` continues the run in `run_dir`: rollouts that did not fail are kept, and missing and failed ones
+    are played. Raises `RunError` if the pins of the run (environment, arguments, examples, model, sampling,
+    seed) differ. If the folder does not contain a run, a new run starts. A long run that took the first
+    examples of its split compares them with their digests page by page as they are played. The first page is
+    checked immediately.
 
-    `checked` says that the caller has just awaited `client.check()`: it may cost a call, so nobody asks
-    twice. Raises `ModelError` early when the endpoint cannot be used at all; what was played until then is on
-    disk. Cancelling the calling task ends the same way as a stop, with `CancelledError`.
+    `checked` means that the caller has just awaited `client.check()`, which may cost a call, so it is not
+    repeated. Raises `ModelError` early if the endpoint cannot be used at all. Everything played until then is
+    on disk. Cancelling the calling task has the same effect as a stop, and raises `CancelledError`.
     """
     require_players(environment.info, [*client.scripts, *client.others])
     if not checked:
@@ -160,7 +162,7 @@ async def evaluate(
         if isinstance(examples, PackedExamples):
             if record.folder is not None:
                 keep_digests(examples, record.folder)
-            examples.keep_content_alone()
+            examples.drop_metadata()
         evaluation = _Evaluation(environment, client, plan, record, stop or StopRequest(), on_progress)
         with _limits(client, plan), fewer_collections(plan.concurrency):
             await evaluation.play(examples)
@@ -172,7 +174,10 @@ async def evaluate(
 
 @contextlib.contextmanager
 def _limits(client: Client, plan: EvaluationPlan) -> Iterator[None]:
-    """Bound the calls in flight; judges and players that bring no limiter use that of the run's model."""
+    """Limit the calls in flight.
+
+    Judges and players without a limiter of their own share that of the model.
+    """
     limiter = client.limiter
     token = SHARED_LIMITER.set(limiter)
     try:
@@ -183,7 +188,7 @@ def _limits(client: Client, plan: EvaluationPlan) -> Iterator[None]:
 
 
 class _Evaluation:
-    """What the tasks of one evaluation share while they play."""
+    """State shared by the tasks of one evaluation."""
 
     def __init__(
         self,
@@ -209,20 +214,20 @@ class _Evaluation:
         self._use_before = self._use()
         self._scored_before = environment.scoring_seconds
         self._spent: str | None = None
-        """The budget that is spent, in words."""
+        """Description of the budget that is used up, or None."""
         self._retried = self._in_flight = 0
         self._longest_stall = 0.0
         self._started = time.monotonic()
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
 
     async def play(self, examples: RunExamples) -> None:
-        """Play what is missing; returns early on a stop and raises the failure watch's verdict."""
+        """Play the missing rollouts. Returns early on a stop, and raises the verdict of the failure watch."""
         record = self._record
         self._meter.at_least(record.resume())
         groups = record.missing_groups(self._plan)
         count = (record.total - record.resumed - record.left_out) // record.manifest.played_together
-        self._tell(force=True)
+        self._report_progress(force=True)
         async with self._each_second():
             tasks = [
                 asyncio.create_task(self._play_groups(examples, groups))
@@ -232,12 +237,12 @@ class _Evaluation:
                 await run_until_stopped(tasks, self._stop)
             finally:
                 record.is_closed = True
-        self._tell(force=True)
+        self._report_progress(force=True)
         if self._watch.verdict is not None:
             raise self._watch.verdict
 
     async def _play_groups(self, examples: RunExamples, groups: Iterator[PlannedGroup]) -> None:
-        """Play one group after another, until there is none or the evaluation is to end."""
+        """Play one group after another, until none is left or the evaluation should end."""
         for place, indices in groups:
             example = await examples.example(place)
             rollout_ids = [f"{example.example_id}/{index}" for index in indices]
@@ -253,14 +258,14 @@ class _Evaluation:
                 self._admission.leave(rollout_ids)
             for rollout, rollout_id in zip(rollouts, rollout_ids, strict=True):
                 self._record.append(self._meter.mark(rollout, rollout_id))
-                self._tell()
+                self._report_progress()
                 if self._watch.add(rollout):
                     self._stop.requested.set()
             if self._is_over():
                 return
 
     async def _play_with_retries(self, example: Example, indices: range) -> list[Rollout]:
-        """Play a rollout or a group, again while a failure is retryable and retries are left."""
+        """Play a rollout or a group, and repeat it while its failure is retryable and retries are left."""
         request = RolloutRequest.of(
             self._client,
             example,
@@ -276,7 +281,7 @@ class _Evaluation:
                 kind = type(error).__name__
                 failure = Failure(boundary="environment", type=kind, message=str(error) or kind)
                 rollouts = make_failed_rollouts(example, indices, failure)
-            retryable = any(each.failure is not None and each.failure.retryable for each in rollouts)
+            retryable = any(rollout.failure is not None and rollout.failure.retryable for rollout in rollouts)
             if not retryable or attempt == self._plan.max_retries:
                 break
             self._retried += len(indices)
@@ -285,11 +290,11 @@ class _Evaluation:
         return rollouts
 
     def _is_over(self) -> bool:
-        """Tell whether no more rollouts are played: on request, for a failure, or for a budget."""
+        """Return whether to start no more rollouts: because of a request, a failure or a budget."""
         if self._meter.is_blind and self._watch.verdict is None:
             self._watch.verdict = ModelError(
-                f"the endpoint of `{self._client.model}` does not count tokens, so no budget can be kept",
-                hint="bound the run by " + name_option("n") + " instead of a budget",
+                f"the endpoint of `{self._client.model}` does not count tokens, so no budget can be enforced",
+                hint="limit the run with " + name_option("n") + " instead of a budget",
             )
             self._stop.requested.set()
         self._spent = self._spent or self._meter.spent
@@ -297,7 +302,7 @@ class _Evaluation:
 
     @contextlib.asynccontextmanager
     async def _each_second(self) -> AsyncIterator[None]:
-        """Force appended rollouts to the disk, off the event loop, and tell the progress, also of a pause."""
+        """Sync appended rollouts to the disk off the event loop, and report progress even during a pause."""
         if self._record.folder is not None:
             self._record.folder.sync_seconds = None
         finished = asyncio.Event()
@@ -310,7 +315,7 @@ class _Evaluation:
                 stall = time.monotonic() - began - _SYNC_SECONDS
                 self._longest_stall = max(self._longest_stall, stall)
                 await self._record.sync(self._meter.usage)
-                self._tell()
+                self._report_progress()
 
         syncing = asyncio.create_task(keep_syncing())
         try:
@@ -319,11 +324,11 @@ class _Evaluation:
             finished.set()
             await syncing
 
-    def _tell(self, *, force: bool = False) -> None:
+    def _report_progress(self, *, force: bool = False) -> None:
         now, record = time.monotonic(), self._record
-        if self._on_progress is None or not (force or now - self._told_at >= _PROGRESS_SECONDS):
+        if self._on_progress is None or not (force or now - self._reported_at >= _PROGRESS_SECONDS):
             return
-        self._told_at = now
+        self._reported_at = now
         status = None if self._client.limiter is None else self._client.limiter.status()
         self._on_progress(
             Progress(
@@ -343,7 +348,7 @@ class _Evaluation:
         )
 
     def result(self) -> EvaluationResult:
-        """Close the run and return what it came to."""
+        """Close the run and return its result."""
         record, folder = self._record, self._record.folder
         use = (self._use() - self._use_before).model_copy(update={"cached": self._meter.cached_calls})
         scored = self._environment.scoring_seconds - self._scored_before
@@ -369,7 +374,7 @@ class _Evaluation:
         )
 
     def _learned(self, use: EndpointUse) -> dict[str, Any]:
-        """Return the fields of the manifest that this part of the run has changed."""
+        """Return the fields of the manifest that this session changed."""
         manifest, learned = self._record.manifest, dict[str, Any]()
         used = use if self._client.limiter is None else self._record.unreported + use
         if used.calls or use.cached:

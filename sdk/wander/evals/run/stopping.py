@@ -1,4 +1,4 @@
-"""When an evaluation ends before its last rollout: on request, or because going on is pointless."""
+"""Decides when an evaluation ends early: on request, or because it cannot succeed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from wander.errors import EnvironmentFault, WanderError, model_error_type
 from wander.types import Rollout
 
 STOP_GRACE_SECONDS = 10.0
-"""How long cancelled rollouts may take to clean up after the first request to stop."""
+"""Seconds that cancelled rollouts get to clean up after the first request to stop."""
 
 
 class StopRequest:
-    """How a person ends an evaluation: once to stop in order, twice to stop at once.
+    """Lets a person end an evaluation. The first request stops it cleanly, and the second stops it
+    immediately.
 
     A command line calls `request` from its signal handler (`loop.add_signal_handler(SIGINT, stop.request)`).
-    After the first call no rollout starts and those in flight are cancelled, which gives environments a
-    bounded time to clean up; after the second the evaluation waits for nothing. What has finished is on disk
-    either way.
+    After the first call, no rollout starts, and those in flight are cancelled. Environments get a limited
+    time to clean up. After the second call, the evaluation waits for nothing. Finished rollouts are on disk
+    in both cases.
     """
 
     def __init__(self) -> None:
@@ -27,20 +28,21 @@ class StopRequest:
         self.urgent = asyncio.Event()
 
     def request(self) -> None:
-        """Ask for the end; a second call asks for it at once."""
+        """Request a clean stop, or an immediate stop if one was already requested."""
         if self.requested.is_set():
             self.urgent.set()
         self.requested.set()
 
 
 async def run_until_stopped(tasks: Collection[asyncio.Task[Any]], stop: StopRequest) -> None:
-    """Wait until all tasks have ended, one has broken or a stop is requested, and cancel what is in flight.
+    """Wait until all tasks end, one task fails, or a stop is requested. Then cancel the tasks still running.
 
-    Cancelled tasks get a bounded time to clean up, and none once the stop is urgent. Raises what a task
-    raised.
+    Cancelled tasks get a limited time to clean up, or no time if the stop is urgent. Raises the exception of
+    a failed task.
     """
     work = asyncio.gather(*tasks)
-    # Seen here, so that asyncio does not log it: it is raised below, once everything has ended.
+    # Retrieve the exception here so that asyncio does not log it. It is raised below, after all tasks have
+    # ended.
     work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await _wait_for_first(work, stop.requested)
@@ -49,8 +51,8 @@ async def run_until_stopped(tasks: Collection[asyncio.Task[Any]], stop: StopRequ
         for task in pending:
             task.cancel()
         if pending and not stop.urgent.is_set():
-            rest = asyncio.gather(*pending, return_exceptions=True)
-            await _wait_for_first(rest, stop.urgent, STOP_GRACE_SECONDS)
+            cleanup = asyncio.gather(*pending, return_exceptions=True)
+            await _wait_for_first(cleanup, stop.urgent, STOP_GRACE_SECONDS)
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error
@@ -59,7 +61,7 @@ async def run_until_stopped(tasks: Collection[asyncio.Task[Any]], stop: StopRequ
 async def _wait_for_first(
     work: asyncio.Future[Any], event: asyncio.Event, seconds: float | None = None
 ) -> None:
-    """Wait until the work has ended, the event is set, or the time is over."""
+    """Wait until the work ends, the event is set, or the time is up."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([work, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -68,26 +70,28 @@ async def _wait_for_first(
 
 
 class FailureWatch:
-    """Notices that an endpoint or an environment's process is gone, before a thousand failures are played.
+    """Detects that an endpoint or an environment's process is gone, before a thousand rollouts fail because
+    of it.
 
-    - An endpoint that takes no calls any more, however long one waits, or is gone for good, ends it at once.
-    - With nothing scored yet: 8 failed model calls in a row, or one refused key, end the run.
-    - Later: twice as many failed model calls in a row as are in flight, and at least 50, end it.
-    - An environment whose process cannot be brought back ends it at once.
+    - An endpoint that accepts no more calls regardless of waiting, or that is permanently gone, ends the run
+      immediately.
+    - If no rollout has been scored yet, 8 consecutive failed model calls or one rejected key end the run.
+    - Later, twice as many consecutive failed model calls as are in flight (at least 50) end the run.
+    - An environment whose process cannot be restarted ends the run immediately.
 
-    The exception to raise is in `verdict`.
+    `verdict` holds the exception to raise.
     """
 
     def __init__(self, concurrency: int, *, why_lost: Callable[[], str | None] = lambda: None) -> None:
         self.why_lost = why_lost
-        """Tells more about an environment's process that ended than a public record should hold."""
+        """Returns details about an environment's lost process that a public record should not contain."""
         self.later = max(50, 2 * concurrency)
         self.verdict: WanderError | None = None
         self._in_a_row = 0
         self._any_good = False
 
     def add(self, rollout: Rollout) -> bool:
-        """Look at a finished rollout; True when the run should end."""
+        """Add a finished rollout. Returns True if the run should end."""
         failure = rollout.failure
         if self.verdict is not None:
             return True
@@ -105,14 +109,14 @@ class FailureWatch:
             ):
                 count = "the last" if self._any_good else "the first"
                 rollouts = "rollout" if self._in_a_row == 1 else f"{self._in_a_row} rollouts"
-                # The exception that it was, so that exit statuses stay the same.
+                # Keep the type of the exception, because the exit status depends on it.
                 self.verdict = model_error_type(failure.type)(
                     f"{count} {rollouts} failed at the model: {failure.message}",
-                    hint="check the endpoint and the model's name, then resume; finished rollouts are kept",
+                    hint="check the endpoint and the model's name, then resume; finished rollouts are saved",
                 )
         else:
             self._in_a_row = 0
             if failure.type == "WorkerLost" and not failure.retryable:
-                hint = "see its log, then resume; finished rollouts are kept"
+                hint = "read its log, then resume; finished rollouts are saved"
                 self.verdict = EnvironmentFault(self.why_lost() or failure.message, hint=hint)
         return self.verdict is not None

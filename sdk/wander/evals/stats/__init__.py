@@ -1,1 +1,1 @@
-"""Statistics of runs: summaries, intervals, comparisons, agreement."""
+"""Statistics of runs: summaries, intervals, comparisons and agreement."""

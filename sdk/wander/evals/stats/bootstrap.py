@@ -1,12 +1,12 @@
-"""Intervals by resampling, for what has no formula: the bootstrap over examples.
+"""Computes intervals by resampling examples (bootstrap), for statistics without a formula.
 
-Whole examples are drawn with replacement, each with all its rollouts, since those of one example are not
-independent (the cluster bootstrap; Davison and Hinkley 1997, "Bootstrap Methods and their Application",
-section 3.8). The interval is Efron's BCa (Efron 1987, "Better Bootstrap Confidence Intervals"), which
-corrects for bias and skew; its acceleration comes from the jackknife, over groups of examples where there
-are are many. The generator is seeded, so that the same run gives the same interval everywhere.
+Whole examples are drawn with replacement, each with all of its rollouts, because the rollouts of one example
+are not independent (the cluster bootstrap; Davison and Hinkley 1997, "Bootstrap Methods and their
+Application", section 3.8). The interval is Efron's BCa (Efron 1987, "Better Bootstrap Confidence Intervals"),
+which corrects for bias and skew. Its acceleration comes from the jackknife, over groups of examples if there
+are many. The generator is seeded, so the same run gives the same interval everywhere.
 
-A bootstrap knows only what it saw: of examples that all agree it would be certain.
+A bootstrap only knows the examples that it saw. If they all agree, the interval is a single point.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Cluster = TypeVar("Cluster")
 RESAMPLES = 2000
 _FEWEST = 200
 _WORK = 4_000_000
-"""Examples drawn in all: with more than 2,000 of them the resamples become fewer, but no less than 200."""
+"""Total number of examples drawn. With more than 2,000 examples there are fewer resamples, but at least
+200."""
 _JACKKNIFE_GROUPS = 200
 _NORMAL = NormalDist()
 
@@ -36,23 +37,23 @@ def bootstrap_interval(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return the BCa interval of a statistic of clusters; (None, None) for fewer than two of them.
+    """Return the BCa interval of a statistic of clusters, or (None, None) for fewer than two clusters.
 
-    `statistic` takes any number of clusters, in any order, and must be finite. Where it is the same in every
-    resample the interval is that point.
+    `statistic` accepts any number of clusters in any order, and must be finite. If it is the same in every
+    resample, both ends of the interval are that value.
     """
     count = len(clusters)
     if count < 2:
         return None, None
     number = resamples or max(_FEWEST, min(RESAMPLES, _WORK // count))
-    draw = Random(seed)  # noqa: S311 - a simulation, no secret
+    draw = Random(seed)  # noqa: S311 - a simulation, not a secret
     resampled = sorted(statistic(draw.choices(clusters, k=count)) for _ in range(number))
     if not (isfinite(resampled[0]) and isfinite(resampled[-1])):
         raise ValueError("the statistic of a resample is not a finite number")
     if resampled[0] == resampled[-1]:
         return resampled[0], resampled[0]
     value = statistic(clusters)
-    # z0: how far the statistic lies from the median of its resamples, ties counted half.
+    # z0: distance of the statistic from the median of its resamples. Ties count half.
     below = sum(sample < value for sample in resampled) + sum(sample == value for sample in resampled) / 2
     least = 0.5 / len(resampled)
     bias = _NORMAL.inv_cdf(min(max(below / len(resampled), least), 1 - least))
@@ -69,7 +70,7 @@ def bootstrap_interval(
 def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Cluster]], float]) -> float:
     count = len(clusters)
     groups = min(count, _JACKKNIFE_GROUPS)
-    edges = [count * place // groups for place in range(groups + 1)]
+    edges = [count * number // groups for number in range(groups + 1)]
     jackknifed = [statistic([*clusters[:start], *clusters[end:]]) for start, end in pairwise(edges)]
     mean = sum(jackknifed) / groups
     squares = sum((mean - value) ** 2 for value in jackknifed)
@@ -78,7 +79,7 @@ def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Clu
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Return the quantile by linear interpolation, as numpy's and scipy's default."""
-    place = min(max(share, 0.0), 1.0) * (len(ordered) - 1)
-    before = floor(place)
+    position = min(max(share, 0.0), 1.0) * (len(ordered) - 1)
+    before = floor(position)
     after = min(before + 1, len(ordered) - 1)
-    return ordered[before] + (place - before) * (ordered[after] - ordered[before])
+    return ordered[before] + (position - before) * (ordered[after] - ordered[before])

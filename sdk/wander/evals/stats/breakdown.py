@@ -1,6 +1,6 @@
-"""What a report tells beyond the summary: strata, faults, lengths, rollouts to read.
+"""Computes the details of a report beyond the summary: strata, failures, lengths, rollouts to read.
 
-One streaming pass, which keeps a few numbers a rollout and the few rollouts that are shown.
+This takes one streaming pass, which keeps a few numbers per rollout and only the rollouts that are shown.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from wander.types import Record, Rollout
 from wander.wire import Histogram, RunManifest, RunSummary
 
 SHOWN = 3
-"""Rollouts that are kept of each end."""
+"""Rollouts shown with the highest rewards, and with the lowest."""
 _MESSAGE = 300
-"""Characters of a failure's message that tell kinds of failures apart."""
+"""Characters of a failure's message that distinguish kinds of failures."""
 
 
 class StratumScore(Record):
-    """Mean reward of one stratum's examples, with its interval as a run of these alone has it."""
+    """Mean reward of a stratum's examples, with the interval of a run of only these examples."""
 
     stratum: int | None
     examples: int
@@ -37,7 +37,7 @@ class StratumScore(Record):
 
 
 class FailureCount(Record):
-    """How often rollouts failed in one way."""
+    """Number of rollouts that failed in the same way."""
 
     boundary: str
     type: str
@@ -46,20 +46,21 @@ class FailureCount(Record):
 
 
 class Breakdown(Record):
-    """One run in detail."""
+    """Details of one run."""
 
     summary: RunSummary
     detectable: float | None = None
-    """Difference in mean reward that another run of this size, on other examples, shows with a power of 80 %.
+    """Difference in mean reward that another run of this size, on other examples, detects with a power of 80
+    %.
 
-    Runs of the same examples are compared in pairs, which finds far smaller ones.
+    Runs on the same examples are compared in pairs, which detects far smaller differences.
     """
     strata: list[StratumScore] = Field(default_factory=list)
-    """None where all examples are of one."""
+    """Scores by stratum, or empty if all examples belong to one stratum."""
     failures: list[FailureCount] = Field(default_factory=list)
-    """The commonest first."""
+    """Failures by kind, most frequent first."""
     tokens: Histogram | None = None
-    """Completion tokens a scored rollout."""
+    """Completion tokens per scored rollout."""
     turns: Histogram | None = None
     seconds: Histogram | None = None
     best: list[Rollout] = Field(default_factory=list)
@@ -73,14 +74,14 @@ def break_down(
     pass_threshold: float | None = None,
     shown: int = SHOWN,
 ) -> Breakdown:
-    """Return a run in detail, with `shown` rollouts of either end of the rewards."""
+    """Return the details of a run, with the `shown` rollouts of highest and of lowest reward."""
     info = manifest.environment.info
     running = RunningSummary(info, pass_threshold, manifest.example_ids)
     stratum_of = dict(zip(manifest.example_ids, manifest.strata, strict=False))
     strata: dict[int | None, RunningSummary] = defaultdict(lambda: RunningSummary(info))
     failures: Counter[tuple[str, str, str]] = Counter()
     tokens, turns, seconds = array("d"), array("d"), array("d")
-    # By reward, and of equal rewards the first rollouts.
+    # Sorted by reward. Among equal rewards, earlier rollouts come first.
     best: list[tuple[float, int, Rollout]] = []
     worst: list[tuple[float, int, Rollout]] = []
     for rollout in rollouts:
@@ -96,8 +97,8 @@ def break_down(
         tokens.append(rollout.usage.completion_tokens)
         turns.append(len(rollout.turns))
         seconds.append(rollout.seconds)
-        for ends, place in ((best, -reward), (worst, reward)):
-            insort(ends, (place, number, rollout), key=itemgetter(0, 1))
+        for ends, rank in ((best, -reward), (worst, reward)):
+            insort(ends, (rank, number, rollout), key=itemgetter(0, 1))
             del ends[shown:]
     summary = running.summary(expected=manifest.expected_rollouts)
     seen = {rollout.key for _, _, rollout in worst}
@@ -127,7 +128,7 @@ def _detectable(means: Sequence[float]) -> float | None:
 
 def _score_strata(strata: dict[int | None, RunningSummary]) -> list[StratumScore]:
     scores = []
-    for stratum in sorted(strata, key=lambda one: (one is None, one or 0)):
+    for stratum in sorted(strata, key=lambda number: (number is None, number or 0)):
         summary = strata[stratum].summary(expected=strata[stratum].rollouts)
         low, high = summary.reward_low, summary.reward_high
         scores.append(

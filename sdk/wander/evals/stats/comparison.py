@@ -1,14 +1,14 @@
-"""Compare two runs of one task set, example by example.
+"""Compares two runs of one task set, example by example.
 
-Two means with intervals that overlap may still differ clearly, since both runs met the same examples: the
-difference of each example's means has a far smaller spread than the means themselves. So the comparison is
-paired: the 95 % interval and the two-sided p-value are those of Student's t over the examples' differences
-(Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 4).
+Two means with overlapping intervals may still differ clearly, because both runs played the same examples. The
+difference between each example's means has a much smaller spread than the means themselves. The comparison is
+therefore paired: the 95 % interval and the two-sided p-value are those of Student's t over the examples'
+differences (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 4).
 
-Where every example differs by the same amount there is no spread to estimate from, and a handful of equal
-differences is no certainty. The p-value is then that of the sign test, `2 * 0.5^K`, and the interval allows
-for examples that stayed unseen among K and differ as much the other way; both call six equal differences
-clear and five within chance. Rewards are taken to lie between 0 and 1, or the least and greatest seen.
+If every example differs by the same amount, there is no spread to estimate from, and a few equal differences
+prove little. In that case the p-value is that of the sign test, `2 * 0.5^K`. The interval allows for unseen
+examples that differ by the same amount in the opposite direction. Both treat six equal differences as clear,
+and five as chance. Rewards are assumed to lie between 0 and 1, or between the least and greatest reward seen.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
 
 POWER = 0.8
-"""Chance of finding a difference of the detectable size."""
+"""Probability of detecting a difference of the detectable size."""
 _FREE = ("model.",)
-"""What two runs may differ in and still answer one question: who does better."""
+"""Fields that may differ between compared runs, because the comparison asks which model does better."""
 
 
 class ExampleDifference(Record):
-    """One example's mean rewards in both runs."""
+    """Mean rewards of one example in both runs."""
 
     example_id: str
     before: float
@@ -42,13 +42,13 @@ class ExampleDifference(Record):
 
     @property
     def difference(self) -> float:
-        """How much better the second run did; 0 if a float cannot hold the difference with all its digits."""
+        """Increase from the first run to the second, or 0 if it is too small for a normal float."""
         difference = self.after - self.before
         return difference if abs(difference) >= sys.float_info.min else 0.0
 
 
 class Comparison(Record):
-    """How a second run differs from a first one on the examples that both scored."""
+    """Difference between two runs on the examples that both scored."""
 
     before: float
     """Mean reward of the first run over the shared examples."""
@@ -56,23 +56,24 @@ class Comparison(Record):
     difference: float
     low: float | None
     high: float | None
-    """95 % interval of the difference; None for a single example."""
+    """95 % interval of the difference, or None for a single example."""
     p_value: float | None
-    """Two-sided, of no difference; None for a single example."""
+    """Two-sided p-value of the hypothesis that the runs do not differ. None for a single example."""
     detectable: float | None
-    """The smallest true difference that so many examples show with a power of 80 %; None without spread."""
+    """Smallest true difference that this number of examples detects with a power of 80 %. None without
+    spread."""
     examples: int
     """Examples that both runs scored."""
     unshared: int
-    """Examples that only one run scored, or that ask something else in the other one."""
+    """Examples that only one run scored, or whose content differs between the runs."""
     wins: int
-    """Examples on which the second run did better."""
+    """Examples with a better result in the second run."""
     losses: int
     ties: int
     differing: list[str] = Field(default_factory=list)
-    """What the runs do not share beside the model, by dotted names of the manifest."""
+    """Pins that differ between the runs, except for the model, as dotted names of manifest fields."""
     by_example: list[ExampleDifference] = Field(default_factory=list, repr=False)
-    """Sorted: the largest loss first."""
+    """Differences by example, largest loss first."""
 
     @property
     def significant(self) -> bool:
@@ -83,7 +84,7 @@ class Comparison(Record):
 def compare_runs(
     one: RunManifest, before: Iterable[Rollout], other: RunManifest, after: Iterable[Rollout]
 ) -> Comparison:
-    """Compare two runs by the examples that both scored; raises `RunError` when they share none."""
+    """Compare two runs on the examples that both scored. Raises `RunError` if they share none."""
     return compare_scores(one, group_scores(before), other, group_scores(after))
 
 
@@ -93,11 +94,14 @@ def compare_scores(
     other: RunManifest,
     second: Mapping[str, ScoredExample],
 ) -> Comparison:
-    """Compare two runs by what `group_scores` found in them; raises `RunError` when they share no example."""
+    """Compare two runs by their results of `group_scores`.
+
+    Raises `RunError` if they share no scored example.
+    """
     if (one.environment.owner, one.environment.name) != (other.environment.owner, other.environment.name):
         raise RunError(
-            f"the runs are of two environments, `{one.environment.name}` and `{other.environment.name}`",
-            hint="compare runs of one environment",
+            f"the runs have different environments, `{one.environment.name}` and `{other.environment.name}`",
+            hint="compare runs of the same environment",
         )
     shared = [name for name in one.example_ids if name in first and name in second]
     shared = [name for name in shared if first[name].task == second[name].task]
@@ -147,37 +151,37 @@ def compare_scores(
 
 @dataclass(slots=True)
 class ScoredExample:
-    """One example's scored rollouts."""
+    """Scored rollouts of one example."""
 
     task: bytes
-    """Digest of what it asks: ids alone may stand for other rows under other arguments."""
+    """Digest of the example's content. With other arguments, the same id may name another row."""
     total: float = 0.0
     count: int = 0
 
     @property
     def mean(self) -> float:
-        """Mean reward of them."""
+        """Mean reward of the rollouts."""
         return self.total / self.count
 
 
 def group_scores(rollouts: Iterable[Rollout]) -> dict[str, ScoredExample]:
-    """Return the scored rollouts of each example, in the order in which examples come first."""
-    found: dict[str, ScoredExample] = {}
+    """Return the scored rollouts of each example, in order of first appearance."""
+    scores: dict[str, ScoredExample] = {}
     for rollout in rollouts:
         if rollout.failure is None and rollout.reward is not None:
-            one = found.get(rollout.example_id)
-            if one is None:
-                asked = canonical_json([rollout.seed, rollout.prompt, rollout.answer])
-                one = found[rollout.example_id] = ScoredExample(hashlib.sha256(asked.encode()).digest())
-            one.total += rollout.reward
-            one.count += 1
-    return found
+            score = scores.get(rollout.example_id)
+            if score is None:
+                content = canonical_json([rollout.seed, rollout.prompt, rollout.answer])
+                score = scores[rollout.example_id] = ScoredExample(hashlib.sha256(content.encode()).digest())
+            score.total += rollout.reward
+            score.count += 1
+    return scores
 
 
 def detectable_difference(error: float, df: float) -> float:
-    """Return the difference that a two-sided t test at 5 % finds with a power of 80 %.
+    """Return the difference that a two-sided t test at 5 % detects with a power of 80 %.
 
-    `error` is the standard error of the difference. The usual approximation: the sum of both quantiles times
-    it (Miller 2024, section 5).
+    `error` is the standard error of the difference. This is the usual approximation: the sum of both
+    quantiles times the standard error (Miller 2024, section 5).
     """
     return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * error

@@ -1,8 +1,8 @@
-"""Student's t distribution from the standard library alone, so that summaries need no scipy.
+"""Student's t distribution with only the standard library, so that summaries do not need scipy.
 
-The distribution function is the regularised incomplete beta function, evaluated by its continued fraction
-(modified Lentz, as in Abramowitz and Stegun 26.5.8); quantiles invert it by bisection. Against
-`scipy.stats.t` the relative error stays below 1e-9 for 1 to 10^6 degrees of freedom (a test checks it).
+The distribution function is the regularized incomplete beta function, evaluated by its continued fraction
+(modified Lentz, as in Abramowitz and Stegun 26.5.8). Quantiles invert it by bisection. Compared with
+`scipy.stats.t`, the relative error stays below 1e-9 for 1 to 10^6 degrees of freedom (a test checks this).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def quantile(p: float, df: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
-    """Regularised I_x(a, b), where y = 1 - x is passed to spare its cancellation."""
+    """Return the regularized I_x(a, b). The caller passes y = 1 - x to avoid cancellation."""
     if x <= 0 or y <= 0:
         return 0.0 if x <= 0 else 1.0
     log_x = log(x) if x < 0.5 else log1p(-y)
@@ -59,7 +59,7 @@ def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
 
 
 def _continued_fraction(a: float, b: float, x: float) -> float:
-    """Modified Lentz evaluation of the incomplete beta's continued fraction."""
+    """Evaluate the continued fraction of the incomplete beta function with modified Lentz."""
     c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _MAX_TERMS):

@@ -1,26 +1,28 @@
-"""Aggregates of a run, in one streaming pass over its rollouts.
+"""Computes the aggregates of a run in one streaming pass over its rollouts.
 
-How the numbers are made:
+How the numbers are computed:
 
-- A rollout is *scored* when it has no failure and a reward that is a number (NaN, infinities and magnitudes
-  whose squares overflow are not). Failed rollouts are counted apart, by the boundary that broke, and enter no
-  mean: an endpoint that was down is not a low score.
-- `reward_mean` is the mean over examples of each example's mean over its scored rollouts, so an example
-  whose siblings failed weighs as much as the others.
-- The 95 % interval is clustered by example, since rollouts of one example are not independent: the K example
-  means are the sample.
-- When every reward is 0 or 1 the interval is Wilson's, which stays inside [0, 1] and does not collapse when
+- A rollout is *scored* if it has no failure and its reward is a number (not NaN, not infinite, and not so
+  large that its square overflows). Failed rollouts are counted separately, by the boundary that failed, and
+  do not enter any mean: an endpoint that was down is not a low score.
+- `reward_mean` is the mean over examples of each example's mean over its scored rollouts. An example with
+  failed rollouts therefore weighs as much as the others.
+- The 95 % interval is clustered by example, because rollouts of one example are not independent: the sample
+  consists of the K example means.
+- If every reward is 0 or 1, the interval is Wilson's, which stays inside [0, 1] and does not collapse when
   all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the clustered standard
-  error, scaled by `(z / t)^2` for the few examples it was estimated from, at least K and at most the number
-  of rollouts.
-- Else it is Gaffke's (`wander.evals.stats.intervals.mean_interval`), which asks only that rewards lie within
-  the environment's bounds: the declared ones, or what the weights make of functions between 0 and 1.
-  Student's t interval would miss the mean of skewed rewards up to four times as often as it says.
-- One example gives no variance between examples: the interval then speaks of that example's rollouts only.
-  One single graded rollout gives no interval at all (None).
-- A metric has the bounds that its function declares, 0 and 1 if it counts towards the reward, else none.
-  Equal values without bounds have no interval: they say nothing about examples that nobody saw.
-- `pass_rates` are there where every reward is 0 or 1, or where a threshold says what passes
+  error, scaled by `(z / t)^2` because it was estimated from few examples. It is at least K and at most the
+  number of rollouts.
+- Otherwise the interval is Gaffke's (`wander.evals.stats.intervals.mean_interval`), which only requires that
+  rewards lie within the environment's bounds. These are declared, or follow from the weights and functions
+  between 0 and 1. Student's t interval would miss the mean of skewed rewards up to four times as often as it
+  claims.
+- With a single example there is no variance between examples, so the interval covers only that example's
+  rollouts. The interval of a single graded rollout is None.
+- A metric has the bounds that its function declares, or 0 and 1 if it counts towards the reward. Other
+  metrics have no bounds. Equal values without bounds have no interval, because they give no information about
+  unseen examples.
+- `pass_rates` exist if every reward is 0 or 1, or if a threshold defines what passes
   (`wander.evals.stats.pass_at_k`).
 """
 
@@ -40,7 +42,7 @@ from wander.wire import Histogram, MetricSummary, RunManifest, RunSummary
 
 _BINS = 20
 _LARGEST = 1e150
-"""Squares and sums beyond this would overflow."""
+"""Magnitude above which squares and sums would overflow."""
 
 
 def summarise(
@@ -50,26 +52,26 @@ def summarise(
     info: EnvironmentInfo | None = None,
     pass_threshold: float | None = None,
 ) -> RunSummary:
-    """Return the aggregates of a run that should hold `expected` rollouts.
+    """Return the aggregates of a run that should contain `expected` rollouts.
 
-    `info` is the environment's, for the bounds of rewards and metrics. `pass_threshold` is the reward from
-    which a rollout counts as passed; without one only runs whose rewards are all 0 or 1 have pass rates.
-    Keeps one float per rollout and three numbers per example, no messages.
+    `info` describes the environment, including the bounds of rewards and metrics. A rollout passes if its
+    reward is at least `pass_threshold`. Without a threshold, only runs whose rewards are all 0 or 1 have pass
+    rates. Keeps one float per rollout and three numbers per example in memory, but no messages.
     """
     running = RunningSummary(info, pass_threshold)
     return running.add_all(rollouts).summary(expected=expected)
 
 
 def summarise_run(manifest: RunManifest, rollouts: Iterable[Rollout]) -> RunSummary:
-    """Return the aggregates of a run as its manifest describes it."""
+    """Return the aggregates of a run, with the settings of its manifest."""
     running = RunningSummary(manifest.environment.info, example_ids=manifest.example_ids)
     return running.add_all(rollouts).summary(expected=manifest.expected_rollouts)
 
 
 class RunningSummary:
-    """The same aggregates while rollouts arrive.
+    """Computes the aggregates while rollouts arrive.
 
-    Examples whose ids are known before, and only number them, take a few bytes each.
+    Examples whose ids are known in advance and are consecutive numbers take only a few bytes each.
     """
 
     def __init__(
@@ -93,11 +95,11 @@ class RunningSummary:
         self._order = RolloutOrder(example_ids, 1)
         self._number_at = array("i", [-1]) * len(self._order)
         self._others: dict[str, int] = {}
-        """The examples seen are numbered in that order: those of known ids by their places, and others."""
+        """Numbers of seen examples that are not in `example_ids`. Numbers follow the order of appearance."""
         self._totals, self._counts, self._passed = array("d"), array("I"), array("I")
-        """Sum of rewards, number of scored rollouts and of passed ones, of each of them."""
+        """Sum of rewards, number of scored rollouts and number of passed rollouts of each seen example."""
         self._numbers = array("i")
-        """Numbers of the same in the order in which they were first scored; -1 before that."""
+        """Numbers of the seen examples in the order of their first score, or -1 before that."""
         self._scored_examples = 0
         self._binary = True
         self._metrics: dict[str, ClusteredMean] = {}
@@ -109,22 +111,22 @@ class RunningSummary:
 
     @property
     def scored(self) -> int:
-        """Rollouts that count towards the mean."""
+        """Number of scored rollouts, which count towards the mean."""
         return len(self._rewards)
 
     def example_means(self) -> array[float]:
-        """Return the mean reward of each example with a scored rollout."""
+        """Return the mean reward of each example with at least one scored rollout."""
         pairs = zip(self._totals, self._counts, strict=True)
         return array("d", (total / count for total, count in pairs if count))
 
     def add_all(self, rollouts: Iterable[Rollout]) -> Self:
-        """Count rollouts."""
+        """Add rollouts."""
         for rollout in rollouts:
             self.add(rollout)
         return self
 
     def add(self, rollout: Rollout) -> None:
-        """Count one rollout."""
+        """Add a rollout."""
         self.rollouts += 1
         self.usage_prompt += rollout.usage.prompt_tokens
         self.usage_completion += rollout.usage.completion_tokens
@@ -137,13 +139,13 @@ class RunningSummary:
         if rollout.failure is not None:
             self._count_failure(rollout.failure.boundary)
         elif reward is None or not is_number(reward):
-            # Neither a score nor an explanation: somebody's rubric returned no number.
+            # Neither a score nor a failure: the rubric did not return a usable number.
             self._count_failure("rubric")
         else:
             self._add_scored(rollout, reward, example)
 
     def summary(self, *, expected: int) -> RunSummary:
-        """Return the aggregates of what was added so far."""
+        """Return the aggregates of the rollouts added so far."""
         scored, means = self.scored, self.example_means()
         low, high = self._interval(means)
         threshold = self._pass_threshold
@@ -177,12 +179,12 @@ class RunningSummary:
             ),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
-            # Of single rollouts, which may be a million, there are none.
+            # Single rollouts, possibly a million, lack pass rates.
             pass_rates=[] if threshold is None or max(self._counts, default=0) < 2 else pass_rates(passes),
         )
 
     def _number(self, example_id: str) -> int:
-        """Return the number of an example, the next one of one that was not seen."""
+        """Return the number of an example. A new example gets the next number."""
         place, new = self._order.find((example_id, 0)), len(self._numbers)
         if place is None:
             number = self._others.setdefault(example_id, new)
@@ -218,7 +220,7 @@ class RunningSummary:
                 self._metrics.setdefault(name, ClusteredMean()).add(value, number)
 
     def _interval(self, means: array[float]) -> Interval | tuple[None, None]:
-        # All 0 or all 1 with other bounds: what stayed unseen may lie beyond.
+        # If all rewards are 0, or all are 1, and the bounds differ, unseen rewards may lie beyond them.
         if means and self._binary and (self._reward_bounds == (0.0, 1.0) or len(set(self._rewards)) == 2):
             return clustered_wilson_interval(means, self.scored)
         values = self._rewards if len(means) == 1 else means
@@ -226,7 +228,7 @@ class RunningSummary:
 
 
 class Moments:
-    """Mean and standard deviation of a stream (Welford's update for the deviations)."""
+    """Mean and standard deviation of a stream (deviations with Welford's update)."""
 
     __slots__ = ("_deviations", "_running_mean", "_total", "count")
 
@@ -237,7 +239,7 @@ class Moments:
         self._deviations = 0.0
 
     def add(self, value: float) -> None:
-        """Count one value."""
+        """Add a value."""
         self.count += 1
         self._total += value
         delta = value - self._running_mean
@@ -246,17 +248,20 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean; 0 of nothing."""
+        """Arithmetic mean, or 0 without values."""
         return self._total / self.count if self.count else 0.0
 
     @property
     def std(self) -> float:
-        """Sample standard deviation (n - 1); 0 for fewer than two values."""
+        """Sample standard deviation (n - 1), or 0 for fewer than two values."""
         return sqrt(self._deviations / (self.count - 1)) if self.count > 1 else 0.0
 
 
 class ClusteredMean:
-    """A metric's mean over rollouts with its interval, clustered by example: two numbers an example."""
+    """Mean of a metric over rollouts, with an interval clustered by example.
+
+    Keeps two numbers per example.
+    """
 
     __slots__ = ("_counts", "_first", "_moments", "_seen", "_totals")
 
@@ -265,12 +270,12 @@ class ClusteredMean:
         self._totals = array("d")
         self._counts = array("I")
         self._first = array("d")
-        """The values of example 0: a single example's interval is that of its rollouts."""
+        """Values of example 0. The interval of a single example uses its rollouts."""
         self._seen: set[float] = set()
-        """Up to three of the distinct values."""
+        """Distinct values, at most three of them."""
 
     def add(self, value: float, example: int) -> None:
-        """Count a rollout's value; examples are numbered from 0."""
+        """Add a rollout's value. Examples are numbered from 0."""
         if (missing := example + 1 - len(self._totals)) > 0:
             self._totals.extend([0.0] * missing)
             self._counts.extend([0] * missing)
@@ -283,30 +288,31 @@ class ClusteredMean:
             self._seen.add(value)
 
     def summary(self, bounds: Interval | None = None) -> MetricSummary:
-        """Return the record that goes into a summary; `bounds` are those of the values, if any are known."""
+        """Return the metric's entry in a summary. `bounds` are the bounds of the values, if known."""
         moments = self._moments
         low, high = self._interval(bounds)
         return MetricSummary(mean=moments.mean, std=moments.std, count=moments.count, low=low, high=high)
 
     def _interval(self, bounds: Interval | None) -> Interval | tuple[None, None]:
-        """Return the reward's interval around the mean over rollouts.
+        """Return the interval of the mean over rollouts.
 
-        Where examples have as many values each these are the same; where not, an example weighs as much as
-        it has values (the linearised ratio estimator; Cochran 1977, "Sampling Techniques", section 6.3).
+        If all examples have the same number of values, this is the interval of the reward. Otherwise each
+        example is weighted by its number of values (the linearized ratio estimator; Cochran 1977, "Sampling
+        Techniques", section 6.3).
         """
         mean, values = self._moments.mean, self._moments.count
         examples = len(self._counts) - self._counts.count(0)
         size = values / examples
         pairs = zip(self._totals, self._counts, strict=True)
         weighed = array("d", (mean + (total - mean * count) / size for total, count in pairs if count))
-        # Zeros alone may be a share or a count; only bounds, or a 1 among them, tell.
+        # Zeros may be shares or counts. Only the bounds, or a 1 among the values, show that they are shares.
         if self._seen == {0.0, 1.0} or (bounds == (0.0, 1.0) and self._seen <= {0.0, 1.0}):
             return clustered_wilson_interval(weighed, values)
         return _interval_within(self._first if examples == 1 else weighed, bounds)
 
 
 def _interval_within(values: Sequence[float], bounds: Interval | None) -> Interval | tuple[None, None]:
-    """Return `mean_interval`; of equal values beyond the bounds, others may lie as far away as 0 does."""
+    """Return `mean_interval`. For equal values outside the bounds, assume that others reach as far as 0."""
     interval = mean_interval(values, bounds)
     if interval != (None, None) or bounds is None or len(values) < 2:
         return interval
@@ -314,7 +320,7 @@ def _interval_within(values: Sequence[float], bounds: Interval | None) -> Interv
 
 
 def histogram(values: Sequence[float]) -> Histogram:
-    """Count values in 20 equal-width bins from least to greatest; equal ones make one bin of width 0."""
+    """Count values in 20 bins of equal width from least to greatest. Equal values give one bin of width 0."""
     low, high = min(values), max(values)
     width = (high - low) / _BINS
     if width <= 0:
@@ -327,5 +333,5 @@ def histogram(values: Sequence[float]) -> Histogram:
 
 
 def is_number(value: float) -> bool:
-    """Tell whether a value can be averaged: finite, and its square too."""
+    """Return whether a value can be averaged: it and its square are finite."""
     return abs(value) <= _LARGEST

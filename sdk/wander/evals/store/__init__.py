@@ -1,1 +1,1 @@
-"""Run folders: manifest, rollouts, files that grow line by line."""
+"""Run folders: the manifest, the rollouts, and files that grow line by line."""

@@ -1,11 +1,12 @@
-"""What stands beside a long run to go on within seconds: nothing of it is trusted, and all may be missing.
+"""Files that make resuming a long run fast. None of their content is trusted, and all of them may be missing.
 
-- `examples.sha256`: the digests of the examples, one after the other. Whoever resumes the run holds each
-  example to its digest when it is played. Used if their own digest is the manifest's `task_set_sha256`.
-- `bookmark.zst`: what the rollouts had come to up to some length of `rollouts.jsonl`. Used if these bytes
-  still have the digest that it gives, so the truth stays in the rollouts.
+- `examples.sha256`: the concatenated digests of the examples. A resumed run compares each example with its
+  digest when the example is played. The file is used only if its own digest equals the manifest's
+  `task_set_sha256`.
+- `bookmark.zst`: the state of the rollouts up to some length of `rollouts.jsonl`. It is used only if the
+  bytes up to this length still have the recorded digest, so the rollouts remain the source of truth.
 
-Both are written by rename, and go when the run is finished.
+Both files are replaced by rename, and removed when the run is finished.
 """
 
 from __future__ import annotations
@@ -26,34 +27,35 @@ from wander.types import Example, Record, Usage
 EXAMPLES = "examples.sha256"
 BOOKMARK = "bookmark.zst"
 LONG = 10_000
-"""Rollouts from which a run has a bookmark, and examples from which their digests are kept."""
+"""Minimum number of rollouts for a bookmark, and minimum number of examples for storing their
+digests."""
 
 
 class Bookmark(Record):
-    """What the rollouts of a run had come to."""
+    """State of a run's rollouts at one point."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     run_id: str
     length: int
-    """Bytes of `rollouts.jsonl` that it is about."""
+    """Length in bytes of the part of `rollouts.jsonl` that the bookmark covers."""
     lines: int = 0
     sha256: str = ""
-    """Digest of those bytes."""
+    """Digest of the covered bytes."""
     state: bytes
-    """Of each rollout, in the manifest's order."""
+    """One byte of state per rollout, in the order of the manifest."""
     scored: int
     reward_sum: float
     usage: Usage
-    """Of all rollouts."""
+    """Tokens of all rollouts."""
     spent: Usage
-    """What the run had taken from its model."""
+    """Tokens that the run had taken from its model."""
     answers: int = 0
-    """Calls of its model that these rollouts hold the answers of."""
+    """Number of model calls whose answers are in these rollouts."""
 
 
 class BookmarkFile:
-    """The bookmark beside a run's rollouts."""
+    """The bookmark of a run, stored next to its rollouts."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -62,11 +64,11 @@ class BookmarkFile:
 
     def _start(self) -> None:
         self._length = self._lines = 0
-        """How much of the rollouts the digest is about."""
+        """Length and number of lines of the rollouts that the digest covers."""
         self._digest = hashlib.sha256()
 
     def read(self) -> Bookmark | None:
-        """Return the bookmark; None where there is none, or none of these rollouts."""
+        """Return the bookmark, or None if it is missing or does not match the rollouts."""
         try:
             mark = jsonl.parse_record(Bookmark, jsonl.read_packed(self._path))
         except (FileNotFoundError, RunError, ValueError):
@@ -77,20 +79,20 @@ class BookmarkFile:
         return None
 
     def write(self, mark: Bookmark) -> None:
-        """Replace the bookmark by one that is as long or longer."""
+        """Replace the bookmark with a bookmark that covers at least the same bytes."""
         with disk_errors(self._folder.path):
             sha256 = self._advance(mark.length)
-            made = mark.model_copy(update={"sha256": sha256, "lines": self._lines})
-            jsonl.write_whole(self._path, zstandard.compress(made.model_dump_json().encode(), 1))
+            complete_mark = mark.model_copy(update={"sha256": sha256, "lines": self._lines})
+            jsonl.write_whole(self._path, zstandard.compress(complete_mark.model_dump_json().encode(), 1))
 
     def remove(self) -> None:
-        """Remove what helps to go on with a run; there is nothing to go on with."""
+        """Remove the files that help to resume a run, because the run is finished."""
         with disk_errors(self._folder.path):
             self._path.unlink(missing_ok=True)
             (self._folder.path / EXAMPLES).unlink(missing_ok=True)
 
     def _advance(self, length: int) -> str | None:
-        """Return the digest of so many bytes of the rollouts; None where there are fewer."""
+        """Return the digest of the first `length` bytes of the rollouts, or None if there are fewer."""
         try:
             with jsonl.open_record(self._folder.path / ROLLOUTS) as rollouts:
                 rollouts.seek(self._length)
@@ -104,16 +106,17 @@ class BookmarkFile:
 
 
 def bookmark_of(folder: RunFolder) -> BookmarkFile | None:
-    """Return the place of a run's bookmark; None for one that is short, or whose groups are played as one."""
+    """Return a run's bookmark, or None if the run is short or plays groups of rollouts."""
     manifest = folder.manifest
     rollouts = len(manifest.example_ids) * manifest.rollouts_per_example
     return BookmarkFile(folder) if manifest.played_together == 1 and rollouts >= LONG else None
 
 
 class RecordedExamples:
-    """The first examples of a split, as a run has them on record, made a page at a time when they are played.
+    """The first examples of a split, generated page by page as they are played, and compared with their
+    digests.
 
-    Raises `RunError` for a page of which any example has another digest than the record.
+    Raises `RunError` for a page with an example whose digest differs from the record.
     """
 
     def __init__(self, environment: EnvironmentHandle, split: Split, folder: RunFolder) -> None:
@@ -127,9 +130,9 @@ class RecordedExamples:
         self._examples: list[Example] = []
         self._reading = asyncio.Lock()
 
-    async def example(self, place: int) -> Example:
-        """Return the example at a place."""
-        page, line = divmod(place, PAGE)
+    async def example(self, position: int) -> Example:
+        """Return the example at a position."""
+        page, line = divmod(position, PAGE)
         async with self._reading:
             if page != self._page:
                 start = page * PAGE
@@ -137,17 +140,17 @@ class RecordedExamples:
                 with jsonl.open_record(self._path / EXAMPLES) as file:
                     file.seek(start * DIGEST_BYTES)
                     digests = file.read(count * DIGEST_BYTES)
-                made = await self._environment.examples(self._split, start, count)
-                if b"".join(map(example_digest, made)) != digests:
+                page_examples = await self._environment.examples(self._split, start, count)
+                if b"".join(map(example_digest, page_examples)) != digests:
                     raise cannot_resume(self._path, "the examples")
-                self._page, self._examples = page, made
+                self._page, self._examples = page, page_examples
             return self._examples[line]
 
 
 def recorded_examples(
     environment: EnvironmentHandle, split: Split, count: int | None, folder: RunFolder
 ) -> RecordedExamples | None:
-    """Return the examples that a run has on record, if they are the first so many of a split; else None."""
+    """Return a run's recorded examples, if they are the first `count` of a split. Otherwise return None."""
     manifest, path = folder.manifest, folder.path / EXAMPLES
     if manifest.choice != "first" or len(manifest.example_ids) != count:
         return None
@@ -159,7 +162,7 @@ def recorded_examples(
 
 
 def keep_digests(examples: PackedExamples, folder: RunFolder) -> None:
-    """Write the examples' digests beside a run that is long enough to be worth it."""
+    """Write the digests of the examples to the run's folder if the run is long enough to need them."""
     if len(examples) >= LONG:
         with disk_errors(folder.path):
             jsonl.write_whole(folder.path / EXAMPLES, bytes(examples.digests))

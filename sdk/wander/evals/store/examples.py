@@ -1,7 +1,7 @@
-"""The examples of a run in a tenth of their memory, and where its rollouts stand.
+"""Holds the examples of a run in a tenth of their usual memory, and maps rollouts to positions.
 
-A new run makes all its examples before its first rollout, for their digest stands in its manifest. They are
-kept as compressed JSON, a block at a time, and read when they are played.
+A new run generates all of its examples before its first rollout, because the manifest contains their digest.
+They are stored as compressed JSON in blocks, and unpacked when they are played.
 """
 
 from __future__ import annotations
@@ -17,59 +17,62 @@ from wander.errors import RunError
 from wander.types import Example, Rollout, canonical_json
 
 _BLOCK = 512
-"""Examples that are compressed together."""
+"""Examples per compressed block."""
 PAGE = 1000
-"""Examples that are asked for at once."""
+"""Examples requested from an environment at a time."""
 DIGEST_BYTES = 32
 _DIGITS = 18
-"""No number of examples has more."""
+"""Maximum number of digits of an example number."""
 
 
 class RunExamples(Protocol):
-    """The examples of a run, in their order."""
+    """The examples of a run in their order."""
 
     @property
     def ids(self) -> list[str]:
-        """Their ids."""
+        """Ids of the examples."""
         ...
 
     @property
     def strata(self) -> list[int | None]:
-        """Their strata."""
+        """Strata of the examples."""
         ...
 
     @property
     def task_set_sha256(self) -> str:
-        """What `wander.types.task_set_digest` returns."""
+        """Digest of the examples, as `wander.types.task_set_digest` returns it."""
         ...
 
     async def example(self, place: int) -> Example:
-        """Return the example at a place."""
+        """Return the example at a position."""
         ...
 
 
 class PackedExamples(Sequence[Example]):
-    """Examples in their order; each that is asked for is made anew, but for the first `unpacked`."""
+    """A compressed sequence of examples.
+
+    Each access unpacks the example, except for the first `unpacked` ones.
+    """
 
     def __init__(self, examples: Iterable[Example] = (), *, unpacked: int = 0) -> None:
         self._unpacked = unpacked
         self._first: list[Example] = []
-        """Those that are held as they are."""
+        """Examples stored uncompressed."""
         self.ids: list[str] = []
         self.strata: list[int | None] = []
         self.digests = bytearray()
-        """Of all of them, one after the other."""
+        """Concatenated digests of all examples."""
         self._count = 0
         self._blocks: list[bytes] = []
         self._open: list[str] = []
-        """What no block has yet."""
+        """Examples that are not in a block yet, as JSON."""
         self._read: tuple[int, list[str]] = (-1, [])
-        """The block that was read last, with its number."""
+        """Number and lines of the block that was unpacked last."""
         for example in examples:
             self.append(example)
 
     def append(self, example: Example) -> None:
-        """Add one at the end."""
+        """Append an example."""
         self._count += 1
         self.ids.append(example.example_id)
         self.strata.append(example.stratum)
@@ -79,25 +82,26 @@ class PackedExamples(Sequence[Example]):
             return
         self._open.append(json.dumps(vars(example), separators=(",", ":")))
         if len(self._open) == _BLOCK:
-            # No line has a newline: JSON escapes it. The library's bytes hold five times what they show.
+            # JSON escapes newlines, so no line contains one. The copy frees memory: the library's buffer is
+            # five times larger than its content.
             packed = zstandard.compress("\n".join(self._open).encode(), 3)
             self._blocks.append(bytes(memoryview(packed)))
             self._open = []
 
     @property
     def task_set_sha256(self) -> str:
-        """What `wander.types.task_set_digest` returns, without reading them again."""
+        """Digest of the examples, as `wander.types.task_set_digest` returns it, from the stored digests."""
         return hashlib.sha256(self.digests).hexdigest()
 
     def digest_in_order(self, places: Iterable[int]) -> str:
-        """Return the same of some of the examples, in an order of their own."""
+        """Return the digest of the examples at these positions, in this order."""
         whole = hashlib.sha256()
         for place in places:
             whole.update(self.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
         return whole.hexdigest()
 
-    def keep_content_alone(self) -> None:
-        """Forget ids, strata and digests, once a manifest and a file have them."""
+    def drop_metadata(self) -> None:
+        """Release ids, strata and digests after they were stored in a manifest and a file."""
         self.ids, self.strata, self.digests = [], [], bytearray()
 
     def __len__(self) -> int:
@@ -111,7 +115,7 @@ class PackedExamples(Sequence[Example]):
 
     def __getitem__(self, place: int | slice) -> Example | list[Example]:
         if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
+            return [self[position] for position in range(*place.indices(len(self)))]
         place = range(len(self))[place]
         if place < len(self._first):
             return self._first[place]
@@ -126,13 +130,13 @@ class PackedExamples(Sequence[Example]):
         return (self[place] for place in range(len(self)))
 
     async def example(self, place: int) -> Example:
-        """Return the example at a place."""
+        """Return the example at a position."""
         return self[place]
 
 
 def example_digest(example: Example) -> bytes:
-    """Return what `Example.digest` does, as bytes."""
-    values = dict(vars(example))  # they are JSON
+    """Return the same digest as `Example.digest`, as bytes."""
+    values = dict(vars(example))  # all values are JSON already
     del values["fault"]
     return hashlib.sha256(canonical_json(values).encode()).digest()
 
@@ -142,7 +146,7 @@ def _example(line: str) -> Example:
 
 
 class RolloutOrder:
-    """The order of a run's rollouts, by example and index; ids that only number examples take no room."""
+    """Positions of a run's rollouts, by example and index. Consecutive numbers as ids are not stored."""
 
     def __init__(self, example_ids: Sequence[str], rollouts_per_example: int) -> None:
         self._rollouts_per_example = rollouts_per_example
@@ -154,7 +158,7 @@ class RolloutOrder:
         return self._examples * self._rollouts_per_example
 
     def find(self, key: tuple[str, int]) -> int | None:
-        """Return the position of a rollout by example and index; None if the run has no such rollout."""
+        """Return the position of a rollout by example and index, or None if the run lacks it."""
         name, index = key
         if self._named is not None:
             example = self._named.get(name)
@@ -167,8 +171,10 @@ class RolloutOrder:
         return example * self._rollouts_per_example + index
 
     def position_of(self, rollout: Rollout) -> int:
-        """Return the position of a rollout; raises `RunError` for one that is not of the run."""
+        """Return the position of a rollout. Raises `RunError` if the rollout does not belong to the run."""
         if (position := self.find(rollout.key)) is None:
             name = f"{rollout.example_id}/{rollout.index}"
-            raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
+            raise RunError(
+                f"rollout `{name}` does not belong to the run: the manifest does not contain its key"
+            )
         return position

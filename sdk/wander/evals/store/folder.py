@@ -1,15 +1,16 @@
 """The run folder: `run.json`, `rollouts.jsonl` (zstd when finished), `summary.json`.
 
-What a crash can cost: every rollout is one `write` of one full line in append mode, so a killed process
-loses nothing that was appended, and a machine that loses power loses at most the last second
-(`sync_seconds`). A line that was cut short is found when the folder is opened, told in `RunFolder.torn`, and
-on resume moved to `rollouts.torn`, never dropped in silence.
+What a crash can cost: each rollout is appended with one `write` of one full line, so a killed process loses
+nothing that was appended, and a power failure loses at most the last second (`sync_seconds`). A line that was
+cut short is detected when the folder is opened, and described in `RunFolder.torn`. Resuming moves it to
+`rollouts.torn`, so that nothing is dropped silently.
 
-A resumed run plays failed rollouts again and appends, so a key may stand on several lines: the last one
-counts (`wander.evals.store.lines` has the rule), and `RunFolder.rollouts` yields exactly one rollout a key.
+A resumed run plays failed rollouts again and appends the results, so several lines may have the same key. The
+last of them counts (`wander.evals.store.lines` implements this rule), and `RunFolder.rollouts` yields exactly
+one rollout per key.
 
-`rollouts.jsonl` wins where both forms exist: compression and its reverse write the new form completely
-(temporary file, then rename) before they remove the old one.
+If both forms exist, `rollouts.jsonl` takes precedence: compressing and unpacking write the new form
+completely (temporary file, then rename) before they remove the old one.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ COMPRESSED = "rollouts.jsonl.zst"
 SUMMARY = "summary.json"
 TORN = "rollouts.torn"
 _MOST_PLACES = 10_000_000
-"""Rollouts for which there is room before any is read, whatever a manifest says."""
+"""Number of rollouts with memory reserved in advance, regardless of the manifest."""
 _MOST_TOKENS = 2**53
-"""Tokens of one rollout. Sums of numbers with thousands of digits cannot be printed."""
+"""Maximum number of tokens of a rollout. Sums of numbers with thousands of digits cannot be printed."""
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
-"""What file systems answer that have no locks; a run there goes without."""
+"""Error codes of file systems without locks. A run there works without a lock."""
 
 
 def begun_run(path: Path | None, *, resume: bool) -> RunFolder | None:
-    """Return the run to resume; None where none is, or the folder has none."""
+    """Return the run to resume, or None if `resume` is false or the folder does not contain a run."""
     return RunFolder.open(path) if resume and path is not None and (path / MANIFEST).exists() else None
 
 
 def run_folder(path: Path | None, manifest: RunManifest, begun: RunFolder | None) -> RunFolder | None:
-    """Return the folder that a run writes: a new one, or the begun one; None for no path.
+    """Return the folder for a run: a new folder, or the begun one. Returns None without a path.
 
-    Raises `RunError` when the run there was begun with something else than the manifest says.
+    Raises `RunError` if the pins of the begun run differ from the manifest.
     """
     if path is None:
         return None
@@ -72,22 +73,22 @@ def run_folder(path: Path | None, manifest: RunManifest, begun: RunFolder | None
 
 
 def cannot_resume(path: Path, differing: str) -> RunError:
-    """Return the error that says what is not as it was when a run began."""
+    """Return the error for a run whose pins have changed since it began."""
     return RunError(
-        f"`{path}` cannot be resumed: other than when it began are {differing}",
+        f"`{path}` cannot be resumed: changed since it began: {differing}",
         hint="start a new run in another folder",
     )
 
 
 class LineIndex:
-    """Where the last line of each rollout starts in the record, and its length."""
+    """Offset and length of the last line of each rollout in the record."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._order = RolloutOrder(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
         count = min(len(self._order), _MOST_PLACES)
         self._starts, self._lengths = array("q", [-1]) * count, array("I", [0]) * count
         self._others: dict[tuple[str, int], tuple[int, int]] = {}
-        """Those that the manifest does not name, as in training."""
+        """Rollouts that the manifest does not list, as in training."""
         self.has_repeats = False
         start = 0
         for number, line in folder._lines():
@@ -102,20 +103,20 @@ class LineIndex:
             start += len(line)
 
     def is_last(self, key: tuple[str, int], start: int) -> bool:
-        """Tell whether the last line of a rollout starts there."""
+        """Return whether the last line of a rollout starts at this offset."""
         place = self._order.find(key)
         if place is None or place >= len(self._starts):
             return self._others.get(key, (-1, 0))[0] == start
         return self._starts[place] == start
 
     def in_order(self) -> Iterator[tuple[int, int]]:
-        """Yield start and length of each, in the order of the manifest; others follow by their index."""
+        """Yield the offset and length of each line in manifest order, then unlisted rollouts by index."""
         yield from ((start, size) for start, size in zip(self._starts, self._lengths, strict=True) if size)
         yield from (line for _, line in sorted(self._others.items(), key=lambda item: item[0][1]))
 
 
 class LinesInOrder:
-    """The last line of each rollout on record, in the order of the manifest; kept are two numbers of each."""
+    """The last line of each recorded rollout in manifest order. Keeps two numbers per rollout in memory."""
 
     def __init__(self, folder: RunFolder, plain: IO[bytes]) -> None:
         self._folder = folder
@@ -143,20 +144,21 @@ class LinesInOrder:
         line = self._plain.read(self._lengths[number])
         rollout = self._folder._parse(f"of rollout {number}", line)
         if jsonl.key_at_start(line) not in (None, rollout.key):
-            raise RunError(f"the line of rollout {number} of `{self._folder.path}` gives its key twice")
+            raise RunError(f"the line of rollout {number} of `{self._folder.path}` contains its key twice")
         return rollout, line
 
 
 class RunFolder:
-    """One run on disk. Make one with `create`, or read or resume one with `open`."""
+    """A run on disk. Call `create` for a new run, or `open` to read or resume one."""
 
     def __init__(self, path: Path, manifest: RunManifest) -> None:
         self.path = path
         self.manifest = manifest
         self.torn: str | None = None
-        """What was found of a line that a crash cut short; None in a sound folder."""
+        """Description of a line that a crash cut short, or None if the folder is intact."""
         self.sync_seconds: float | None = 1.0
-        """Longest time between an append and its way to the disk; None leaves `sync` to the caller."""
+        """Maximum time in seconds between an append and its sync to disk. None leaves `sync` to the
+        caller."""
         self._file: int | None = None
         self._lock: int | None = None
         self._synced_at = 0.0
@@ -164,10 +166,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, manifest: RunManifest) -> RunFolder:
-        """Make the folder of a new run and write its manifest; refuse a folder that already holds a run."""
+        """Create the folder of a new run and write its manifest.
+
+        Raises `RunError` if it already contains a run.
+        """
         if (path / MANIFEST).exists() or _rollouts_file(path) is not None:
             raise RunError(
-                f"`{path}` holds a run already",
+                f"`{path}` already contains a run",
                 hint="choose another folder, or resume that run with " + name_option("resume"),
             )
         folder = cls(path, manifest)
@@ -184,20 +189,21 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run for reading; `resume` or the first `append` makes it writable.
+        """Open an existing run for reading. `resume` or the first `append` makes it writable.
 
-        Somebody else may have made the folder: raises `RunError` for a manifest that cannot be read.
+        The folder is not trusted. Raises `RunError` if its manifest cannot be read.
         """
         try:
             text = jsonl.read_whole(path / MANIFEST)
         except FileNotFoundError:
-            beside = {
-                each.parent.name: str(each.parent) for each in sorted(path.parent.glob(f"*/{MANIFEST}"))
+            siblings = {
+                manifest_path.parent.name: str(manifest_path.parent)
+                for manifest_path in sorted(path.parent.glob(f"*/{MANIFEST}"))
             }
-            hint = did_you_mean(path.name, beside, shown=beside)
+            hint = did_you_mean(path.name, siblings, shown=siblings)
             raise RunError(
-                f"`{path}` is not a run folder: it has no `{MANIFEST}`",
-                hint=hint or "give the folder that `wander eval` printed",
+                f"`{path}` is not a run folder: `{MANIFEST}` is missing",
+                hint=hint or "pass the folder that `wander eval` printed",
             ) from None
         try:
             manifest = jsonl.parse_record(RunManifest, text)
@@ -208,7 +214,7 @@ class RunFolder:
         return folder
 
     def resume(self) -> None:
-        """Make an existing folder ready to append: lock it, unpack it, set a torn last line aside."""
+        """Prepare an existing folder for appending: lock it, unpack it, and move a torn last line aside."""
         if self._file is not None:
             return
         self._take_lock()
@@ -222,18 +228,18 @@ class RunFolder:
         self._set_torn_line_aside()
 
     def append(self, rollout: Rollout) -> Rollout:
-        """Add one finished rollout, as one write of one line, and return what was recorded.
+        """Append a finished rollout as one line with one write, and return the recorded rollout.
 
-        That is the rollout itself, or, where its content cannot be JSON (an object in `info`, NaN in a
-        metric), a failed rollout that says so. On a full disk the line is taken back, so that everything
-        before it stays readable.
+        This is the rollout itself, unless its content cannot be JSON (an object in `info`, NaN in a metric).
+        In that case a failed rollout that explains the problem is recorded. If the disk is full, the partial
+        line is removed, so that everything before it stays readable.
         """
         rollout, line = _recordable(rollout)
         self.append_line(line)
         return rollout
 
     def append_line(self, line: bytes) -> None:
-        """Add the line of a rollout, its newline included, as `append` writes it."""
+        """Append the line of a rollout, including its newline, as `append` writes it."""
         if self._file is None:
             self.resume()
         file = self._file
@@ -250,7 +256,7 @@ class RunFolder:
             self.sync()
 
     def sync(self) -> None:
-        """Force what was appended to the disk, unless that is done already."""
+        """Force appended lines to the disk, unless they already are there."""
         if self._file is not None and self._dirty:
             self._dirty = False
             self._synced_at = monotonic()
@@ -258,17 +264,17 @@ class RunFolder:
                 os.fsync(self._file)
 
     def rollouts(self) -> Iterator[Rollout]:
-        """Yield one rollout for each key, in the order of the file; the last line of a key counts."""
+        """Yield one rollout per key in file order. The last line of a key counts."""
         return (rollout for rollout, _ in self.records())
 
     def records(self) -> Iterator[tuple[Rollout, bytes]]:
-        """Yield one rollout for each key, with its line, in the order of the file.
+        """Yield one rollout per key, with its line, in file order.
 
-        Reads the file twice and keeps two numbers for each rollout. A line that is no rollout, or that
-        repeats one without need, raises `RunError` with its number; `torn` tells of a torn last line.
+        Reads the file twice and keeps two numbers per rollout. Raises `RunError` with the line number if a
+        line is not a rollout, or repeats a rollout that had not failed. `torn` describes a torn last line.
         """
         index = LineIndex(self)
-        # Training comes back to an example after a while, and what it kept is a sample.
+        # Training repeats examples after a while, and records only a sample of the rollouts.
         is_ruled = index.has_repeats and self.manifest.kind == "evaluation"
         rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
         start = 0
@@ -276,7 +282,7 @@ class RunFolder:
             rollout = self._parse(number, line)
             counts = index.is_last(rollout.key, start)
             if not counts and index.is_last(jsonl.key_at_start(line) or rollout.key, start):
-                raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
+                raise RunError(f"line {number} of `{_rollouts_file(self.path)}` contains its key twice")
             if is_ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise self.repeats(number)
             if counts:
@@ -284,41 +290,42 @@ class RunFolder:
             start += len(line)
 
     def rollouts_in_order(self) -> Iterator[Rollout]:
-        """Yield the same in the order of the manifest, then those that it does not name by their index."""
+        """Yield the rollouts in manifest order, then unlisted rollouts by index."""
         with self.in_order() as lines:
             yield from lines
 
     @contextmanager
     def in_order(self) -> Iterator[LinesInOrder]:
-        """Give the rollouts in that order, to be read by their number."""
+        """Open the rollouts in manifest order for access by number."""
         file = _rollouts_file(self.path)
         with jsonl.open_plain(file) if file is not None else TemporaryFile() as plain:
             lines = LinesInOrder(self, plain)
             if lines.has_repeats:
-                for _ in self.records():  # which tells what may not be repeated
+                for _ in self.records():  # raises an error for repetitions that are not allowed
                     pass
             yield lines
 
     def every_line(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, Rollout]]:
-        """Yield the rollout of each line with its number, superseded ones too.
+        """Yield the rollout of each line with the line number, including superseded lines.
 
-        Of an unpacked record from an offset, `before` which there are so many lines.
+        `offset` is the first byte to read in an unpacked record, and `before` the number of lines
+        before it.
         """
         return ((number, self._parse(number, line)) for number, line in self._lines(offset, before))
 
     def repeats(self, number: int) -> RunError:
-        """Return the error that says of a line that it may not stand where it does."""
+        """Return the error for a line that repeats a rollout without a failure."""
         return RunError(
             f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
-            hint="take that line out: a rollout is played again only after a failure",
+            hint="delete this line: a rollout may be repeated only after a failure",
         )
 
     def keys_done(self) -> set[tuple[str, int]]:
-        """Return the (example, index) pairs that hold a rollout that did not fail."""
+        """Return the (example, index) keys of the rollouts that did not fail."""
         return {rollout.key for rollout in self.rollouts() if rollout.failure is None}
 
     def count_done(self, most: int = jsonl.MOST_LIST_BYTES) -> int | None:
-        """Return the number of rollouts that did not fail; None if the record has more than `most` bytes."""
+        """Return the number of rollouts that did not fail, or None if the record exceeds `most` bytes."""
         is_done: dict[tuple[str, int], bool] = {}
         size = 0
         for number, line in self._lines():
@@ -330,9 +337,9 @@ class RunFolder:
         return sum(is_done.values())
 
     def finish(self, summary: RunSummary, *, ended_at: datetime | None = None) -> None:
-        """Close a complete run: `summary.json`, end time, compressed rollouts, each by rename."""
+        """Close a complete run: write summary and end time, and compress the rollouts, each by rename."""
         self.sync()
-        self.write_summary(summary)  # first: whoever reads that it ended has no older one
+        self.write_summary(summary)  # first, so that a run with an end time never has an outdated summary
         self.change_manifest(ended_at=ended_at or datetime.now(UTC))
         with disk_errors(self.path):
             jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
@@ -340,10 +347,10 @@ class RunFolder:
         self.close()
 
     def change_manifest(self, **fields: Any) -> None:
-        """Change fields of the manifest, and write it, by rename."""
+        """Change fields of the manifest, and replace its file by rename."""
         self.manifest = self.manifest.model_copy(update=fields)
         plain = self.manifest.model_dump(mode="json", by_alias=True)
-        # Piece by piece: a million examples have a million lines.
+        # Written in pieces, because the manifest of a million examples has a million lines.
         pieces = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).iterencode(plain)
         with disk_errors(self.path), jsonl.replace_file(self.path / MANIFEST) as out:
             for piece in pieces:
@@ -351,48 +358,48 @@ class RunFolder:
             out.write(b"\n")
 
     def plain_bytes(self) -> int:
-        """Return the length of `rollouts.jsonl`, with everything that was appended."""
+        """Return the length of `rollouts.jsonl` in bytes, including everything that was appended."""
         self.sync()
         with disk_errors(self.path):
             return (self.path / ROLLOUTS).stat().st_size
 
     def cut(self, length: int) -> None:
-        """Remove what was appended after `rollouts.jsonl` had this length; the run plays it again.
+        """Truncate `rollouts.jsonl` to an earlier length. The run plays the removed rollouts again.
 
-        Raises `RunError` where the file is shorter.
+        Raises `RunError` if the file is shorter.
         """
         self.resume()
         assert self._file is not None
         with disk_errors(self.path):
-            there = os.fstat(self._file).st_size
-            if there < length:
+            size = os.fstat(self._file).st_size
+            if size < length:
                 raise RunError(
-                    f"`{self.path / ROLLOUTS}` has {there:,} bytes, and had {length:,} at the checkpoint",
-                    hint="restore the file, or go on from an older checkpoint with `--checkpoint STEP`",
+                    f"`{self.path / ROLLOUTS}` has {size:,} bytes, but had {length:,} at the checkpoint",
+                    hint="restore the file, or continue from an older checkpoint with `--checkpoint STEP`",
                 )
             os.ftruncate(self._file, length)
 
     def write_summary(self, summary: RunSummary) -> None:
-        """Write `summary.json`, the derived aggregates, by rename."""
+        """Write the aggregates to `summary.json`, by rename."""
         with disk_errors(self.path):
             jsonl.write_whole(self.path / SUMMARY, summary.model_dump_json(indent=2).encode() + b"\n")
 
     def summary(self) -> RunSummary | None:
-        """Return the stored aggregates, or None when there are none."""
+        """Return the stored aggregates, or None without a summary."""
         try:
-            found = jsonl.parse_record(RunSummary, jsonl.read_whole(self.path / SUMMARY))
-            json.dumps(found.model_dump(), allow_nan=False)
-            return found
+            summary = jsonl.parse_record(RunSummary, jsonl.read_whole(self.path / SUMMARY))
+            json.dumps(summary.model_dump(), allow_nan=False)
+            return summary
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RunError(
                 f"`{self.path / SUMMARY}` is not a summary: {_first_problem(error)}",
-                hint="delete it: it can be derived again from the rollouts",
+                hint="delete this file: it can be computed again from the rollouts",
             ) from error
 
     def close(self) -> None:
-        """Sync and release the file and the lock; safe to call twice."""
+        """Sync and release the file and the lock. May be called repeatedly."""
         try:
             self.sync()
         finally:
@@ -402,9 +409,9 @@ class RunFolder:
             self._file = self._lock = None
 
     def _take_lock(self) -> None:
-        """Keep other processes from writing here; the lock goes with this process, however it ends.
+        """Lock the folder against other processes. The lock ends with this process, even if it is killed.
 
-        Raises `RunError` for a folder through which something else would be written.
+        Raises `RunError` for a folder with links or devices that would redirect a write.
         """
         require_plain_folder(self.path)
         with disk_errors(self.path):
@@ -415,7 +422,7 @@ class RunFolder:
             os.close(lock)
             raise RunError(
                 f"another process is writing `{self.path}`",
-                hint="wait until it ends, or stop it, then resume",
+                hint="wait until it exits, or stop it, then resume",
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -429,7 +436,7 @@ class RunFolder:
         self._synced_at = monotonic()
 
     def _lines(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield (number from 1, line), a torn last line left out."""
+        """Yield (line number from 1, line), without a torn last line."""
         file = _rollouts_file(self.path)
         if file is None:
             return
@@ -445,16 +452,16 @@ class RunFolder:
             rollout = jsonl.parse_record(Rollout, line)
             for usage in (rollout.usage, *(turn.usage for turn in rollout.turns)):
                 if max(usage.prompt_tokens, usage.completion_tokens) > _MOST_TOKENS:
-                    raise ValueError(f"it counts more than {_MOST_TOKENS:,} tokens")
+                    raise ValueError(f"it reports more than {_MOST_TOKENS:,} tokens")
             return rollout
         except ValueError as error:
             raise RunError(
                 f"line {number} of `{_rollouts_file(self.path)}` is not a rollout: {_first_problem(error)}",
-                hint="take that line out; a resumed run plays its rollout again",
+                hint="delete this line; resuming the run plays its rollout again",
             ) from error
 
     def _torn_line(self) -> bytes:
-        """Return the bytes after the last newline, unless they make a whole rollout."""
+        """Return the bytes after the last newline, or nothing if they are a complete rollout."""
         try:
             tail = jsonl.tail_after_newline(self.path / ROLLOUTS)
         except FileNotFoundError:
@@ -479,7 +486,7 @@ class RunFolder:
                     os.fsync(kept.fileno())
                 os.ftruncate(self._file, size - len(tail))
             elif size and os.pread(self._file, 1, size - 1) != b"\n":
-                os.write(self._file, b"\n")  # the line is whole, only its end was lost
+                os.write(self._file, b"\n")  # the line is complete, only its newline was lost
 
 
 def _rollouts_file(path: Path) -> Path | None:
@@ -487,14 +494,14 @@ def _rollouts_file(path: Path) -> Path | None:
 
 
 def require_plain_folder(path: Path) -> None:
-    """Raise `RunError` for a folder with links or devices in it: nothing may be written through them."""
+    """Raise `RunError` if a folder contains links or devices, because writes could follow them."""
     with jsonl.refuse_unsafe():
         for _ in walk_plain(path):
             pass
 
 
 def unrecordable(rollout: Rollout) -> str | None:
-    """Return which number of a rollout is none in JSON, in words; None where all are."""
+    """Return a description of the first number that JSON cannot represent, or None."""
     if rollout.reward is not None and not isfinite(rollout.reward):
         return f"its reward is {rollout.reward}"
     broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
@@ -502,12 +509,12 @@ def unrecordable(rollout: Rollout) -> str | None:
 
 
 def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
-    """Return the rollout and its line, or a failed one in its place when the line could not be read again."""
+    """Return the rollout and its line. If the line would be unreadable, return a failed rollout instead."""
     problem = unrecordable(rollout)
     if problem is None:
         try:
             return rollout, rollout.model_dump_json().encode() + b"\n"
-        except ValueError as error:  # pydantic's serialisation error, or a lone surrogate
+        except ValueError as error:  # pydantic's serialization error, or a lone surrogate
             problem = f"its content cannot be written as JSON: {error}"
     failed = Rollout(
         example_id=rollout.example_id,
@@ -535,7 +542,7 @@ def _is_rollout(line: bytes) -> bool:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Tell an operating-system error as a `RunError` that says what is kept."""
+    """Convert an operating-system error to a `RunError` that says what is kept."""
     try:
         yield
     except OSError as error:

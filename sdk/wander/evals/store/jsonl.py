@@ -1,7 +1,7 @@
-"""Files of one JSON object a line, plain or zstd, read as a stream; and files replaced in one step.
+"""Reads files with one JSON object per line as a stream, plain or zstd, and replaces files atomically.
 
-Somebody else may have made these files: every reader opens plain files only, follows no link, and bounds what
-it holds in memory. A file that breaks these rules raises `RunError`.
+The files are not trusted: every reader opens only plain files, follows no link, and limits its memory. A file
+that violates these rules raises `RunError`.
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ from wander.system.plain_files import open_plain_file, read_plain_file
 from wander.wire.postings import MAX_CHUNK_BYTES
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
-"""What file systems answer that have no room."""
+"""Error codes of full file systems."""
 LONGEST_LINE = MAX_CHUNK_BYTES
-"""Bytes of a line: a hub takes no longer one."""
+"""Maximum length of a line in bytes. A hub accepts no longer lines."""
 MOST_RECORD_BYTES = 64 << 20
-"""Bytes of a file that is one JSON object: the manifest of a million examples with long names has 60 MB."""
+"""Maximum size of a file with one JSON object. The manifest of a million examples with long names has 60
+MB."""
 MOST_LIST_BYTES = 256 << 20
-"""Bytes of a file whose records are held in memory together."""
+"""Maximum size of a file whose records are held in memory together."""
 LEFT_FREE = 256 << 20
-"""Bytes of a disk that unpacking leaves to other programs."""
+"""Disk space in bytes that unpacking leaves for other programs."""
 _MOST_NODES = 2_000_000
-"""Objects, lists and keys of one JSON text. Three bytes (`[],`) become a hundred in memory."""
+"""Maximum number of objects, lists and keys in one JSON text. Three bytes (`[],`) take a hundred in
+memory."""
 _MOST_RATIO = 1000
 _FREE_RATIO = 256 << 20
-"""Bytes that may be unpacked from any size; transcripts shrink to a tenth, records of games to 1 %."""
+"""Bytes that any file may unpack to. Transcripts compress to a tenth, records of games to 1 %."""
 _PACKED_STEP = 4096
-"""Bytes that are unpacked together. Each four may become 128 KiB, so a larger step could fill the memory."""
+"""Compressed bytes per step. Four bytes may unpack to 128 KiB, so a larger step could fill the memory."""
 _BLOCK = 1 << 20
-_DAMAGED = "restore it from a copy, or play the run again into another folder"
+_DAMAGED = "restore this file from a copy, or run the evaluation again in another folder"
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def blocks(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the plain bytes of a file in blocks, of a plain one from an offset; a `.zst` file is unpacked.
+    """Yield the plain bytes of a file in blocks. A `.zst` file is unpacked, a plain file is read from
+    `offset`.
 
-    A damaged or cut compressed file raises `RunError` where it breaks.
+    Raises `RunError` at the point where a compressed file is damaged or cut short.
     """
     with open_record(path) as source:
         if path.suffix == ".zst":
@@ -66,7 +69,7 @@ def blocks(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 @contextmanager
 def open_record(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of a run; raises `RunError` for what is not a plain file, or cannot be read."""
+    """Open a file of a run. Raises `RunError` if it is not a plain file or cannot be read."""
     with ExitStack() as stack:
         with refuse_unsafe():
             source = stack.enter_context(open_plain_file(path))
@@ -75,7 +78,7 @@ def open_record(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def refuse_unsafe() -> Iterator[None]:
-    """Raise `RunError` for a file that is there and cannot be read."""
+    """Raise `RunError` for a file that exists but cannot be read."""
     try:
         yield
     except FileNotFoundError:
@@ -83,29 +86,29 @@ def refuse_unsafe() -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"cannot read `{error.filename}`: {error.strerror}",
-            hint="a run holds plain files only: remove it, or get the run from its author again",
+            hint="a run contains only plain files: remove this one, or get the run from its author again",
         ) from error
 
 
 def read_whole(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
-    """Return the content of a file of a run; raises `RunError` for what is not a plain file, or too large."""
+    """Return the content of a run's file. Raises `RunError` if it is too large or not a plain file."""
     with refuse_unsafe():
         return read_plain_file(path, most)
 
 
 def parse_record(kind: type[Model], text: bytes) -> Model:
-    """Return the record in a JSON text; raises `ValueError` for one that is wrong or has too many parts."""
+    """Parse a record from JSON text. Raises `ValueError` if the text is invalid or has too many parts."""
     require_few_parts(text)
     return kind.model_validate_json(text)
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """Return the object in a JSON text; raises `ValueError` for anything else, or one with too many parts."""
+    """Parse an object from JSON text. Raises `ValueError` for other values, or if it has too many parts."""
     require_few_parts(text)
-    found = from_json(text)
-    if not isinstance(found, dict):
+    parsed = from_json(text)
+    if not isinstance(parsed, dict):
         raise ValueError("it is not a JSON object")
-    return found
+    return parsed
 
 
 def require_few_parts(text: bytes) -> None:
@@ -116,9 +119,9 @@ def require_few_parts(text: bytes) -> None:
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield every line with its newline; the last one may lack it.
+    """Yield every line including its newline, which the last line may lack.
 
-    A line longer than `LONGEST_LINE` raises `RunError`.
+    Raises `RunError` for a line longer than `LONGEST_LINE`.
     """
     try:
         yield from split_lines(blocks(path, offset), LONGEST_LINE)
@@ -128,7 +131,7 @@ def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading at any place, of a `.zst` file a plain copy that goes at the end."""
+    """Open a file for random access. A `.zst` file is unpacked to a temporary copy."""
     if path.suffix != ".zst":
         with open_record(path) as plain:
             yield plain
@@ -145,7 +148,7 @@ def open_plain(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_packed(path: Path, most: int = MOST_LIST_BYTES) -> bytes:
-    """Return the plain bytes of a `.zst` file; raises `RunError` for more than `most` of them."""
+    """Return the unpacked bytes of a `.zst` file. Raises `RunError` for more than `most` bytes."""
     content = bytearray()
     for block in blocks(path):
         content += block
@@ -155,7 +158,7 @@ def read_packed(path: Path, most: int = MOST_LIST_BYTES) -> bytes:
 
 
 def unpack(path: Path, out: IO[bytes]) -> None:
-    """Write the plain bytes of a file; raises `OSError` (ENOSPC) before they fill the disk."""
+    """Write the unpacked bytes of a file. Raises `OSError` (ENOSPC) before they fill the disk."""
     unseen = 0
     for block in blocks(path):
         unseen += out.write(block)
@@ -166,32 +169,33 @@ def unpack(path: Path, out: IO[bytes]) -> None:
 
 
 def split_lines(blocks: Iterable[bytes], longest: int | None = None) -> Iterator[bytes]:
-    """Yield every line with its newline, and nothing else ends one: JSON may hold a bare carriage return.
+    """Yield every line including its newline. Only newlines end a line: JSON may contain a bare carriage
+    return.
 
-    Raises `OverflowError` for a line of more than `longest` bytes.
+    Raises `OverflowError` for a line longer than `longest` bytes.
     """
-    rest: list[bytes] = []
+    partial_line: list[bytes] = []
     held = 0
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
-            rest.append(block[start : end + 1])
-            yield b"".join(rest)
-            rest.clear()
+            partial_line.append(block[start : end + 1])
+            yield b"".join(partial_line)
+            partial_line.clear()
             held, start = 0, end + 1
         if start < len(block):
-            rest.append(block[start:])
+            partial_line.append(block[start:])
             held += len(block) - start
             if longest is not None and held > longest:
                 raise OverflowError
-    if rest:
-        yield b"".join(rest)
+    if partial_line:
+        yield b"".join(partial_line)
 
 
 def numbered_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and the bytes of every line of an open file that is not blank.
+    """Yield the number (from 1) and the bytes of every line of an open file, without blank lines.
 
-    Raises `OverflowError` that names a line of more than `LONGEST_LINE` bytes.
+    Raises `OverflowError` naming the line if it is longer than `LONGEST_LINE` bytes.
     """
     number = 0
     try:
@@ -203,21 +207,22 @@ def numbered_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def key_at_start(line: bytes) -> tuple[str, int] | None:
-    """Return example and index of a rollout whose line begins with them, as those of `RunFolder` do.
+    """Return the example and index of a rollout whose line begins with them, as in lines from `RunFolder`.
 
-    This needs no parse of the whole line; None where that has to find the key, or tell what is wrong.
+    This avoids parsing the whole line. Returns None if only a full parse can find the key or explain the
+    problem.
     """
-    found = _KEY_AT_START.match(line)
+    match = _KEY_AT_START.match(line)
     try:
-        return (found[1].decode(), int(found[2])) if found else None
+        return (match[1].decode(), int(match[2])) if match else None
     except UnicodeDecodeError:
         return None
 
 
 def read_records(path: Path, kind: type[Model], most: int = MOST_LIST_BYTES) -> list[Model]:
-    """Return a file's records, none where there is no such file.
+    """Return the records of a file, or an empty list if the file is missing.
 
-    A last line that a kill cut short is left out; any other that is no such record raises `RunError`.
+    A last line that was cut short is left out. Raises `RunError` for any other invalid line.
     """
     records: list[Model] = []
     held = 0
@@ -232,36 +237,36 @@ def read_records(path: Path, kind: type[Model], most: int = MOST_LIST_BYTES) -> 
         return []
     except ValueError as error:
         number = len(records) + 1
-        raise RunError(f"`{path}` is damaged: line {number} is no {kind.__name__}") from error
+        raise RunError(f"`{path}` is damaged: line {number} is not a {kind.__name__}") from error
     return records
 
 
 def write_records(path: Path, records: Iterable[BaseModel]) -> None:
-    """Replace a file's records in one step."""
+    """Replace the records of a file atomically."""
     text = "".join(record.model_dump_json() + "\n" for record in records)
     write_whole(path, text.encode("utf-8", "replace"))
 
 
 def read_record(path: Path, kind: type[Model]) -> Model | None:
-    """Return the record that is a file's whole content, None where there is no such file.
+    """Return the record in a file, or None if the file is missing.
 
-    Raises `RunError` for a file that is no such record.
+    Raises `RunError` if the file does not contain such a record.
     """
     try:
         return parse_record(kind, read_whole(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise RunError(f"`{path}` is damaged: it is no {kind.__name__}") from error
+        raise RunError(f"`{path}` is damaged: it is not a {kind.__name__}") from error
 
 
 def write_record(path: Path, record: BaseModel) -> None:
-    """Replace a file's content by one record in one step."""
+    """Replace the content of a file with one record atomically."""
     write_whole(path, record.model_dump_json(indent=1).encode() + b"\n")
 
 
 def tail_after_newline(path: Path) -> bytes:
-    """Return what stands after the last newline of a plain file: empty in a sound one."""
+    """Return the bytes after the last newline of a plain file. They are empty if the file is intact."""
     with open_record(path) as source:
         position = source.seek(0, os.SEEK_END)
         parts: list[bytes] = []
@@ -276,14 +281,14 @@ def tail_after_newline(path: Path) -> bytes:
 
 
 def compress(source: Path, target: Path) -> None:
-    """Write `target` as the zstd form of `source`, complete or not at all."""
+    """Compress `source` to `target` with zstd, completely or not at all."""
     with open_record(source) as plain, replace_file(target) as out:
         zstandard.ZstdCompressor(level=6, write_checksum=True).copy_stream(plain, out)
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file beside its place and move it there once it is complete and on the disk."""
+    """Write a temporary file, and move it to its path when it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as out:
@@ -297,7 +302,7 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def make_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder that takes the target's name and place once the block has ended well, and else goes."""
+    """Yield a temporary folder. It is moved to the target if the block succeeds, and removed otherwise."""
     target.parent.mkdir(parents=True, exist_ok=True)
     stage = LockedFolder.make(target.parent, f".{target.name}.")
     try:
@@ -308,33 +313,36 @@ def make_folder(target: Path) -> Iterator[Path]:
     except RunError as error:
         cause = error.__cause__
         if not isinstance(cause, OSError) or str(stage.path) not in str(error):
-            raise  # it is not what is written here that could not be
+            raise  # the error is about another folder
         full = cause.errno in FULL
         raise RunError(
             f"the disk is full: cannot write `{target}`"
             if full
             else f"cannot write `{target}`: {cause.strerror}",
-            hint=f"nothing of it was left; {'free space' if full else 'mend that'} and run the command again",
+            hint=f"nothing was left behind; {'free space' if full else 'fix this'} and run the command again",
         ) from cause
     finally:
         stage.close()
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step."""
+    """Replace the content of a file atomically."""
     with replace_file(path) as out:
         out.write(data)
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write to a descriptor until everything is written."""
+    """Write all of the data to a descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def _unpack(path: Path, source: IO[bytes]) -> Iterator[bytes]:
-    """Unpack every frame of a zstd file; unlike the library's stream reader, notice a cut last frame."""
+    """Unpack every frame of a zstd file.
+
+    Unlike the library's stream reader, this detects a cut last frame.
+    """
     context = zstandard.ZstdDecompressor()
     frame = context.decompressobj()
     begun = False

@@ -1,4 +1,4 @@
-"""Which line of a record speaks for a rollout, the same for folders, replays and the hub."""
+"""Decides which line of a record counts for a rollout. Folders, replays and the hub share this rule."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 
 
 class LineRule:
-    """Of the lines of one key (example, index) the last one counts; the earlier ones are history.
+    """For each key (example, index) only the last line counts. Earlier lines are history.
 
-    A line may follow another of its key only where something failed: that rollout, or, in an environment
-    whose rewards compare the rollouts of an example, some rollout of its group, which is then played again
-    as a whole. So nobody repeats rollouts until they please.
+    A key may be repeated only after a failure: of that rollout or, if rewards compare the rollouts of an
+    example, of any rollout in its group, because the group is then played again as a whole. This prevents
+    people from repeating rollouts until they like the result.
     """
 
     def __init__(self, *, group_rewards: bool) -> None:
@@ -20,11 +20,11 @@ class LineRule:
         self._failures: Counter[str] = Counter()
 
     def takes(self, key: tuple[str, int], *, failed: bool) -> bool:
-        """Take the next line of the record; False when it may not stand where it does."""
+        """Add the next line of the record. Returns False if it is not allowed at this point."""
         before = self._failed.get(key)
         allowed = before is None or before
         if self._groups:
-            # A group is played again once for each time that it failed, at most.
+            # A group may be repeated at most once per failure.
             allowed = allowed or self._lines[key] <= self._failures[key[0]]
             self._lines[key] += 1
             self._failures[key[0]] += failed

@@ -1,4 +1,4 @@
-"""What pins a run: its id, its platform, its model, and whether another run may continue it."""
+"""Creates the pins of a run (id, platform, model), and decides whether another run may continue it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RUNS_PROGRAMS = re.compile(
     r"merge\.|alias\.|include|extensions\.worktreeconfig|gpg|credential|pager\.|submodule\..*update)",
     re.M | re.I,
 )
-"""Settings of a repository that make git run a program, or read settings from somewhere else."""
+"""Git settings that make git run a program, or read settings from another file."""
 _GIT_SECONDS = 5.0
 
 _id_lock = threading.Lock()
@@ -40,9 +40,10 @@ _last_id = 0
 
 
 def new_run_id() -> str:
-    """Return 26 characters that sort by time: 48 bits of milliseconds, 80 random bits (as ULIDs).
+    """Return a new run id: 26 characters that sort by time, from 48 bits of milliseconds and 80 random bits
+    (ULID).
 
-    Ids made by one process ascend strictly, also within one millisecond.
+    Ids made by one process are strictly ascending, even within a millisecond.
     """
     global _last_id
     with _id_lock:
@@ -53,7 +54,7 @@ def new_run_id() -> str:
 
 
 def run_id_of(milliseconds: int, tail: bytes) -> str:
-    """Return the id of a run that began at a time, with 10 bytes in place of the random ones."""
+    """Return the id of a run that began at this time, with 10 given bytes instead of random ones."""
     return _write_id(milliseconds << 80 | int.from_bytes(tail, "big"))
 
 
@@ -75,7 +76,7 @@ def new_manifest(
     notes: str = "",
 ) -> RunManifest:
     """Return the manifest of a run that starts now, in this process and working folder."""
-    known = PackedExamples(examples) if isinstance(examples, list) else examples
+    run_examples = PackedExamples(examples) if isinstance(examples, list) else examples
     return RunManifest(
         run_id=new_run_id(),
         kind=kind,
@@ -83,10 +84,10 @@ def new_manifest(
         model=model,
         sampling=sampling or SamplingArgs(),
         split=split,
-        example_ids=known.ids,
-        strata=known.strata if any(stratum is not None for stratum in known.strata) else [],
+        example_ids=run_examples.ids,
+        strata=run_examples.strata if any(stratum is not None for stratum in run_examples.strata) else [],
         rollouts_per_example=rollouts_per_example,
-        task_set_sha256=known.task_set_sha256,
+        task_set_sha256=run_examples.task_set_sha256,
         seed=seed,
         started_at=datetime.now(UTC),
         platform=this_platform(),
@@ -96,7 +97,7 @@ def new_manifest(
 
 
 def model_pin(client: Client) -> ModelPin:
-    """Return what a client says about its model; what has no field of its own goes into `details`."""
+    """Return a client's description of its model. Values without a field of their own go into `details`."""
     described = dict(client.describe())
     fields = {name: described.pop(name, None) for name in ("base_url", "revision", "weights_sha256")}
     return ModelPin(
@@ -109,13 +110,13 @@ def model_pin(client: Client) -> ModelPin:
 
 
 def player_pins(client: Client) -> dict[str, ModelPin]:
-    """Return who plays in the place of a client's model, by player."""
+    """Return the models and scripts that play next to a client's model, by player."""
     scripts = {player: ModelPin(name=spec, kind=SCRIPT) for player, spec in client.scripts.items()}
     return scripts | {player: model_pin(other) for player, other in client.others.items()}
 
 
 def this_platform() -> Platform:
-    """Return where this process runs; imports none of the packages it reports."""
+    """Return the platform of this process, without importing the packages that it reports."""
     commit, dirty = git_state(Path.cwd())
     return Platform(
         wander=__version__,
@@ -130,7 +131,7 @@ def this_platform() -> Platform:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return (commit, whether tracked files differ from it); None where git or a repository is missing."""
+    """Return (commit, whether tracked files differ from it), or None for both without git or a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None, None
@@ -139,32 +140,35 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def read_uncommitted_diff(folder: Path) -> bytes | None:
-    """Return what changed in tracked files since the last commit; None where `git_state` knows nothing.
+    """Return the changes in tracked files since the last commit, or None if `git_state` returns no commit.
 
-    Files that git ignores or does not track never stand in it; of binary ones only their digests do.
+    The diff contains neither ignored nor untracked files, and only the digests of binary files.
     """
     options = ["--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short"]
     return _git(folder, "diff", "HEAD", *options)
 
 
 def find_differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
-    """Return the dotted names of the fields that keep one run from continuing the other.
+    """Return the dotted names of the fields that prevent one run from continuing the other.
 
-    Where a run was made and at which address the model was served do not count; which environment, arguments,
-    examples, model, sampling and seed do.
+    The environment, its arguments, the examples, the model, the sampling and the seed count. The machine and
+    the address of the model do not.
     """
     return [name for name, _, _ in pin_differences(one, other)]
 
 
 def pin_differences(one: RunManifest, other: RunManifest) -> list[tuple[str, Any, Any]]:
-    """Return the fields that `differing_pins` names, sorted, with both values; None for an absent one."""
-    return sorted(find_differences(_pins(one), _pins(other)), key=lambda found: found[0])
+    """Return the fields that `find_differing_pins` names, sorted, with both values.
+
+    An absent value is None.
+    """
+    return sorted(find_differences(_pins(one), _pins(other)), key=lambda difference: difference[0])
 
 
 def differences_in_words(fields: Sequence[str]) -> str:
-    """Return what `differing_pins` found as a person says it: `the examples, the model's weights`."""
-    said = [next(words for start, words in _WORDS if field.startswith(start)) for field in fields]
-    return ", ".join(dict.fromkeys(said))
+    """Describe the fields from `find_differing_pins` in words: `the examples, the model's weights`."""
+    phrases = [next(words for start, words in _WORDS if field.startswith(start)) for field in fields]
+    return ", ".join(dict.fromkeys(phrases))
 
 
 _WORDS = (
@@ -172,12 +176,12 @@ _WORDS = (
     ("environment.lock_sha256", "the packages that the environment runs with"),
     ("environment.packages_sha256", "the packages that the environment runs with"),
     ("environment.arguments", "the environment's arguments"),
-    ("environment.info", "what the environment says of itself"),
+    ("environment.info", "the environment's description of itself"),
     ("environment", "the environment or its version"),
     ("model.weights_sha256", "the model's weights"),
     ("model.chat_template_sha256", "the model's chat template"),
     ("model", "the model"),
-    ("players", "who plays beside the model"),
+    ("players", "the other players"),
     ("sampling", "the sampling"),
     ("split", "the split"),
     ("example_ids", "the examples"),
@@ -185,17 +189,17 @@ _WORDS = (
     ("rollouts_per_example", "the number of rollouts of each example"),
     ("seed", "the seed"),
     ("training", "the training settings"),
-    ("shard", "which part of the run it is"),
+    ("shard", "the shard"),
     ("", "its settings"),
 )
-"""What the fields of a manifest are called; of two that fit a name the first counts."""
+"""Descriptions of manifest fields. The first prefix that matches a field's name counts."""
 
 
 _MODEL_PINS = {"name", "kind", "revision", "weights_sha256", "chat_template_sha256"}
 
 
 def _pins(manifest: RunManifest) -> dict[str, Any]:
-    """The part of a manifest that decides its rollouts."""
+    """Return the part of a manifest that determines its rollouts."""
     pins = manifest.model_dump(
         mode="json",
         include={
@@ -217,19 +221,19 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
         },
     )
     if pins["environment"]["lock_sha256"] is not None:
-        # One lock gives other packages to other platforms, and is one thing all the same.
+        # A lock pins the packages of every platform, even though they differ between platforms.
         del pins["environment"]["packages_sha256"]
     return pins
 
 
 def find_differences(one: Any, other: Any, place: str = "") -> list[tuple[str, Any, Any]]:
-    """Return where two values of dictionaries in dictionaries differ: dotted name and both values."""
+    """Return the differences between two nested dictionaries: dotted name and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         names = one.keys() | other.keys()
         return [
-            found
+            difference
             for name in names
-            for found in find_differences(
+            for difference in find_differences(
                 one.get(name, _ABSENT), other.get(name, _ABSENT), f"{place}.{name}" if place else name
             )
         ]
@@ -242,7 +246,7 @@ _ABSENT = object()
 
 
 def find_installed_versions(names: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those of these distributions that are installed."""
+    """Return the versions of those distributions that are installed."""
     versions = {}
     for name in names:
         try:
@@ -253,7 +257,7 @@ def find_installed_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def _accelerator() -> str | None:
-    """Name the accelerator that this process already uses; a run over HTTP uses none."""
+    """Return the accelerator that this process already uses. A run over HTTP uses none."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -263,9 +267,9 @@ def _accelerator() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Return what git prints; None for a repository whose own settings name programs that git would run.
+    """Return the output of git, or None if the repository's own settings name programs that git would run.
 
-    Somebody may have sent the folder with its repository.
+    The folder and its repository may come from somebody else.
     """
     listing = ["config", "--local", "--includes", "--list", "--name-only"]
     own = ask_program(["git", "-C", str(folder), *listing], _GIT_SECONDS)
@@ -275,7 +279,7 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def ask_program(command: Sequence[str], seconds: float) -> bytes | None:
-    """Return what a program of the user's PATH prints; None where it is missing, fails or takes too long."""
+    """Return the output of a program on the PATH, or None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
             command,

@@ -1,8 +1,8 @@
-"""The run record as JSON Schema, generated from the models that read and write it.
+"""Generates the JSON Schema of the run record from the models that read and write it.
 
-Version 1 is what `"schema": "wander.run/1"` in a `run.json` names, for all files of that folder. Fields that
-have a default may be added within a version: records without them stay valid. Everything else (a field less,
-a field that must be there, another type) makes version 2.
+Version 1 is what `"schema": "wander.run/1"` in a `run.json` refers to, for all files of that folder. Fields
+with a default may be added within a version, because records without them stay valid. Every other change (a
+removed field, a new required field, another type) needs version 2.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PARTS = tuple(_PARTS)
 
 
 def record_schema(part: str, *, base_url: str | None = None) -> dict[str, Any]:
-    """Return the JSON Schema of a file of the run folder, one of `PARTS`.
+    """Return the JSON Schema of a file of the run folder, named by one of `PARTS`.
 
-    `base_url` is that of the hub which publishes it, and makes its `$id`.
+    `base_url` is the address of the hub that publishes the schema, and becomes part of its `$id`.
     """
     model, title = _PARTS[part]
     body = model.model_json_schema(by_alias=True, mode="validation")
@@ -38,5 +38,5 @@ def record_schema(part: str, *, base_url: str | None = None) -> dict[str, Any]:
 
 
 def schema_path(part: str) -> str:
-    """Return where every hub publishes it."""
+    """Return the path of the schema on every hub."""
     return f"/schemas/{part}/{VERSION}.json"

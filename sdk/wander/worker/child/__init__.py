@@ -1,1 +1,1 @@
-"""The worker's side: serve one environment to the host."""
+"""The worker's side, which serves one environment to the host."""

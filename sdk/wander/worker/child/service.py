@@ -1,4 +1,4 @@
-"""The worker's side: loads one environment and plays rollouts for the host that started it."""
+"""The worker's side: loads one environment, and plays rollouts for the host that started it."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _TEARDOWN_SECONDS = 5.0
 
 
 class Service:
-    """One worker: greet, load, then serve until the host says `Close` or is gone."""
+    """One worker: it greets the host, loads the environment, and serves until a request to close."""
 
     def __init__(self, channel: Channel, note: int | None = None) -> None:
-        """Speak over a channel; the host looks into the file `note`, a descriptor, when the process ended
-        unexpectedly.
+        """Communicate over a channel. `note` is the descriptor of a file that the host reads if the process
+        ends unexpectedly.
         """
         self._channel = channel
         self._lines: AsyncIterator[bytes] = channel.lines()
@@ -71,18 +71,18 @@ class Service:
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._begun: dict[int, float] = {}
         self._cancelled: set[int] = set()
-        """Plays that the host does not want any more; all others are answered, whatever is raised."""
+        """Plays that the host has cancelled. All others get an answer, regardless of errors."""
         self._asking: set[int] = set()
         """Plays that were interrupted while they waited for the model."""
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
         self._recalls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
-        self._told_scoring = 0.0
-        """Seconds of the environment's scoring that the host knows of."""
+        self._reported_scoring = 0.0
+        """Seconds of scoring that were already reported to the host."""
         self._others: set[asyncio.Task[None]] = set()
 
     async def greet(self) -> Load | None:
-        """Say hello and return what the host wants loaded; None when it went away."""
+        """Send the greeting and return the host's load request, or None if the host is gone."""
         self._others.add(asyncio.create_task(self._channel.run()))
         hello = Hello(
             protocol=PROTOCOL, wander=__version__, python=platform.python_version(), pid=os.getpid()
@@ -92,7 +92,7 @@ class Service:
             try:
                 message = to_worker.validate_json(line)
             except ValidationError:
-                message = Refused(reason=f"the host sent what is no message of protocol {PROTOCOL}")
+                message = Refused(reason=f"the host sent an invalid message for protocol {PROTOCOL}")
             if isinstance(message, Load):
                 self._load = message
                 return message
@@ -102,8 +102,9 @@ class Service:
         return None
 
     async def serve(self, environment: LocalEnvironment, end: Callable[[], None]) -> bool:
-        """Answer the host, then tear the environment down; True when the host said `Close`, False when it
-        went away. `end` ends the process at once: the code of a rollout past its time held everything up.
+        """Answer the host, then tear the environment down. Returns True if the host sent `Close`, and False
+        if the connection was lost. `end` ends the process immediately when the code of an overdue rollout
+        blocks it.
         """
         closed = False
         note = Note(self._note)
@@ -125,9 +126,9 @@ class Service:
         async for line in self._lines:
             message = to_worker.validate_json(line)
             if isinstance(message, Completed):
-                self._complete(message)
+                self._resolve_call(message)
             elif isinstance(message, Recalled):
-                self._recall_answered(message)
+                self._resolve_recall(message)
             elif isinstance(message, Play):
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
@@ -147,75 +148,75 @@ class Service:
         return closed
 
     async def refuse(self, error: BaseException) -> None:
-        """Tell the host why there is no environment."""
+        """Tell the host why the environment could not be loaded."""
         self._channel.send(LoadFailed(fault=Fault.of(error)).model_dump_json())
         await self._channel.close()
 
     def _report(self, silence: Silence, note: Note, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the host of rollouts without progress, from another thread."""
+        """Report rollouts without progress to the host, from another thread."""
         log_line(str(silence))
         note.leave_silence(silence)
         text = Noticed(silence=silence).model_dump_json()
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(self._channel.send, text)
 
-    def _start_play(self, environment: LocalEnvironment, asked: Play) -> None:
+    def _start_play(self, environment: LocalEnvironment, play: Play) -> None:
         context = copy_context()
-        context.run(PLAY.set, asked.id)
-        task = asyncio.create_task(self._play(environment, asked), context=context)
-        self._plays[asked.id] = task
-        self._begun[asked.id] = time.monotonic()
-        task.add_done_callback(lambda _: self._forget(asked.id))
+        context.run(PLAY.set, play.id)
+        task = asyncio.create_task(self._play(environment, play), context=context)
+        self._plays[play.id] = task
+        self._begun[play.id] = time.monotonic()
+        task.add_done_callback(lambda _: self._forget(play.id))
 
     def _forget(self, play: int) -> None:
         del self._plays[play], self._begun[play]
         self._cancelled.discard(play)
         self._asking.discard(play)
 
-    async def _play(self, environment: LocalEnvironment, asked: Play) -> None:
+    async def _play(self, environment: LocalEnvironment, play: Play) -> None:
         attribute_openai_calls()
-        ROLLOUT.set(asked.rollout_ids[0])
+        ROLLOUT.set(play.rollout_ids[0])
         limit = asyncio.timeout(self._load.rollout_timeout)
         request = RolloutRequest.of(
-            _HostClient(self, asked),
-            asked.example,
-            asked.indices,
-            run_seed=asked.run_seed,
-            sampling=asked.sampling,
-            rollout_ids=asked.rollout_ids,
-            together=asked.group,
+            _HostClient(self, play),
+            play.example,
+            play.indices,
+            run_seed=play.run_seed,
+            sampling=play.sampling,
+            rollout_ids=play.rollout_ids,
+            together=play.group,
         )
         try:
             async with limit:
                 rollouts = await environment.play_request(request)
-            self._send_played(environment, asked, rollouts)
+            self._send_played(environment, play, rollouts)
         except BaseException as error:
-            if asked.id in self._cancelled:
+            if play.id in self._cancelled:
                 raise
             if limit.expired():
                 failure = Failure(
-                    boundary="model" if asked.id in self._asking else "environment",
+                    boundary="model" if play.id in self._asking else "environment",
                     type="RolloutTimeout",
-                    message=f"it was not over after {self._load.rollout_timeout:g} s",
+                    message=f"it did not finish within {self._load.rollout_timeout:g} s",
                 )
-            else:  # it broke outside the places where the rollout's own loop catches failures
+            else:  # an error outside of the code whose failures the rollout loop catches
                 log_trace()
                 kind = type(error).__name__
                 failure = Failure(boundary="environment", type=kind, message=str(error) or kind)
-            self._send_played(environment, asked, make_failed_rollouts(asked.example, asked.indices, failure))
+            self._send_played(environment, play, make_failed_rollouts(play.example, play.indices, failure))
 
-    def _send_played(self, environment: LocalEnvironment, asked: Play, rollouts: list[Rollout]) -> None:
-        seconds, self._told_scoring = (
-            environment.scoring_seconds - self._told_scoring,
+    def _send_played(self, environment: LocalEnvironment, play: Play, rollouts: list[Rollout]) -> None:
+        seconds, self._reported_scoring = (
+            environment.scoring_seconds - self._reported_scoring,
             environment.scoring_seconds,
         )
         text = Played.assemble(
-            type="played", id=asked.id, rollouts=rollouts, scoring_seconds=seconds
+            type="played", id=play.id, rollouts=rollouts, scoring_seconds=seconds
         ).model_dump_json()
         if self._too_long(text):
             failure = self._oversize("the record of this rollout", text).failure()
-            failed = make_failed_rollouts(asked.example, asked.indices, failure)
-            text = Played(id=asked.id, rollouts=failed).model_dump_json()
+            failed = make_failed_rollouts(play.example, play.indices, failure)
+            text = Played(id=play.id, rollouts=failed).model_dump_json()
         self._channel.send(text)
 
     def _too_long(self, text: str) -> bool:
@@ -224,22 +225,22 @@ class Service:
 
     def _oversize(self, what: str, text: str) -> EnvironmentFault:
         size, limit = len(text.encode()), self._load.message_limit
-        return EnvironmentFault(f"{what} has {size:,} bytes, more than the {limit:,} that a message may have")
+        return EnvironmentFault(f"{what} has {size:,} bytes, more than the {limit:,} allowed in a message")
 
     def end_part(self, play: int, rollout_id: str) -> None:
-        """Tell the host that a rollout of a group makes no more calls."""
+        """Tell the host that a rollout of a group has made its last call."""
         part = PartEnded.model_construct(play=play, rollout_id=rollout_id)
         self._channel.send(part.model_dump_json())
 
     async def ask(self, play: int, request: ModelRequest) -> ModelResponse:
-        """Return what the host's client answers; raises its `ModelError`."""
+        """Return the answer of the host's client. Raises its `ModelError`."""
         self._next_call += 1
         call = self._next_call
         answer: asyncio.Future[ModelResponse] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
         try:
-            asked = Complete.assemble(type="complete", id=call, play=play, request=request)
-            text = asked.model_dump_json()
+            message = Complete.assemble(type="complete", id=call, play=play, request=request)
+            text = message.model_dump_json()
             if self._too_long(text):
                 raise self._oversize("the conversation", text)
             await self._channel.room()
@@ -252,55 +253,55 @@ class Service:
             del self._calls[call]
 
     async def recall(self, play: int, rollout_id: str, about: Recollection, key: Any) -> Any:
-        """Ask the host what is on record; raises `ModelError`."""
+        """Ask the host for a value from the record. Raises `ModelError`."""
         self._next_call += 1
         number = self._next_call
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._recalls[number] = answer
         try:
-            asked = Recall(id=number, play=play, rollout_id=rollout_id, about=about, key=key)
-            self._channel.send(asked.model_dump_json())
+            message = Recall(id=number, play=play, rollout_id=rollout_id, about=about, key=key)
+            self._channel.send(message.model_dump_json())
             return await answer
         finally:
             del self._recalls[number]
 
-    def _recall_answered(self, message: Recalled) -> None:
+    def _resolve_recall(self, message: Recalled) -> None:
         answer = self._recalls.get(message.id)
         if answer is None or answer.done():
-            return  # the rollout that asked was cancelled meanwhile
+            return  # the rollout was cancelled in the meantime
         if message.fault is None:
             answer.set_result(message.value)
         else:
             answer.set_exception(message.fault.model_error())
 
-    def _complete(self, message: Completed) -> None:
+    def _resolve_call(self, message: Completed) -> None:
         answer = self._calls.get(message.id)
         if answer is None or answer.done():
-            return  # the rollout that asked was cancelled meanwhile
+            return  # the rollout was cancelled in the meantime
         if message.response is not None:
             answer.set_result(message.response)
         else:
-            fault = message.fault or Fault(type="ModelError", message="the host gave no answer")
+            fault = message.fault or Fault(type="ModelError", message="the host sent no answer")
             answer.set_exception(fault.model_error())
 
-    async def _examples(self, environment: LocalEnvironment, asked: GetExamples) -> None:
+    async def _examples(self, environment: LocalEnvironment, request: GetExamples) -> None:
         try:
-            if asked.openings:
-                found = (await environment.openings())[asked.start : asked.start + asked.count]
+            if request.openings:
+                examples = (await environment.openings())[request.start : request.start + request.count]
             else:
-                found = await environment.examples(asked.split, asked.start, asked.count)
-            text = self._page(asked.id, found)
+                examples = await environment.examples(request.split, request.start, request.count)
+            text = self._page(request.id, examples)
         except BaseException as error:  # noqa: BLE001 - the host raises it
             if not isinstance(error, WanderError):
                 log_trace()
             if need := outside_need(error):
                 error = need[0](f"reading its examples raised `{cause(error)}`", hint=need[1])
-            text = Examples(id=asked.id, fault=Fault.of(error)).model_dump_json()
+            text = Examples(id=request.id, fault=Fault.of(error)).model_dump_json()
         self._channel.send(text)
 
     def _page(self, number: int, examples: list[Example]) -> str:
-        """Write the first examples: all of them, or as many as make a message of moderate size."""
-        # In letters, which may have four bytes each.
+        """Serialize a page: as many of the examples as fit into a message of moderate size."""
+        # Measured in characters, which may take four bytes each.
         most = min(PAGE_BYTES, self._load.message_limit // 4)
         text = Examples.model_construct(id=number, examples=examples).model_dump_json()
         while len(text) > most and len(examples) > 1:
@@ -311,7 +312,7 @@ class Service:
         return text
 
     async def _end(self, environment: LocalEnvironment) -> None:
-        """Cancel what plays, tear down within a bounded time, and send what is left."""
+        """Cancel all plays, tear down within a limited time, and send the remaining messages."""
         tasks = list(self._plays.values())
         self._cancelled.update(self._plays)
         for task in tasks:
@@ -320,7 +321,7 @@ class Service:
             async with asyncio.timeout(_TEARDOWN_SECONDS):
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await environment.close()
-        except BaseException:  # noqa: BLE001 - goes to the log; nobody waits for an answer
+        except BaseException:  # noqa: BLE001 - logged only, because nobody waits for an answer
             log_trace()
         await self._channel.close()
         for task in self._others:
@@ -328,12 +329,12 @@ class Service:
         await asyncio.gather(*self._others, return_exceptions=True)
 
 
-def load(asked: Load) -> LocalEnvironment:
-    """Load what the host asks for; every failure is a `LoadError` or another `WanderError`."""
+def load(request: Load) -> LocalEnvironment:
+    """Load the requested environment. Every failure is a `LoadError` or another `WanderError`."""
     try:
-        if asked.path is not None:
-            return LocalEnvironment(load_path(asked.path, **asked.arguments))
-        return LocalEnvironment(load_environment(asked.target or "", **asked.arguments))
+        if request.path is not None:
+            return LocalEnvironment(load_path(request.path, **request.arguments))
+        return LocalEnvironment(load_environment(request.target or "", **request.arguments))
     except WanderError:
         log_trace()
         raise
@@ -341,50 +342,50 @@ def load(asked: Load) -> LocalEnvironment:
         log_trace()
         raise LoadError(f"loading raised `{type(error).__name__}: {error}`") from error
     finally:
-        # An environment may have closed or replaced the streams.
+        # The environment may have closed or replaced the streams.
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
 
 
 def log_trace() -> None:
-    """Write the exception that is being handled to the log, unless the environment has closed it."""
+    """Write the exception being handled to the log, unless the environment has closed it."""
     with contextlib.suppress(Exception):
         traceback.print_exc()
 
 
 class _HostClient(Client):
-    """Hands the model calls of one `Play` to the host, and asks it what else the rollout needs."""
+    """Forwards the model calls of a `Play` to the host, and gets other values for the rollout from it."""
 
-    def __init__(self, service: Service, asked: Play) -> None:
-        self.model = asked.model
-        self.scripts = asked.scripts
+    def __init__(self, service: Service, play: Play) -> None:
+        self.model = play.model
+        self.scripts = play.scripts
         self._service = service
-        self._asked = asked
-        self._lines = dict(zip(asked.rollout_ids, asked.lines, strict=False))
-        self._transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
+        self._play = play
+        self._lines = dict(zip(play.rollout_ids, play.lines, strict=False))
+        self._transcripts = dict(zip(play.rollout_ids, play.transcripts, strict=False))
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return what the host's client answered; raises its `ModelError`."""
-        return await self._service.ask(self._asked.id, request)
+        """Return the answer of the host's client. Raises its `ModelError`."""
+        return await self._service.ask(self._play.id, request)
 
     def end(self, rollout_id: str) -> None:
-        """Tell the host that a rollout of a group makes no more calls.
+        """Tell the host that a rollout of a group has made its last call.
 
-        A single rollout's end is told by its `Played`; a client that waits for all that play must not wait
-        for one whose group still goes on.
+        `Played` already reports the end of a single rollout. A client that waits for all rollouts in flight
+        must not wait for a finished rollout whose group continues.
         """
-        if self._asked.group:
-            self._service.end_part(self._asked.id, rollout_id)
+        if self._play.group:
+            self._service.end_part(self._play.id, rollout_id)
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the choices that the host makes for the environment."""
+        """Return the choices that the host assigned to the environment."""
         return self._lines.get(rollout_id)
 
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
-        """Return what the host's client has on record."""
-        return await self._service.recall(self._asked.id, rollout_id, about, key)
+        """Return the value that the host's client has on record."""
+        return await self._service.recall(self._play.id, rollout_id, about, key)
 
     def transcript(self, rollout_id: str) -> Transcript | None:
-        """Return what the host wants scored again, or None for a rollout to be played."""
+        """Return the transcript that the host wants scored again, or None if the rollout must be played."""
         return self._transcripts.get(rollout_id)

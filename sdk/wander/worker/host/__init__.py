@@ -1,4 +1,4 @@
-"""The host's side: environments that run in worker processes, here or on other machines."""
+"""The host's side: environments that run in worker processes, on this machine or on others."""
 
 from wander.worker.host.environment import WorkerEnvironment
 

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from wander.wire.verification import Surroundings
 
 _PAGE = 500
-"""Examples a message: a page of long rows still makes a message of moderate size."""
+"""Examples per message. Even a page of long rows then makes a message of moderate size."""
 
 
 class WorkerEnvironment(EnvironmentHandle):
-    """An environment in one or several workers, behind the port that hosts use
+    """An environment in one or several workers, with the interface that hosts use
     (`wander.handle.EnvironmentHandle`).
 
-    A rollout, or a group that is scored together, goes to the worker that plays the fewest. What comes of it
-    does not depend on how many there are. A worker that dies fails the rollouts it was playing, as retryable,
-    and is started again, up to `restarts` times in a row without a finished rollout between; the others go
-    on. When none is left, every rollout fails with `WorkerLost`, which is not retryable and ends an
-    evaluation.
+    A rollout, or a group that is scored together, goes to the worker with the fewest rollouts in flight. The
+    result does not depend on the number of workers. If a worker dies, the rollouts that it was playing fail
+    as retryable, and it is restarted, up to `restarts` times without a finished rollout in between. The other
+    workers continue. If no worker is left, every rollout fails with `WorkerLost`, which is not retryable and
+    ends an evaluation.
     """
 
     def __init__(self, pool: WorkerPool, log: Path, proxy: OpenAIProxy) -> None:
@@ -70,29 +70,29 @@ class WorkerEnvironment(EnvironmentHandle):
         surroundings: Surroundings | None = None,
         notices: Notices | None = None,
     ) -> WorkerEnvironment:
-        """Start workers and load an environment in each; raises `LoadError` and ends them if that fails.
+        """Start workers and load an environment in each. Raises `LoadError` and ends all if one fails.
 
-        - `python`: the interpreter of the environment's virtual environment; None means this one.
-        - `target`: name of an environment installed there, or of its module; or give `path`, a project folder
-          or a Python file, which then counts.
-        - `environ`: names of the environment variables that it may see, beside PATH, HOME, LANG and TMPDIR.
+        - `python`: interpreter of the environment's virtual environment. None means this interpreter.
+        - `target`: name of an environment or module that is installed there.
+        - `path`: project folder or Python file, which takes precedence over `target`.
+        - `environ`: names of environment variables to pass, in addition to PATH, HOME, LANG and TMPDIR.
           Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
           this process, which has the key and records the answers (`wander.worker.openai_proxy`).
-        - `log_path`: takes everything the environment prints; appended to.
-        - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError`. Variables of the
-          host that hold an address or a key of a model stay outside. It needs `runtime`, which is what is
-          known of a `python` other than this interpreter.
+        - `log_path`: file to which all output of the environment is appended.
+        - `sandbox`: limits of the sandbox (docs/sandbox.md). Raises `SandboxError` if it cannot be made.
+          Variables of the host that contain the address or key of a model are not passed. A sandbox needs
+          `runtime`, which describes a `python` other than this interpreter.
         - `workers`: number of processes that share the rollouts (`automatic_workers` suggests one).
-        - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
-          workers are spread over them, at least one each. The listener decides on `path`, `python`,
-          `environ` and `sandbox`; a `target` with a version (`name@1.2.0`) must be installed there.
-        - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
-          Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
-          worker is ended; its other rollouts are retryable.
-        - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
-        - `notices`: receives reports of rollouts whose code does not return; None means nobody does.
-        - `surroundings`: hash seed, time zone, locale and, in a sandbox, host name of the processes. They are
-          drawn for a sandbox. Other workers have the machine's own, and one hash seed in every run.
+        - `addresses`: addresses of listening workers (`wander.worker.listener`) to use instead of local
+          processes, with at least one worker each. The listener decides about `path`, `python`, `environ`
+          and `sandbox`. A `target` with a version (`name@1.2.0`) must be installed there.
+        - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`. None means never. If
+          the environment's code then blocks its worker for another `stall_seconds`, the worker is ended. Its
+          other rollouts are retryable.
+        - `message_limit`: maximum size of a message from a worker in bytes. A rollout that needs more fails.
+        - `notices`: receiver of reports about rollouts whose code does not return, or None.
+        - `surroundings`: hash seed, time zone, locale and (in a sandbox) host name of the processes. They are
+          random for a sandbox. Other workers use the machine's, and the same hash seed in every run.
         """
         if sandbox is not None:
             from wander.sandbox.visible import require_known
@@ -108,9 +108,9 @@ class WorkerEnvironment(EnvironmentHandle):
             notice_seconds=None if notices is None else notices.seconds,
         )
         passed, proxy = tuple(environ), OpenAIProxy()
-        # An environment that is given the user's own key or address talks to that endpoint itself.
-        own = sandbox is not None or not proxy.variables.keys() & set(passed)
-        variables = dict(proxy.variables) if own else {}
+        # An environment with the user's own key or address calls that endpoint directly.
+        uses_proxy = sandbox is not None or not proxy.variables.keys() & set(passed)
+        variables = dict(proxy.variables) if uses_proxy else {}
         if sandbox is not None or surroundings is not None:
             from wander.worker.process.surroundings import draw_surroundings, surrounding_variables
 
@@ -123,7 +123,8 @@ class WorkerEnvironment(EnvironmentHandle):
             inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, drawn.host_name or "sandbox")
             options = replace(options, sandbox=inside)
         try:
-            pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
+            all_options = _worker_options(options, workers, addresses, proxy.answer)
+            pool = await WorkerPool.start(all_options, restarts)
         except BaseException:
             await proxy.close()
             raise
@@ -131,71 +132,71 @@ class WorkerEnvironment(EnvironmentHandle):
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
+        """The environment's description of itself."""
         return self._pool.info
 
     @property
     def processes(self) -> int:
-        """The number of workers."""
+        """Number of workers."""
         return len(self._pool.slots)
 
     @property
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions let nothing else of a worker go on, in total."""
+        """Total seconds that synchronous reward functions blocked a worker."""
         return self._pool.scoring_seconds
 
     @property
     def outside_calls(self) -> CallCount:
-        """Calls that the environment's code made to other models through the host."""
+        """Number of calls that the environment's code made to other models through the host."""
         return self._proxy.count
 
     @property
     def log_path(self) -> Path:
-        """File that gets everything the environment prints."""
+        """Log file with all output of the environment."""
         return self._log_path
 
     @property
     def lost_reason(self) -> str | None:
-        """How a worker ended that is not back, with the end of its log and the log's path; else None."""
+        """How a worker that was not restarted ended, with its log's path and last lines, or None."""
         return self._pool.lost_reason
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return `count` examples from position `start` of the stored order; None means to the end."""
+        """Return `count` examples from position `start` of the stored order. None means all up to the end."""
         size = self.info.eval_examples if split == "eval" else self.info.train_examples
         if count is None and size is None:
             raise DatasetError(
-                f"the `{split}` split of `{self.info.name}` is endless", hint="say how many examples to take"
+                f"the `{split}` split of `{self.info.name}` is endless", hint="pass the number of examples"
             )
         wanted = size if size is not None else start + (count or 0)
         end = wanted if count is None else min(wanted, start + count)
         return await self._pages(split, start, end)
 
     async def openings(self) -> list[Example]:
-        """Return an example for every opening; empty when the environment declares none."""
+        """Return an example for every opening, or an empty list if the environment declares no openings."""
         return await self._pages("eval", 0, None, openings=True)
 
     async def _pages(
         self, split: Split, start: int, end: int | None, *, openings: bool = False
     ) -> list[Example]:
-        """Return examples from `start` to `end`, or to the last that there is, a page at a time."""
-        found: list[Example] = []
+        """Return the examples from `start` to `end` (or to the last one), one page at a time."""
+        examples: list[Example] = []
         try:
             _, session = await self._pool.least_loaded()
-            while end is None or start + len(found) < end:
-                first = start + len(found)
+            while end is None or start + len(examples) < end:
+                first = start + len(examples)
                 count = _PAGE if end is None else min(_PAGE, end - first)
                 page = await session.examples(split, first, count, openings=openings)
                 if not page:
                     break
-                found += page
+                examples += page
         except WorkerLost as error:
             raise EnvironmentFault(
-                self.lost_reason or str(error), hint="look for the cause in its log"
+                self.lost_reason or str(error), hint="read its log for the cause"
             ) from error
-        return found
+        return examples
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score the request; record a failure, even the worker's death, in its rollout."""
+        """Play and score the request. Failures, even the worker's death, are recorded in the rollouts."""
         client, example, indices = request.client, request.example, request.indices
         for name in request.rollout_ids:
             client.begin(name)
@@ -223,17 +224,17 @@ class WorkerEnvironment(EnvironmentHandle):
         return rollouts
 
     async def close(self) -> None:
-        """Tear the environment down and end its processes and all that they started."""
+        """Tear the environment down, and end its processes and everything that they started."""
         await self._pool.close()
         await self._proxy.close()
 
 
 def automatic_workers(concurrency: int) -> int:
-    """Return how many workers suit so many rollouts at once: one for 256 of them, at most one a core."""
+    """Return a suitable number of workers: one per 256 concurrent rollouts, at most one per core."""
     return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
 
 
-def _each(
+def _worker_options(
     options: WorkerOptions, workers: int, addresses: Sequence[WorkerPlace], answer: AnswerCall
 ) -> list[WorkerOptions]:
     """Return the options of every worker."""
@@ -243,10 +244,10 @@ def _each(
         return [options] * workers
     if options.sandbox is not None or options.environ:
         raise ConfigError(
-            "what a worker on another machine may see and do is said there, where it is started",
-            hint="leave `sandbox` and `environ` out",
+            "`sandbox` and `environ` of a worker on another machine are chosen where it is started",
+            hint="leave out `sandbox` and `environ`",
         )
-    # Of a folder only its name goes there, to be compared with that of the one that is served.
+    # Only the name of a folder is sent, to be compared with the folder that is served there.
     path = options.load.path
     load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
     places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]

@@ -1,4 +1,4 @@
-"""How a host reaches a worker: one that it starts itself, over a socket in a folder of its own."""
+"""Connects a host to a worker that it starts itself, over a socket in a private folder."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NO_PYTHON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
-"""What the system answers where an interpreter is missing or damaged."""
+"""Error codes for a missing or damaged interpreter."""
 PREFIX = "wander-worker-"
 _SOCKET_LIMIT = 100
-"""Longest path of a Unix socket that macOS takes is 104 bytes."""
+"""Maximum length of a Unix socket's path. On macOS, the limit is 104 bytes."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker runs, and with what."""
+    """Environment that a worker loads, and settings of the worker."""
 
     python: Path | None
     load: Load
@@ -49,19 +49,19 @@ class WorkerOptions:
     log_path: Path
     startup_timeout: float
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that are the worker's alone."""
+    """Additional environment variables for the worker."""
     sandbox: Sandbox | None = None
     address: WorkerPlace | None = None
-    """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
-    `answer_call` count."""
+    """Address of a listening worker to use instead of starting one. Then only `load`, `startup_timeout` and
+    `answer_call` matter."""
     answer_call: AnswerCall | None = None
-    """Answers the OpenAI clients of code on another machine; None lets nobody answer."""
+    """Callback that answers OpenAI clients of code on another machine. None leaves them without an answer."""
     notices: Notices | None = None
-    """To whom rollouts without progress are reported; `load` holds the seconds."""
+    """Receiver of reports about rollouts without progress. `load` holds the number of seconds."""
 
 
 def make_socket_folder() -> LockedFolder:
-    """Make a folder whose path leaves room for a socket; macOS has long temporary paths."""
+    """Make a folder with a path short enough for a socket. macOS has long temporary paths."""
     place = Path(tempfile.gettempdir())
     if len(str(place / f"{PREFIX}0123456789abcdef" / "s")) > _SOCKET_LIMIT:
         place = Path("/tmp")  # noqa: S108 - the folder in it has a random name
@@ -69,27 +69,28 @@ def make_socket_folder() -> LockedFolder:
 
 
 class LocalLink:
-    """A process started here and its connection. Made by `open`, ended by `close`."""
+    """A local worker process and its connection. Created by `open`, ended by `close`."""
 
     aside: Callable[[str], None] | None = None
-    """Takes text frames: a worker that is started here sends none."""
+    """Handler of text frames, or None, because a local worker sends no text frames."""
 
     def __init__(self, folder: LockedFolder, message_limit: int) -> None:
         self._folder = folder
         self._path = folder.path / "s"
-        # A worker's connection may wait before it greets, and `startup_timeout` bounds the whole start.
+        # A worker may connect long before it greets. `startup_timeout` limits the whole start instead.
         self._options = {**OPTIONS, "max_size": message_limit + FRAME, "open_timeout": None}
         self._mark = secrets.token_hex(8)
         self._server: Server | None = None
         self._control: asyncio.Future[socket.socket] | None = None
-        """Where a confined worker connects; there it listens itself, for this process."""
+        """Socket that a confined worker connects to. The worker listens on it in the sandbox for this
+        process."""
         self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
         self._done = asyncio.Event()
         self.process: WorkerProcess
 
     @classmethod
     async def open(cls, options: WorkerOptions) -> LocalLink:
-        """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
+        """Start a worker that will connect. Raises `LoadError` if its interpreter does not start."""
         link = cls(make_socket_folder(), options.load.message_limit)
         try:
             link.process = await link._start(options)
@@ -106,23 +107,23 @@ class LocalLink:
 
     async def _start(self, options: WorkerOptions) -> WorkerProcess:
         variables = {**options.variables, MARK: self._mark}
-        given: dict[str, Any] = {
+        start_options: dict[str, Any] = {
             "environ": options.environ,
             "log_path": options.log_path,
             "variables": variables,
         }
         if options.sandbox is None:
             self._server = await unix_serve(self._accept, str(self._path), **self._options)
-            return await WorkerProcess.start(options.python, self._path, **given)
+            return await WorkerProcess.start(options.python, self._path, **start_options)
         from wander.worker.process.sandboxed import SandboxedWorker  # costs what most workers do not need
 
         source = None if options.load.path is None else Path(options.load.path)
-        started = await SandboxedWorker.start_in(options.sandbox, source=source, **given)
+        started = await SandboxedWorker.start_in(options.sandbox, source=source, **start_options)
         self._control = started.control
         return started
 
     async def wait_for_connection(self) -> Connection:
-        """Wait for the worker; raises `LoadError` when it ends before."""
+        """Wait for the worker's connection. Raises `LoadError` if the worker ends before."""
 
         async def wait() -> Connection:
             if self._control is not None:
@@ -135,14 +136,14 @@ class LocalLink:
         return connection
 
     def last_words(self) -> LastWords | None:
-        """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
+        """Return the evidence about a worker that was ended by a rollout's code, or because of it."""
         play, words = read_note(self._note())
         if words is None and play is not None and self.process.ended_itself():
             return LastWords(play=play, seconds=0.0)
         return words
 
     def last_silence(self) -> Silence | None:
-        """Return the rollout that the worker left in its note, since it makes no progress."""
+        """Return the rollout without progress that the worker left in its note, if any."""
         return read_silence(self._note())
 
     def _note(self) -> bytes:
@@ -155,37 +156,37 @@ class LocalLink:
             return b""
 
     async def disconnect(self) -> None:
-        """Close the connection: the worker then tears its environment down and ends."""
+        """Close the connection. The worker then tears its environment down and exits."""
         self._done.set()
-        if self._server is not None:  # none, where it could not even be opened
+        if self._server is not None:  # None if the server could not be opened
             self._server.close()
             await self._server.wait_closed()
 
     async def close(self) -> None:
-        """Close the connection, remove the socket, and end what the worker's process has left."""
+        """Close the connection, remove the socket, and end all processes left by the worker."""
         await self.disconnect()
         self._folder.close()
         end_marked_processes(self._mark)
 
     async def _accept(self, connection: ServerConnection) -> None:
         if self._connected.done():
-            return  # one worker only
+            return  # only one worker may connect
         self._connected.set_result(connection)
         if self._control is not None and self._server is not None:
-            self._server.close(close_connections=False)  # nobody else may so much as greet
+            self._server.close(close_connections=False)  # accept no other connection
         await self._done.wait()
 
 
 async def until_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return what the work gives, or None where the process ends before that.
+    """Return the result of `work`, or None if the process ends first.
 
-    Both are watched, since children of the process may hold its connection open.
+    Both are watched, because children of the process may keep its connection open.
     """
     task, ended = asyncio.create_task(work), asyncio.create_task(process.wait())
     try:
         both: Iterable[asyncio.Task[Any]] = (task, ended)
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        # What it said last may still be on its way.
+        # The last message may still be on its way.
         await asyncio.wait({task}, timeout=1.0)
         return task.result() if task.done() else None
     finally:
@@ -195,13 +196,13 @@ async def until_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T
 
 
 def explain_early_end(process: WorkerProcess) -> LoadError:
-    """Return the error for a process that ended before it had loaded anything."""
+    """Return the error for a process that ended before it had loaded its environment."""
     return load_error(f"the environment's process {process.ending()} before it was loaded", process)
 
 
 def load_error(reason: str, process: WorkerProcess) -> LoadError:
-    """Return an error of the start, with the log."""
+    """Return an error about the start that includes the log."""
     return LoadError(
         process.with_log(reason),
-        hint="install the environment again if its virtual environment is incomplete; else see the log",
+        hint="install the environment again if its virtual environment is incomplete; otherwise read the log",
     )

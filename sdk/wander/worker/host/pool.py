@@ -1,4 +1,4 @@
-"""The workers of one environment, each in a slot that is filled again when its worker is lost."""
+"""The workers of one environment, each in a slot. When a worker is lost, its slot starts another one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wander.worker.host.link import WorkerOptions
 from wander.worker.host.session import WorkerLost, WorkerSession
 
 _FAILED_STARTS = 5
-"""Starts in a row that may fail, 1, 2, 4 and 8 s apart: another machine may be starting up again."""
+"""Maximum number of failed starts in a row, 1, 2, 4 and 8 s apart. Another machine may be restarting."""
 
 
 class WorkerPool:
-    """Workers that share the rollouts of one environment. Made by `start`, ended by `close`."""
+    """Workers that share the rollouts of one environment. Created by `start`, ended by `close`."""
 
     def __init__(self, sessions: Sequence[WorkerSession], restarts: int) -> None:
         self.slots = [Slot(session.options, session, restarts) for session in sessions]
@@ -23,10 +23,12 @@ class WorkerPool:
 
     @classmethod
     async def start(cls, options: Sequence[WorkerOptions], restarts: int) -> WorkerPool:
-        """Start a worker for each of the options; all of them live, or none does and the error is raised.
+        """Start a worker for each of the options. If one fails, all of them are ended and the error is
+        raised.
 
-        The first one is alone: what it downloads and prepares, the others find, and what is wrong is said
-        once. `restarts` is how often in a row a lost worker is replaced.
+        The first worker starts before the others, which can then use what it downloaded and prepared, and an
+        error is reported only once. `restarts` is the maximum number of times in a row that a lost worker is
+        replaced.
         """
         first = await WorkerSession.start(options[0])
         others = [asyncio.create_task(WorkerSession.start(option)) for option in options[1:]]
@@ -40,26 +42,26 @@ class WorkerPool:
         except BaseException:
             for task in others:
                 task.cancel()
-            ended = await asyncio.gather(*others, return_exceptions=True)
-            live = [session for session in ended if isinstance(session, WorkerSession)]
-            await asyncio.gather(*(session.close() for session in (first, *live)))
+            started = await asyncio.gather(*others, return_exceptions=True)
+            started_sessions = [session for session in started if isinstance(session, WorkerSession)]
+            await asyncio.gather(*(session.close() for session in (first, *started_sessions)))
             raise
         return cls(sessions, restarts)
 
     @property
     def lost_reason(self) -> str | None:
-        """How a worker ended that is not back, with the end of its log and the log's path; else None."""
+        """How a worker that was not restarted ended, with its log's path and last lines, or None."""
         return next((slot.lost_reason for slot in self.slots if slot.lost_reason), None)
 
     @property
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions held up the workers that live, in total."""
+        """Total seconds that synchronous reward functions blocked the current workers."""
         return sum(slot.session.scoring_seconds for slot in self.slots if slot.session is not None)
 
     async def least_loaded(self) -> tuple[Slot, WorkerSession]:
-        """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
+        """Return the live worker with the fewest rollouts in flight. Waits if a worker is being started.
 
-        Raises `WorkerLost` when there is none and will be none; `SandboxError` where that is the sandbox's.
+        Raises `WorkerLost` if no worker is left, or `SandboxError` if the sandbox is the reason.
         """
         while not self._closed:
             best: tuple[Slot, WorkerSession] | None = None
@@ -85,41 +87,41 @@ class WorkerPool:
 
 
 class Slot:
-    """Holds a live session, or a task that starts the next one, or neither once that was tried too often."""
+    """Holds a live session, a task that starts the next one, or neither after too many failed starts."""
 
     def __init__(self, options: WorkerOptions, session: WorkerSession, restarts: int) -> None:
         self._options = options
         self._session = session
         self._restarts = restarts
         self._restarted = 0
-        """Starts since the last rollout that was finished here."""
+        """Number of starts since the last rollout that finished here."""
         self._closed = False
         self.under_way = 0
-        """Rollouts that are played here."""
+        """Number of rollouts in flight."""
         self.unconfined: SandboxError | None = None
-        """Why there is no sandbox any more for the next worker."""
+        """Reason why the next worker cannot be sandboxed, or None."""
         self.filling: asyncio.Task[None] | None = None
-        """Set while a worker is started."""
+        """Task that starts a worker, or None."""
         self.lost_reason: str | None = None
-        """How the last worker ended, with the end of its log; None while one lives."""
+        """How the last worker ended, with the end of its log. None while a worker is alive."""
         self._hold(session)
 
     @property
     def session(self) -> WorkerSession | None:
-        """The session, while its worker lives."""
+        """The session while its worker is alive, or None."""
         return self._session if self._session.lost is None else None
 
     @property
     def lost(self) -> str:
-        """How the last worker ended, in words fit for a public record."""
+        """How the last worker ended, in words suitable for a public record."""
         return self._session.lost or "the environment was closed"
 
     def count_finished(self) -> None:
-        """Learn that a rollout was played to its end: the worker is worth another start."""
+        """Count a finished rollout, which makes the worker worth restarting."""
         self._restarted = 0
 
     async def close(self) -> None:
-        """Tear the environment down and end its process, also one that is only being started."""
+        """Tear the environment down and end its process, even if it is still starting."""
         self._closed = True
         if self.filling is not None:
             self.filling.cancel()
@@ -134,15 +136,15 @@ class Slot:
             self._refill()
 
     def _refill(self) -> None:
-        """Start the next worker at once: rollouts need not be there to ask for it."""
+        """Start the next worker immediately, before a rollout needs it."""
         self.lost_reason = self._session.lost_reason
         if not self._closed and self._restarted < self._restarts:
             self.filling = asyncio.create_task(self._fill())
 
     async def _fill(self) -> None:
-        gone, failed = self._session, 0
+        previous, failed = self._session, 0
         try:
-            await gone.close()
+            await previous.close()
             while self._restarted < self._restarts:
                 self._restarted += 1
                 try:
@@ -158,11 +160,11 @@ class Slot:
                     else:
                         await asyncio.sleep(2.0 ** (failed - 1))
                     continue
-                if session.info == gone.info:
+                if session.info == previous.info:
                     self._hold(session)
                     return
                 self.lost_reason = (
-                    "the environment changed while it was in use: its next worker loaded another one"
+                    "the environment changed while it was in use: the restarted worker loaded a different one"
                 )
                 await session.close()
         finally:

@@ -1,4 +1,4 @@
-"""The host's side of one worker's life: from its start to its end, expected or not."""
+"""The host's side of one worker's life, from its start to its end, whether expected or not."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ from wander.worker.protocol import (
 from wander.worker.remote.link import RemoteLink
 
 CLOSE_SECONDS = 8.0
-"""How long a worker may tear its environment down."""
+"""Seconds that a worker gets to tear its environment down."""
 EXIT_SECONDS = 3.0
-"""How long its process may then take to end."""
+"""Seconds that its process then gets to exit."""
 _MOST_CALLS = 1000
-"""Model calls that one rollout may have under way; more are a flood."""
+"""Maximum number of concurrent model calls per rollout. More are treated as a flood."""
 _MOST_ABANDONED = 64
-"""Abandoned rollouts whose code may wait in a worker; for each further one, the first one is cancelled."""
+"""Maximum number of abandoned rollouts whose code may wait in a worker. Beyond that, the oldest is
+cancelled."""
 _MOST_NOTICES = 1000
-"""Reports of one worker about rollouts without progress; more are a flood."""
+"""Maximum number of reports by a worker about rollouts without progress. More are treated as a flood."""
 _PING_ROUNDS = 6
-"""How many times half of `stall_seconds` a worker may take to answer when a rollout is past its time."""
+"""Number of half `stall_seconds` that a worker gets to answer when a rollout is past its time limit."""
 
 
 @dataclass
@@ -68,36 +69,37 @@ class _Playing:
     client: Client
     result: asyncio.Future[list[Rollout]]
     begun: float
-    """On the loop's clock."""
+    """Start time on the event loop's clock."""
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class WorkerLost(Exception):
-    """The worker ended while something was asked of it."""
+    """The worker ended before it answered a request."""
 
     def failure(self, *, retryable: bool) -> Failure:
-        """Return what the record of a rollout says whose worker ended."""
+        """Return the failure to record for a rollout whose worker ended."""
         kind = type(self).__name__
         return Failure(boundary="environment", type=kind, message=str(self), retryable=retryable)
 
 
 class OwnTime:
-    """Adds up, tick by tick, the time in which a request waits for the worker and not for the model.
+    """Adds up the time that a request waits for the worker and not for the model.
 
-    So a clock that the environment's code cannot reach says how long that code takes over a rollout.
+    The environment's code cannot influence this clock, which measures how long that code takes for a rollout.
     """
 
     def __init__(self, limit: float) -> None:
-        """`limit`: seconds that one rollout may take of its own."""
+        """`limit`: maximum seconds of the environment's own time per rollout."""
         self._limit = limit
         self._spent: dict[int, float] = {}
         self.tick = min(1.0, limit / 4)
-        """Seconds between two looks. A look that comes late counts as one: this process was held up then."""
+        """Seconds between two checks. A late check counts as one, because then this process itself was
+        blocked."""
 
-    def late(self, working: Mapping[int, int]) -> set[int]:
-        """Return which of the requests took longer than they may; called once a tick.
+    def find_overdue(self, working: Mapping[int, int]) -> set[int]:
+        """Return the requests that exceeded their time. Must be called once per tick.
 
-        `working`: of each request that the worker works on, how many rollouts it is for.
+        `working`: number of rollouts of each request that the worker is working on.
         """
         for number in working:
             self._spent[number] = self._spent.get(number, 0.0) + self.tick
@@ -105,7 +107,7 @@ class OwnTime:
 
 
 class WorkerSession:
-    """One worker process and the requests it is answering. Made by `start`, ended by `close`."""
+    """One worker process and the requests that it is answering. Created by `start`, ended by `close`."""
 
     def __init__(self, options: WorkerOptions, channel: Channel, process: WorkerProcess) -> None:
         self.options = options
@@ -118,29 +120,30 @@ class WorkerSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._abandoned: deque[int] = deque()
         self._unanswered: dict[int, tuple[str, str]] = {}
-        """Requests for which the worker is ended, with the failure of their rollouts."""
+        """Requests whose code got no answer, so that the worker was ended, with the failure of their
+        rollouts."""
         self._pong = False
         self._held_up = False
         self._heard_at = -math.inf
-        """When the worker was asked or said anything last, on the loop's clock."""
+        """Time of the last message to or from the worker, on the event loop's clock."""
         self._reported: set[tuple[str, str | None]] = set()
-        """Places and examples: the worker and its host may notice the same silence."""
+        """Reported places and examples, because the worker and its host may notice the same silence."""
         self.scoring_seconds = 0.0
-        """Seconds for which synchronous reward functions let nothing else of the worker go on."""
-        self._late: set[int] = set()
+        """Seconds that synchronous reward functions blocked the worker."""
+        self._overdue: set[int] = set()
         self._too_long = ""
-        """Requests on which the worker worked for too long, and what their records say about that."""
+        """Failure message for the overdue requests."""
         self.info: EnvironmentInfo
         self.lost: str | None = None
-        """How the worker ended, once it has, in words fit for a public record."""
+        """How the worker ended, in words suitable for a public record. None while it is alive."""
         self.lost_reason: str | None = None
-        """The same with the end of the log and its path, for whoever runs it."""
+        """`lost` with the path and the end of the log, for the user who runs the worker."""
         self.on_lost: Callable[[], None] = lambda: None
-        """Called once the worker has ended, expected or not."""
+        """Callback for when the worker has ended, whether expected or not."""
 
     @classmethod
     async def start(cls, options: WorkerOptions) -> WorkerSession:
-        """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
+        """Start a worker and load its environment. Raises `LoadError`, and leaves no process behind."""
         link: LocalLink | RemoteLink
         if options.address is None:
             link = await LocalLink.open(options)
@@ -179,22 +182,22 @@ class WorkerSession:
     async def examples(
         self, split: Split, start: int, count: int, *, openings: bool = False
     ) -> list[Example]:
-        """Return examples, or the openings; raises `WorkerLost`, or the worker's fault as `LoadError`."""
+        """Return examples or openings. Raises `WorkerLost`, or the worker's fault as `LoadError`."""
         number = self._number()
         answer: asyncio.Future[list[Example]] = asyncio.get_running_loop().create_future()
         self._examples[number] = answer
         self._heard_at = asyncio.get_running_loop().time()
-        asked = GetExamples(id=number, split=split, start=start, count=count, openings=openings)
-        self._channel.send(asked.model_dump_json())
+        message = GetExamples(id=number, split=split, start=start, count=count, openings=openings)
+        self._channel.send(message.model_dump_json())
         try:
             return await answer
         finally:
             del self._examples[number]
 
     async def play(self, request: RolloutRequest) -> list[Rollout]:
-        """Play one rollout, or a group, in the worker.
+        """Play a rollout or a group in the worker.
 
-        When the worker ends, the rollouts are failed and retryable. Raises `WorkerLost` when it had ended
+        If the worker ends, the rollouts fail as retryable. Raises `WorkerLost` if the worker had ended
         before.
         """
         client, names = request.client, list(request.rollout_ids)
@@ -230,17 +233,17 @@ class WorkerSession:
     def abandon(self, rollout_id: str, kind: str, reason: str) -> None:
         """Fail a rollout whose code waits for an answer over HTTP, and end the worker.
 
-        Such a wait may hold up everything else in the worker. Its other rollouts are retryable.
+        This wait may block everything else in the worker. The worker's other rollouts are retryable.
         """
         for number, running in self._playing.items():
             if rollout_id in running.asked.rollout_ids:
                 self._unanswered.setdefault(number, (kind, reason))
         self._process.kill()
 
-    def _abandon(self, running: _Playing, kind: str, reason: str) -> None:
-        """Fail a rollout, and the group that it belongs to, while its code waits for an answer.
+    def _abandon_play(self, running: _Playing, kind: str, reason: str) -> None:
+        """Fail a rollout and its group while its code waits for an answer.
 
-        The code is not told, so that it cannot behave otherwise in the rollouts that follow.
+        The code does not learn about this, so it cannot behave differently in later rollouts.
         """
         if running.result.done():
             return
@@ -250,21 +253,21 @@ class WorkerSession:
             self._channel.send(Cancel(id=self._abandoned.popleft()).model_dump_json())
 
     async def close(self) -> None:
-        """Have the environment torn down, then end the process; safe to call when it is gone."""
+        """Tear the environment down, then end the process. May be called when the process is gone."""
         if self.lost is None:
             self._channel.send(Close().model_dump_json())
         await self._process.end(CLOSE_SECONDS if self.lost is None else 0)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _load(self) -> EnvironmentInfo:
-        """Check the worker's greeting and have the environment loaded."""
+        """Check the worker's greeting, and make it load the environment."""
         self._spawn(self._channel.run())
         async for line in self._lines:
             try:
                 answer = to_host.validate_json(line)
             except ValidationError:
-                said = "the environment's process sent what is no message of this protocol"
-                raise LoadError(said, hint=self._process.whole_trace()) from None
+                reason = "the environment's process sent an invalid message"
+                raise LoadError(reason, hint=self._process.whole_trace()) from None
             if isinstance(answer, Hello):
                 if answer.protocol != PROTOCOL:
                     raise self._refuse(answer)
@@ -273,7 +276,7 @@ class WorkerSession:
                 return answer.info
             if isinstance(answer, LoadFailed):
                 error = answer.fault.load_error()
-                if not isinstance(error, ArgumentsRefused):  # which says it all
+                if not isinstance(error, ArgumentsRefused):  # its message is complete
                     log = self._process.whole_trace()
                     error.hint = f"{error.hint}; {log}" if error.hint else log
                 raise error
@@ -281,19 +284,19 @@ class WorkerSession:
         raise explain_early_end(self._process)
 
     def _refuse(self, hello: Hello) -> LoadError:
-        """Tell a worker that speaks otherwise so, for its log, and return the error."""
-        said = (
-            f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
-            f"{__version__} speaks {PROTOCOL}"
+        """Tell a worker with another protocol version why it is refused, and return the error."""
+        reason = (
+            f"the environment's wander-sdk {hello.wander} uses protocol {hello.protocol}, this wander-sdk "
+            f"{__version__} uses {PROTOCOL}"
         )
-        self._channel.send(Refused(reason=f"refused by the host: {said}").model_dump_json())
+        self._channel.send(Refused(reason=f"refused by the host: {reason}").model_dump_json())
         hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
         if hello.protocol > PROTOCOL:
             hint = f"upgrade this one: `{install_command('-U wander-sdk wander-client')}`"
-        return LoadError(said, hint=hint)
+        return LoadError(reason, hint=hint)
 
     def _serve(self, link: LocalLink | RemoteLink) -> None:
-        """Handle what the worker sends, until it ends."""
+        """Handle the worker's messages until it ends."""
 
         async def serve() -> None:
             ending = None
@@ -307,9 +310,9 @@ class WorkerSession:
                 await until_ended(self._process, self._read())
                 if self._channel.too_long:
                     most = self.options.load.message_limit
-                    ending = f"sent a message of more than {most:,} bytes and was ended"
+                    ending = f"sent a message of more than {most:,} bytes and was stopped"
             except ValidationError as error:
-                ending = f"sent what is no message of this protocol ({error.title}) and was ended"
+                ending = f"sent an invalid message ({error.title}) and was stopped"
             finally:
                 for task in watching:
                     task.cancel()
@@ -325,7 +328,7 @@ class WorkerSession:
             self._handle(line)
 
     async def _watch(self, limit: float) -> None:
-        """End a worker that cannot even end itself: its code keeps its other threads from running too."""
+        """End a worker that cannot end itself, because its code blocks even its other threads."""
         pause = self.options.load.stall_seconds / 2
         loop = asyncio.get_running_loop()
         while True:
@@ -335,7 +338,7 @@ class WorkerSession:
                 continue
             self._pong = False
             self._channel.send(Ping().model_dump_json())
-            # Counted in turns of this loop, which may have been held up as well.
+            # Counted in turns of this event loop, because this process may be blocked as well.
             for _ in range(_PING_ROUNDS):
                 await asyncio.sleep(pause)
                 if self._pong:
@@ -346,7 +349,7 @@ class WorkerSession:
                 return
 
     async def _watch_silence(self, notices: Notices, link: LocalLink | RemoteLink) -> None:
-        """Report a worker whose code lets it say nothing: any other reports its rollouts itself."""
+        """Report a worker whose code prevents it from reporting its rollouts itself."""
         tick = min(5.0, notices.seconds / 4)
         loop = asyncio.get_running_loop()
         reported_at = 0.0
@@ -362,11 +365,11 @@ class WorkerSession:
             await asyncio.sleep(tick)
             if self._heard_at == heard_at != reported_at:
                 reported_at, silent = heard_at, loop.time() - heard_at
-                left = link.last_silence() or Silence(place=PLAY, examples=waiting, seconds=silent)
-                self._report(left.model_copy(update={"seconds": silent}))
+                silence = link.last_silence() or Silence(place=PLAY, examples=waiting, seconds=silent)
+                self._report(silence.model_copy(update={"seconds": silent}))
 
     def _report(self, silence: Silence) -> None:
-        """Report rollouts without progress once, with no more than a worker has to say about them."""
+        """Report rollouts without progress once. Limit what an untrusted worker can report."""
         notices, place = self.options.notices, silence.place[:80]
         asked = {running.asked.example.example_id for running in self._playing.values()}
         examples = [example_id for example_id in silence.examples if example_id in asked]
@@ -381,17 +384,19 @@ class WorkerSession:
         notices.tell(Silence(place=place, examples=examples, seconds=silence.seconds))
 
     async def _limit_time(self, limit: float) -> None:
-        """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
-        own = OwnTime(limit)
-        while not self._late:
-            await asyncio.sleep(own.tick)
+        """End a sandboxed worker that takes too long for a rollout or for examples, no matter what it
+        answers.
+        """
+        clock = OwnTime(limit)
+        while not self._overdue:
+            await asyncio.sleep(clock.tick)
             playing = {
                 number: len(running.asked.indices)
                 for number, running in self._playing.items()
                 if not running.calls
             }
-            self._late = own.late({**playing, **dict.fromkeys(self._examples, 1)})
-        self._too_long = f"its code took more than {limit:g} s, which the sandbox does not allow"
+            self._overdue = clock.find_overdue({**playing, **dict.fromkeys(self._examples, 1)})
+        self._too_long = f"its code took more than the {limit:g} s that the sandbox allows"
         self._process.kill()
 
     def _handle(self, line: bytes) -> None:
@@ -417,9 +422,9 @@ class WorkerSession:
         elif isinstance(message, Noticed):
             self._report(message.silence)
         elif isinstance(message, Examples):
-            self._hand_out(message)
+            self._resolve_examples(message)
 
-    def _hand_out(self, message: Examples) -> None:
+    def _resolve_examples(self, message: Examples) -> None:
         answer = self._examples.get(message.id)
         if answer is None or answer.done():
             return
@@ -431,11 +436,11 @@ class WorkerSession:
     def _start_call(self, asked: Complete) -> None:
         running = self._playing.get(asked.play)
         if running is None:
-            return  # cancelled meanwhile
+            return  # cancelled in the meantime
         if len(running.calls) >= _MOST_CALLS * len(running.asked.indices):
             if not running.result.done():
                 self._channel.send(Cancel(id=asked.play).model_dump_json())
-                reason = f"it asked for more than {_MOST_CALLS} completions at once"
+                reason = f"it requested more than {_MOST_CALLS} completions at the same time"
                 running.result.set_result(_fail(running.asked, "TooManyCalls", reason))
             return
         call = asyncio.create_task(self._call(running, asked.id, asked.request))
@@ -443,58 +448,60 @@ class WorkerSession:
         call.add_done_callback(running.calls.discard)
 
     async def _recall(self, running: _Playing, asked: Recall) -> None:
-        """Tell the worker what the host's client has on record."""
+        """Send a value from the record of the host's client to the worker."""
         try:
             value = await running.client.recall(asked.rollout_id, asked.about, asked.key)
             answer = Recalled(id=asked.id, value=value)
         except ModelError as error:
-            if (lack := running.client.lack(asked.rollout_id)) is not None:
-                self._abandon(running, NOT_RECORDED, lack)
+            if (missing := running.client.lack(asked.rollout_id)) is not None:
+                self._abandon_play(running, NOT_RECORDED, missing)
                 return
             answer = Recalled(id=asked.id, fault=Fault.of(error))
         self._channel.send(answer.model_dump_json())
 
     async def _call(self, running: _Playing, number: int, request: ModelRequest) -> None:
-        """Ask the host's client on behalf of the worker."""
+        """Call the host's client for the worker."""
         client = running.client
         try:
             response = await client.complete(request)
             answer = Completed.assemble(type="completed", id=number, response=response, fault=None)
             text = answer.model_dump_json()
         except ModelError as error:
-            if (lack := client.lack(request.rollout_id)) is not None:
-                self._abandon(running, NOT_RECORDED, lack)
+            if (missing := client.lack(request.rollout_id)) is not None:
+                self._abandon_play(running, NOT_RECORDED, missing)
                 return
             text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
-        except Exception as error:  # noqa: BLE001 - a client that breaks its promise fails one rollout
+        except Exception as error:  # noqa: BLE001 - an unexpected error of a client fails one rollout
             message = f"`{name_of(client)}.complete` raised `{type(error).__name__}: {error}`"
             text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
         self._channel.send(text)
         self._heard_at = asyncio.get_running_loop().time()
 
     def _answer_all(self, ending: str | None, words: LastWords | None) -> None:
-        """Answer everything that waits: the process has ended."""
+        """Resolve every open request, because the process has ended."""
         if self._held_up or (words is not None and words.seconds):
-            ending = "was ended, since the code of a rollout past its time let nothing else go on"
-        elif self._late:
-            ending = f"was ended, since {self._too_long}"
+            ending = "was stopped, because the code of a rollout past its time limit blocked everything else"
+        elif self._overdue:
+            ending = f"was stopped, because {self._too_long}"
         self.lost = f"the environment's process {ending or self._process.ending()}"
         self.lost_reason = self._process.with_log(self.lost)
         for running in list(self._playing.values()):
             asked = running.asked
             if running.result.done():
                 continue
-            if asked.id in self._late:
+            if asked.id in self._overdue:
                 running.result.set_result(_fail(asked, "RolloutTimeout", self._too_long))
             elif asked.id in self._unanswered:
                 running.result.set_result(_fail(asked, *self._unanswered[asked.id]))
             elif words is not None and asked.id == words.play:
-                # Not retryable: a second time it would do the same.
+                # Not retryable, because the same code would do the same again.
                 kind, reason = "ProcessEnded", f"its code ended its process: {self.lost}"
                 if words.seconds:
                     where = f" ({words.where})" if words.where else ""
                     kind = "RolloutTimeout"
-                    reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
+                    reason = (
+                        f"its code blocked the worker for {words.seconds:g} s after the time limit{where}"
+                    )
                 running.result.set_result(_fail(asked, kind, reason, words.boundary))
             else:
                 lost = WorkerLost(self.lost).failure(retryable=True)
@@ -517,11 +524,14 @@ class WorkerSession:
 
 
 def _check_answer(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
-    """Return the worker's answer if it is for what was asked: a worker must not write others' rollouts."""
+    """Return the worker's answer if its rollouts match the request.
+
+    A worker must not write other rollouts.
+    """
     wanted = [(asked.example.example_id, index) for index in asked.indices]
     if [rollout.key for rollout in rollouts] == wanted:
         return rollouts
-    reason = "the environment's process answered with rollouts that were not asked for"
+    reason = "the environment's process answered with rollouts that were not requested"
     return _fail(asked, "ForeignRollouts", reason)
 
 

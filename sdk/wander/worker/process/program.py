@@ -1,4 +1,4 @@
-"""Runs a Python program of somebody else to its end: in the sandbox, or with the user's rights."""
+"""Runs an untrusted Python program to its end, in the sandbox or with the user's rights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_OUTPUT = 64 << 10
 
 @dataclass(frozen=True)
 class Confinement:
-    """The sandbox of a program."""
+    """Sandbox of a program."""
 
     policy: SandboxPolicy
     sees: Visible
@@ -35,11 +35,11 @@ class ProgramEnd:
     """How a program ended."""
 
     status: int | None
-    """Its exit status; None if it was killed because it took too long."""
+    """Exit status, or None if the program was killed because it took too long."""
     output: str
-    """The end of what it printed."""
+    """End of the program's output."""
     out_of_memory: bool = False
-    """Whether it used all memory that the sandbox allows."""
+    """Whether the program used all memory that the sandbox allows."""
 
 
 def run_program(
@@ -51,10 +51,10 @@ def run_program(
     environ: Mapping[str, str],
     confinement: Confinement | None,
 ) -> ProgramEnd:
-    """Run a module (`-m NAME`) or a file and wait for it; its session ends with it.
+    """Run a module (`-m NAME`) or a file, and wait for it. Its whole session ends with it.
 
-    After the other `words` the program gets the numbers that the `descriptors` have for it. `python` and
-    `environ` are for a program without a sandbox. Raises `SandboxError` if no sandbox can be made.
+    After the other `words`, the program gets the numbers of the `descriptors` as it sees them. `python` and
+    `environ` apply only to a program without a sandbox. Raises `SandboxError` if the sandbox cannot be made.
     """
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as once_started:
         output = stack.enter_context(tempfile.TemporaryFile())
@@ -93,7 +93,7 @@ def run_program(
                 status = process.wait(seconds)
         output.seek(max(0, output.seek(0, os.SEEK_END) - _LONGEST_OUTPUT))
         printed = output.read().decode("utf-8", "replace").strip()
-        # A sandbox that was not made is not a fault of the program.
+        # If the sandbox could not be made, that is not the program's fault.
         if confined is not None and not confined.was_completed() and process.returncode > 0:
             raise explain_failure(printed)
         return ProgramEnd(status, printed, group is not None and group.out_of_memory())

@@ -1,4 +1,4 @@
-"""The self-test: a sandbox as for an environment, and everything tried in it that must not work."""
+"""Tests the sandbox: starts one as for an environment, and tries everything in it that must not work."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _SECRET_VARIABLE = "WANDER_SANDBOX_CHECK_SECRET"  # noqa: S105 - a variable's na
 
 @dataclass(frozen=True)
 class ProbeOutcome:
-    """What became of one attempt."""
+    """Outcome of one attempt."""
 
     name: str
     held: bool
-    """Whether the sandbox stopped it."""
+    """Whether the sandbox stopped the attempt."""
     how: str
-    """By which error or signal, or what was got hold of."""
+    """Error or signal that stopped the attempt, or what it obtained."""
 
 
 @dataclass(frozen=True)
 class SandboxReport:
-    """What the self-test found."""
+    """Result of the self-test."""
 
     bwrap: str
     version: str
@@ -57,25 +57,25 @@ class SandboxReport:
 
     @property
     def escaped(self) -> list[ProbeOutcome]:
-        """The attempts that succeeded."""
-        return [each for each in self.outcomes if not each.held]
+        """Attempts that succeeded."""
+        return [outcome for outcome in self.outcomes if not outcome.held]
 
 
 def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
-    """Make a sandbox and try to get out of it; raises `SandboxError` where none can be made."""
+    """Make a sandbox and try to escape from it. Raises `SandboxError` if no sandbox can be made."""
     limits = policy or SandboxPolicy(processes=48, tmp=8 << 20, shm=4 << 20, file=4 << 20)
     support = require_support()
     group = new_control_group(limits)
     warnings = [support.warning] if support.warning else []
     if group.memory_bound == "process":
         warnings.append(
-            "no control group can be made here: memory is bounded for each process alone, which an "
-            "environment that starts several evades"
+            "no control group can be made here: memory is limited per process, which an "
+            "environment can evade by starting several processes"
         )
     begun = time.monotonic()
     try:
         with bait(limits) as prepared:
-            # By standard input: among the arguments the secret would be found.
+            # Passed on standard input, because the probes could find the secret in the arguments.
             plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
             output = _run(limits, support, group, plan, json.dumps(prepared).encode())
     finally:
@@ -84,7 +84,7 @@ def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
         bwrap=support.bwrap,
         version=".".join(map(str, support.version)),
         machine=os.uname().machine,
-        user="a user of its own, since this is root" if support.as_root else "this user",
+        user="a separate user, because this is root" if support.as_root else "this user",
         memory_bound=group.memory_bound,
         profile_sha256=profile_digest(limits, support.machine),
         seconds=round(time.monotonic() - begun, 3),
@@ -95,7 +95,7 @@ def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
 
 @contextlib.contextmanager
 def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
-    """Lay out what a prisoner would look for, and yield where it is."""
+    """Place secrets that escaping code would look for, and yield their locations."""
     secret = secrets.token_hex(16)
     os.environ[_SECRET_VARIABLE] = secret
     with contextlib.ExitStack() as stack:
@@ -104,12 +104,12 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
         (folder / "secret").write_text(secret)
         folder.chmod(0o755)
         waiting = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", secret]
-        decoy = subprocess.Popen(waiting, stdin=subprocess.PIPE)  # noqa: S603 - our own words
+        decoy = subprocess.Popen(waiting, stdin=subprocess.PIPE)  # noqa: S603 - fixed arguments
         stack.callback(decoy.communicate)
         yield {
             "file": str(folder / "secret"),
             "secret": secret,
-            "port": stack.enter_context(_tell_everybody(secret)),
+            "port": stack.enter_context(_serve_secret(secret)),
             "name": stack.enter_context(_listen_under_a_name(secret)),
             "file_limit": policy.file,
             "tmp_limit": policy.tmp,
@@ -119,8 +119,8 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _tell_everybody(secret: str) -> Iterator[int]:
-    """Tell the secret to everybody who connects on loopback; yield the port."""
+def _serve_secret(secret: str) -> Iterator[int]:
+    """Send the secret to every client on loopback, and yield the port."""
 
     class Telling(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -134,7 +134,7 @@ def _tell_everybody(secret: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _listen_under_a_name(name: str) -> Iterator[str]:
-    """Listen under an abstract name, which belongs to the network namespace; yield it."""
+    """Listen on an abstract name, which belongs to the network namespace, and yield the name."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{name}")
         listening.listen()
@@ -142,9 +142,9 @@ def _listen_under_a_name(name: str) -> Iterator[str]:
 
 
 def start_sandbox(policy: SandboxPolicy | None = None) -> Support:
-    """Start a sandbox that does nothing, and return what it was made with.
+    """Start a sandbox that does nothing, and return the support that it was made with.
 
-    Raises `SandboxError` if that does not work here, with what is missing and the remedy.
+    Raises `SandboxError` if that does not work here, with the cause and the remedy.
     """
     support = require_support()
     _run(policy or SandboxPolicy(), support, ControlGroup(), {"module": "__hello__"}, b"")
@@ -154,7 +154,7 @@ def start_sandbox(policy: SandboxPolicy | None = None) -> Support:
 def _run(
     policy: SandboxPolicy, support: Support, group: ControlGroup, plan: dict[str, Any], standard_input: bytes
 ) -> bytes:
-    """Run what a plan names in a sandbox, with this Python, and return its output."""
+    """Run a plan in a sandbox with this Python, and return its output."""
     sees = choose_binds(None, None, policy.read, policy.hide)
     confined = confine(policy, support, sees, group, {"arguments": [""], **plan}, {})
     try:
@@ -170,7 +170,7 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SandboxError(f"a sandbox did not end within {_SECONDS:g} s") from error
+        raise SandboxError(f"the sandbox did not exit within {_SECONDS:g} s") from error
     finally:
         for descriptor in (*confined.own, confined.ready):
             os.close(descriptor)

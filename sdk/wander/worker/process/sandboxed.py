@@ -1,4 +1,4 @@
-"""A worker's process in the sandbox, what it prints, and the connections that its code opens to the host."""
+"""A worker's process in the sandbox, its output, and the connections from its code to the host."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
 
 TakeCall = Callable[[socket.socket], None]
-"""Takes over a connected socket and speaks HTTP on it."""
+"""Callback that takes over a connected socket and serves HTTP on it."""
 _LAUNCHER = Path(launcher.__file__)
 _CHUNK = 1 << 16
 _HEAD = 4096
 _PAUSE = 0.05
-"""Once the log is full: between two reads, so that a flood costs the sandbox time and not this process."""
+"""Pause between two reads once the log is full, so that a flood costs the sandbox time and not this
+process."""
 _LAST_OUTPUT_SECONDS = 2.0
 _FILES_AT_FIRST = 1 << 20
-"""Open files of the first program, before anything untrusted runs; it then takes the policy's limit."""
+"""Maximum number of open files of the first program, before untrusted code runs. Then the policy applies."""
 
 _SIGNALS = 256
-"""Timers and queued signals. The kernel counts them for the user, as whom the host may run."""
+"""Maximum number of timers and queued signals. The kernel counts them per user, who may also run the host."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a worker is confined by, and how its code reaches the host's endpoint."""
+    """Sandbox of a worker, and the way from its code to the host's endpoint."""
 
     policy: SandboxPolicy
     take_call: TakeCall
     endpoint: tuple[str, int]
-    """Address of the endpoint as `OPENAI_BASE_URL` in the worker names it."""
+    """Address of the endpoint in the worker's `OPENAI_BASE_URL`."""
     runtime: Runtime | None
-    """What the environment runs with; None means this process's own Python."""
+    """Python installation of the environment. None means this process's own Python."""
     host_name: str
 
 
 @dataclass(frozen=True)
 class Confined:
-    """A command in the sandbox, ready to be started."""
+    """A command in the sandbox, ready to start."""
 
     command: list[str]
     environ: dict[str, str]
     descriptors: tuple[int, ...]
-    """To be passed on."""
+    """Descriptors to pass to the process."""
     own: tuple[int, ...]
-    """Those that were made for the sandbox, to be closed here once it is started."""
+    """Descriptors made for the sandbox, to be closed here once it has started."""
     ready: int
-    """A pipe in which something comes once the sandbox is complete: what happens later is not the sandbox's
-    fault."""
+    """Pipe that receives a byte once the sandbox is complete. Later failures are not the sandbox's fault."""
 
     def was_completed(self) -> bool:
-        """Tell whether the sandbox was complete before its process ended."""
+        """Return whether the sandbox was complete before its process ended."""
         try:
             return os.read(self.ready, 1) != b""
         except BlockingIOError:
@@ -77,7 +77,10 @@ class Confined:
 
 
 class SandboxedWorker(WorkerProcess):
-    """The process is bubblewrap's outermost; with it, everything inside ends."""
+    """A sandboxed worker.
+
+    The process is bubblewrap's outermost one. When it ends, so does everything inside.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class SandboxedWorker(WorkerProcess):
         self._log = log
         self._sockets = sockets
         self.control = sockets.control
-        """A socket that listens in the sandbox: the worker's connection is the first on it."""
+        """Socket that listens in the sandbox. The worker makes the first connection to it."""
         self._group = group
         self._policy = policy
         self._starved = False
@@ -114,10 +117,10 @@ class SandboxedWorker(WorkerProcess):
         variables: Mapping[str, str],
         source: Path | None,
     ) -> SandboxedWorker:
-        """Start a worker that connects to `control`; raises `OSError` or `SandboxError`.
+        """Start a worker that connects to `control`. Raises `OSError` or `SandboxError`.
 
-        `environ` and `variables` are those of `WorkerProcess.start`. `source` is the folder or file that it
-        will load, which the sandbox has to show it.
+        `environ` and `variables` are those of `WorkerProcess.start`. `source` is the folder or file to load,
+        which must be visible in the sandbox.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         policy = sandbox.policy
@@ -129,7 +132,7 @@ class SandboxedWorker(WorkerProcess):
             sockets = HandedSockets(sandbox.take_call)
             unless_started.callback(sockets.close)
             handed_on.callback(sockets.inside.close)
-            # Memory that the worker shares with its host, of a size that it cannot change.
+            # Memory shared by the worker and its host, with a size that the worker cannot change.
             note = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             unless_started.callback(os.close, note)
             os.ftruncate(note, NOTE_BYTES)
@@ -141,9 +144,9 @@ class SandboxedWorker(WorkerProcess):
                 "keep": [note_fd],
                 "host": [host_fd, *sandbox.endpoint],
             }
-            given = {**own_variables(environ), **variables}
+            environment_variables = {**own_variables(environ), **variables}
             confined = confine(
-                *(policy, support, sees, group, plan, given),
+                *(policy, support, sees, group, plan, environment_variables),
                 descriptors=[note, sockets.inside.fileno()],
                 host_name=sandbox.host_name,
             )
@@ -174,7 +177,7 @@ class SandboxedWorker(WorkerProcess):
         )
 
     async def end(self, grace: float) -> None:
-        """End it as any worker, then everything that was made for it."""
+        """End the process as for any worker, then everything that was made for it."""
         try:
             await super().end(grace)
         finally:
@@ -187,16 +190,16 @@ class SandboxedWorker(WorkerProcess):
                 os.close(self._confined.ready)
             await self._log.finish(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
-            for _ in range(CLOSE_ROUNDS):  # in this thread, since `end` may run twice at once
+            for _ in range(CLOSE_ROUNDS):  # in this thread, because two calls of `end` may overlap
                 if self._group.close():
                     break
                 await asyncio.sleep(CLOSE_PAUSE)
 
     def ending(self) -> str:
-        """Say in words how it ended; what a limit of the sandbox did is told as such."""
+        """Describe how the process ended, including limits of the sandbox."""
         if self._starved or self._group.out_of_memory():
             return f"ran out of memory: the sandbox allows {size_in_words(self._policy.memory)}"
-        with contextlib.suppress(ValueError):  # no signal ended it
+        with contextlib.suppress(ValueError):  # it was not ended by a signal
             name = signal.Signals(self._signal()).name
             if name == "SIGXCPU":
                 return f"used up the {self._policy.cpu} s of processor time that the sandbox allows"
@@ -204,22 +207,22 @@ class SandboxedWorker(WorkerProcess):
         return super().ending()
 
     def ended_itself(self) -> bool:
-        """Whether it was the code in there that ended it, and not one of the limits for all rollouts."""
+        """Return whether the code inside ended the process, and not a limit shared by all rollouts."""
         if self._process.returncode is None or self._starved or self._group.out_of_memory():
             return False
         return self._signal() not in {*FROM_OUTSIDE, signal.SIGXCPU}
 
     def note(self) -> bytes | None:
-        """Return what the worker noted of what it runs, or ran."""
+        """Return the worker's note about the code that it runs or ran."""
         return self._noted if self._note is None else os.pread(self._note, NOTE_BYTES, 0)
 
     def _signal(self) -> int:
-        """Return the signal that ended what ran inside, which bubblewrap tells as a shell does; else 0."""
+        """Return the signal that ended the inner process, which bubblewrap reports like a shell, or 0."""
         code = self._process.returncode or 0
         return -code if code < 0 else max(0, code - 128)
 
     def find_failed_start(self) -> SandboxError | None:
-        """Return why there was no sandbox, where the process ended for that."""
+        """Return the reason why the sandbox could not be made, if that is why the process ended."""
         if self._complete or (self._process.returncode or -1) < 0:
             return None
         return explain_failure(self._log.head.decode("utf-8", "replace"))
@@ -236,9 +239,9 @@ def confine(
     descriptors: Sequence[int] = (),
     host_name: str = "sandbox",
 ) -> Confined:
-    """Return how to start what `plan` (of `inside.py`) names.
+    """Return the command that runs a `plan` (of `inside.py`) in the sandbox.
 
-    In the plan, `descriptors` have the numbers that `handed_on_as` returns for their indexes.
+    In the plan, `descriptors` have the numbers that `handed_on_as` returns for their positions.
     """
     filter_fd = os.memfd_create("filter")
     os.write(filter_fd, compile_filter(support.machine))
@@ -282,12 +285,12 @@ def confine(
 
 
 def handed_on_as(index: int) -> int:
-    """Return the number that a descriptor of the caller's has in the sandbox."""
+    """Return the number that a descriptor of the caller has in the sandbox."""
     return launcher.FIRST_DESCRIPTOR + 2 + index
 
 
 def _limits(policy: SandboxPolicy, group: ControlGroup) -> dict[str, tuple[int, int]]:
-    """Return the soft and hard limits that hold for each process, by their names in `resource`."""
+    """Return the soft and hard limits of each process, by their names in `resource`."""
     limits = {
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
@@ -297,13 +300,13 @@ def _limits(policy: SandboxPolicy, group: ControlGroup) -> dict[str, tuple[int, 
     }
     if group.memory_bound == "process":
         limits["RLIMIT_AS"] = policy.memory
-    # The soft limit ends the process with a signal that tells why; who catches that meets the hard one.
+    # The soft limit ends the process with a specific signal. Code that catches it reaches the hard limit.
     cpu = {"RLIMIT_CPU": (policy.cpu, policy.cpu + 5)}
     return {**{name: (value, value) for name, value in limits.items()}, **cpu}
 
 
 def size_in_words(size: float) -> str:
-    """Return a number of bytes as people say it: `512 MiB`."""
+    """Format a number of bytes: `512 MiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
@@ -312,9 +315,9 @@ def size_in_words(size: float) -> str:
 
 
 class HandedSockets:
-    """Takes the sockets that listen in the sandbox's network namespace, and accepts calls of the endpoint.
+    """Receives the listening sockets of the sandbox's network namespace, and accepts calls to the endpoint.
 
-    Its first program hands them over before anything of the environment runs (`wander.sandbox.inside`).
+    The sandbox's first program sends them before any environment code runs (`wander.sandbox.inside`).
     """
 
     def __init__(self, take: TakeCall) -> None:
@@ -327,7 +330,7 @@ class HandedSockets:
         self.control: asyncio.Future[socket.socket] = self._loop.create_future()
 
     def close(self) -> None:
-        """Accept no more; safe to call twice."""
+        """Stop accepting connections. May be called repeatedly."""
         self._forget_host()
         self.inside.close()
         if self._accepting is not None:
@@ -356,17 +359,17 @@ class HandedSockets:
             self._accepting = self._loop.create_task(self._accept(endpoint))
 
     async def _accept(self, endpoint: socket.socket) -> None:
-        with endpoint, contextlib.suppress(OSError):  # out of descriptors: the environment's calls fail
+        with endpoint, contextlib.suppress(OSError):  # without free descriptors, the environment's calls fail
             while True:
                 connection, _ = await self._loop.sock_accept(endpoint)
                 self._take(connection)
 
 
 class CappedLog:
-    """Appends what comes from a pipe to a file, until the file is full; goes on reading then, slowly."""
+    """Appends data from a pipe to a file until the file is full. Then it keeps reading slowly."""
 
     def __init__(self, pipe: int, path: Path, limit: int) -> None:
-        """Take the pipe over. `limit` is the file's size in bytes, the note at its end left aside."""
+        """Take over the pipe. `limit` is the file's maximum size in bytes, without the note at its end."""
         self._pipe = pipe
         self._file = path.open("ab")
         self._room = max(0, limit - self._file.tell())
@@ -376,22 +379,22 @@ class CappedLog:
         self._later: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self.head = b""
-        """The first bytes."""
+        """First bytes of the output."""
         os.set_blocking(pipe, False)
         self._loop.add_reader(pipe, self._read)
 
     async def finish(self, seconds: float) -> None:
-        """Wait until nobody can write any more, but not for ever, and close the log."""
+        """Wait for a limited time until no process can write any more, and close the log."""
         try:
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
         except TimeoutError:
-            pass  # some process that left the group still holds the pipe
+            pass  # a process that left the group still holds the pipe
         finally:
             self.close()
 
     def close(self) -> None:
-        """Stop reading; safe to call twice."""
+        """Stop reading. May be called repeatedly."""
         if self._pipe < 0:
             return
         self._loop.remove_reader(self._pipe)
@@ -404,25 +407,27 @@ class CappedLog:
 
     def _read(self) -> None:
         try:
-            found = os.read(self._pipe, _CHUNK)
+            data = os.read(self._pipe, _CHUNK)
         except BlockingIOError:
             return
-        if not found:
+        if not data:
             self.close()
             return
         if len(self.head) < _HEAD:
-            self.head += found[: _HEAD - len(self.head)]
-        self._write(found)
+            self.head += data[: _HEAD - len(self.head)]
+        self._write(data)
         if self._full:
             self._loop.remove_reader(self._pipe)
             self._later = self._loop.call_later(_PAUSE, self._loop.add_reader, self._pipe, self._read)
 
-    def _write(self, found: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         if self._full:
             return
-        self._file.write(found[: self._room])
-        self._room -= len(found)
+        self._file.write(data[: self._room])
+        self._room -= len(data)
         if self._room < 0:
             self._full = True
-            self._file.write(f"\n[the log is full at {self._limit} bytes; the rest is dropped]\n".encode())
+            self._file.write(
+                f"\n[the log is full at {self._limit} bytes; further output is dropped]\n".encode()
+            )
         self._file.flush()

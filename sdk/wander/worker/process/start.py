@@ -1,4 +1,4 @@
-"""The worker as an operating-system process: started with little, ended with everything it started."""
+"""The worker's process, started with a minimal environment and ended with all of its children."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from wander.errors import WanderError
 from wander.system.child_environ import child_environ
 
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
+"""Signals without evidence against the running code: a user or a lack of memory ended the process."""
 _LOG_LINES = 15
 _LOG_BYTES = 8192
 
 
 class WorkerProcess:
-    """One child process in a session of its own; its output goes to the log file."""
+    """A child process in a session of its own. Its output goes to the log file."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int | None, log_path: Path) -> None:
         self._process = process
@@ -37,20 +37,20 @@ class WorkerProcess:
         log_path: Path,
         variables: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
-        """Start `python -m wander.worker` (None: this interpreter); raises `OSError`.
+        """Start `python -m wander.worker`, with this interpreter if `python` is None. Raises `OSError`.
 
-        `environ` names variables of this process that it gets too, `variables` gives it others.
+        `environ` names variables of this process to pass on, and `variables` adds others.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        # Output reaches the log as it is made, and a crash in native code leaves a trace there.
-        # Sets of text have the same order on every machine and in every run.
+        # Output reaches the log without delay, and a crash in native code leaves a trace there. The fixed
+        # hash seed gives sets of strings the same order on every machine and in every run.
         settings = {
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUTF8": "1",
             "PYTHONHASHSEED": "0",
         }
-        theirs, ours = os.pipe()
+        child_end, host_end = os.pipe()
         try:
             with log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -61,52 +61,55 @@ class WorkerProcess:
                     "--socket",
                     str(socket),
                     "--lifeline",
-                    str(theirs),
+                    str(child_end),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env={**settings, **child_environ(asked=environ), **(variables or {})},
-                    pass_fds=(theirs,),
+                    pass_fds=(child_end,),
                     start_new_session=True,
                 )
         except OSError:
-            os.close(ours)
+            os.close(host_end)
             raise
         finally:
-            os.close(theirs)
-        return cls(process, ours, log_path)
+            os.close(child_end)
+        return cls(process, host_end, log_path)
 
     @property
     def returncode(self) -> int | None:
-        """The child's exit status, negative for a signal; None while it lives."""
+        """Exit status of the child, negative for a signal, or None while it is running."""
         return self._process.returncode
 
     def ended_itself(self) -> bool:
-        """Whether it was the code in the child that ended it."""
+        """Return whether code in the child ended it."""
         code = self._process.returncode
         return code is not None and -code not in FROM_OUTSIDE
 
     def note(self) -> bytes | None:
-        """Return what the child noted (`wander.worker.note`) where that is not beside its socket."""
+        """Return the child's note (`wander.worker.note`) if it is not in the folder of its socket."""
         return None
 
     async def wait(self) -> None:
-        """Wait until the child has ended."""
+        """Wait until the child has exited."""
         await self._process.wait()
 
     async def end(self, grace: float) -> None:
-        """Give the child `grace` seconds to end, then kill it, and in any case all that it started."""
+        """Give the child `grace` seconds to exit, then kill it.
+
+        In any case, kill all processes that it started.
+        """
         try:
             async with asyncio.timeout(grace):
                 await self.wait()
         except TimeoutError:
-            pass  # it had its time, and is killed
+            pass  # the time is up, so the process is killed
         finally:
             self.kill()
         await self.wait()
 
     def kill(self) -> None:
-        """Kill the child's whole process group at once."""
+        """Kill the child's whole process group immediately."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._lifeline is not None:
@@ -114,11 +117,11 @@ class WorkerProcess:
             self._lifeline = None
 
     def find_failed_start(self) -> WanderError | None:
-        """Return why the process could not even begin its work, where that is known."""
+        """Return why the process could not start its work, if known."""
         return None
 
     def ending(self) -> str:
-        """Say in words how the child ended."""
+        """Describe how the child ended."""
         code = self._process.returncode
         if code is None:
             return "closed its connection"
@@ -128,17 +131,17 @@ class WorkerProcess:
         return f"ended with status {code}"
 
     def with_log(self, reason: str) -> str:
-        """Say how the child ended, and what its log says about that, for whoever runs it."""
+        """Add the path and the end of the log to a reason, for the user who runs the worker."""
         tail = self.log_tail()
         end = f"\nits log ends:\n{tail}" if tail else "; its log is empty"
         return f"{reason}; log: `{self.log_path}`{end}"
 
     def whole_trace(self) -> str:
-        """Say where more about an error is to be found."""
+        """Return where more details about an error are."""
         return f"the whole trace is in `{self.log_path}`"
 
     def log_tail(self) -> str:
-        """Return the last lines of the log, for messages."""
+        """Return the last lines of the log for messages."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
@@ -149,5 +152,5 @@ class WorkerProcess:
 
 
 def own_variables(names: Iterable[str]) -> dict[str, str]:
-    """Return those of this process's environment variables that are named and set."""
+    """Return those of the named environment variables that are set in this process."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -1,1 +1,1 @@
-"""What reaches a worker on another machine, and notices when that machine is gone."""
+"""Connections to workers on other machines, and the detection of machines that are gone."""

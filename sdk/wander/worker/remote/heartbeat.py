@@ -1,9 +1,9 @@
-"""Notices a machine that has vanished, without taking one that is busy for it.
+"""Detects a machine that has vanished, without mistaking a busy one for it.
 
-Two clocks: the kernels of both machines probe the connection (`keep_alive`), also while a process computes;
-and processes whose event loop never runs an environment's code ping each other (`heartbeat`). That is a host
-and a listening worker's own process: the environment's is a child of it, which may stand still for as long as
-it likes.
+There are two mechanisms. The kernels of both machines probe the connection (`keep_alive`), even while a
+process computes. And processes whose event loop never runs environment code ping each other (`heartbeat`): a
+host, and the process of a listening worker. The environment runs in a child of that process, which may block
+for any time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from websockets.exceptions import ConnectionClosed
 
 PING_SECONDS = 5.0
 SILENT_PINGS = 4
-"""A host gives a listening worker up that has not answered for `PING_SECONDS * SILENT_PINGS` = 20 s."""
+"""Number of missed pings after which a host gives up a listening worker: `PING_SECONDS * SILENT_PINGS` = 20
+s."""
 HOST_PING_SECONDS = 60.0
 HOST_SILENT_PINGS = 10
-"""A listening worker gives a host up after 600 s: it may load a model in between. One whose machine is gone
-is noticed by the kernel after about 30 s."""
+"""Number of missed pings after which a listening worker gives up a host: 600 s, because the host may be
+loading a model. The kernel detects a vanished machine after about 30 s."""
 _IDLE, _BETWEEN, _PROBES = 10, 5, 4
 
 
 def keep_alive(connection: Connection) -> None:
-    """Let the kernel end the connection when the other machine has not answered for about 30 s."""
+    """Make the kernel end the connection if the other machine has not answered for about 30 s."""
     own: socket.socket = connection.transport.get_extra_info("socket")
     settings = {
         "TCP_KEEPIDLE": _IDLE,
@@ -34,7 +35,7 @@ def keep_alive(connection: Connection) -> None:
         "TCP_KEEPCNT": _PROBES,
         "TCP_USER_TIMEOUT": (_IDLE + _BETWEEN * _PROBES) * 1000,
     }
-    with contextlib.suppress(OSError):  # as far as the platform knows them; the pings tell as well
+    with contextlib.suppress(OSError):  # not every platform has all of them, and the pings detect it too
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in settings.items():
             if hasattr(socket, name):
@@ -42,9 +43,9 @@ def keep_alive(connection: Connection) -> None:
 
 
 async def heartbeat(connection: Connection, seconds: float, silent: int) -> None:
-    """Ping until no answer has come for `silent` intervals; then cut the connection and return.
+    """Ping until `silent` intervals have passed without an answer. Then cut the connection and return.
 
-    Intervals are counted, not measured: a loop that was itself held up counts one, however long that was.
+    Intervals are counted, not measured: if this event loop was blocked, that counts as only one interval.
     """
     answer: asyncio.Task[None] | None = None
     missed = 0
@@ -62,5 +63,5 @@ async def heartbeat(connection: Connection, seconds: float, silent: int) -> None
 
 
 async def _wait_for_pong(connection: Connection) -> None:
-    with contextlib.suppress(ConnectionClosed):  # whoever reads from it hears of that
+    with contextlib.suppress(ConnectionClosed):  # the reader of the connection handles this
         await (await connection.ping())

@@ -1,11 +1,10 @@
-"""OpenAI clients in the code of a worker on another machine, whose calls are the host's as well.
+"""Forwards calls of OpenAI clients in the code of a worker on another machine to the host.
 
-The listener opens a port on its own loopback and tells the environment its address and a token; each request
-goes to the host over the connection that is there already, in a text frame (those of the worker's process
-are binary), and is answered by the host's endpoint (`wander.worker.openai_proxy`), where the key and the
-record are.
-The port is the listener's, not that of the worker's process, whose event loop stands still while a client of
-its code that is not `async` waits.
+The listener opens a port on its own loopback interface, and passes its address and a token to the
+environment. Each request goes to the host in a text frame over the existing connection (frames of the
+worker's process are binary). The host's endpoint answers it (`wander.worker.openai_proxy`), because the host
+has the key and the record. The port belongs to the listener, because the event loop of the worker's process
+is blocked while a synchronous client in its code waits.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 AnswerCall = Callable[[str, str, bytes, str], Awaitable[tuple[int, str]]]
-"""Answers the method, path, body and rollout of a request with a status and JSON."""
+"""Callback that answers the method, path, body and rollout id of a request with a status and JSON."""
 _SECONDS = 1800.0
-"""How long a request may wait for the host: it asks within 600 s, but its own limits may keep it waiting."""
+"""Maximum seconds that a request waits for the host. It calls within 600 s, but its own limits may delay
+it."""
 
 
 class WorkerEnd:
-    """The port on the worker's machine. Made by `open`, ended by `close`."""
+    """The port on the worker's machine. Created by `open`, ended by `close`."""
 
     def __init__(self, host: Connection) -> None:
         self._host = host
@@ -49,7 +49,7 @@ class WorkerEnd:
 
     @classmethod
     async def open(cls, host: Connection) -> WorkerEnd:
-        """Listen on a free port of loopback."""
+        """Listen on a free loopback port."""
         from aiohttp import web
 
         end = cls(host)
@@ -60,22 +60,22 @@ class WorkerEnd:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by which the worker's clients find the port."""
+        """Environment variables that point the worker's clients to the port."""
         return token_variables(self._listening.sockets[0].getsockname(), self._token)
 
     def receive(self, text: str) -> None:
-        """Take what the host answered; raises `LoadError` for what is no answer."""
+        """Handle an answer of the host. Raises `LoadError` if it is invalid."""
         try:
             answer = OutsideAnswer.model_validate_json(text)
         except ValidationError:
-            said = f"it sent what is no message of protocol {PROTOCOL}, which this worker speaks"
-            raise LoadError(said, hint="install the same wander-sdk on both machines") from None
+            reason = f"the host sent an invalid message for protocol {PROTOCOL}, which this worker uses"
+            raise LoadError(reason, hint="install the same wander-sdk on both machines") from None
         waiting = self._waiting.get(answer.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     async def close(self) -> None:
-        """End the port, its connections and what waits."""
+        """Close the port and its connections, and fail the requests that wait."""
         self._listening.close()
         for number, waiting in self._waiting.items():
             if not waiting.done():
@@ -111,14 +111,14 @@ class WorkerEnd:
         except ConnectionClosed:
             answer = _failure(call.id, 502, "the host is gone")
         except TimeoutError:
-            answer = _failure(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
+            answer = _failure(call.id, 504, f"the host did not answer within {_SECONDS:g} s")
         finally:
             del self._waiting[call.id]
         return as_response(answer.status, answer.body)
 
 
 class HostEnd:
-    """The host's side of one connection: has its endpoint answer. Ended by `close`."""
+    """The host's side of one connection, which gets answers from its endpoint. Ended by `close`."""
 
     def __init__(self, worker: Connection, answer: AnswerCall) -> None:
         self._worker = worker
@@ -126,37 +126,40 @@ class HostEnd:
         self._calls: set[asyncio.Task[None]] = set()
 
     def receive(self, text: str) -> None:
-        """Begin to answer a request; raises `ValidationError` for what is none."""
-        asked = OutsideCall.model_validate_json(text)
-        call = asyncio.create_task(self._handle(asked, full=len(self._calls) >= MOST_CONNECTIONS))
+        """Start to answer a request. Raises `ValidationError` if it is invalid."""
+        request = OutsideCall.model_validate_json(text)
+        call = asyncio.create_task(self._handle(request, full=len(self._calls) >= MOST_CONNECTIONS))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
     async def close(self) -> None:
-        """Answer nothing more."""
+        """Stop answering."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _handle(self, asked: OutsideCall, *, full: bool) -> None:
+    async def _handle(self, request: OutsideCall, *, full: bool) -> None:
         try:
             if full:
-                answer = _failure(asked.id, 503, f"more than {MOST_CONNECTIONS} calls at once")
+                answer = _failure(request.id, 503, f"more than {MOST_CONNECTIONS} concurrent calls")
             else:
-                said = await self._answer(asked.method, asked.path, asked.body.encode(), asked.rollout_id)
-                answer = OutsideAnswer(id=asked.id, status=said[0], body=said[1])
+                response = await self._answer(
+                    request.method, request.path, request.body.encode(), request.rollout_id
+                )
+                answer = OutsideAnswer(id=request.id, status=response[0], body=response[1])
         except Exception as error:
-            # Whoever asked must not wait for ever. In full it is the host's alone: who knows what it holds.
+            # The caller must not wait forever. The details stay on the host, because they may be
+            # confidential.
             logging.getLogger(__name__).exception("a call of a worker's code could not be answered")
-            answer = _failure(asked.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
+            answer = _failure(request.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
         try:
             await send_frame(self._worker, answer.model_dump_json())
         except ConnectionClosed:
-            return  # and with it whoever asked
+            return  # the caller is gone too
 
 
 class _Refusing(asyncio.Protocol):
-    """Closes a connection that is one too many."""
+    """Closes a connection that exceeds the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -164,7 +167,7 @@ class _Refusing(asyncio.Protocol):
 
 
 def _sendable(text: str) -> str:
-    """Return a header or path, which may hold any bytes, as text that JSON takes."""
+    """Return a header or path, which may contain any bytes, as text that JSON can represent."""
     return text.encode("utf-8", "replace").decode()
 
 
