@@ -46,8 +46,8 @@ class JsonlRows(_Rows):
     """The rows of a JSON Lines file with an object per line; blank lines are skipped.
 
     The file is scanned once for the starts of its lines and then read row by row, so a large file needs only
-    8 bytes of memory per row. The file must not change while it is in use. A line that is no longer JSON
-    raises `DatasetError`.
+    8 bytes of memory per row. The file must not change while it is in use. A line that has become invalid
+    JSON raises `DatasetError`.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -3,7 +3,7 @@
 A row is a plain dictionary. The columns with a meaning are `prompt` (messages, or text) or `question`,
 `answer`, `info` (a dictionary, or its JSON), `example_id`, `seed` and `stratum`. All other columns are kept,
 and reward functions may ask for them by name. Rows must be JSON values, because examples are sent between
-processes and hashed. An environment therefore sees the same values wherever it runs.
+processes and hashed. An environment therefore sees the same values in every process.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Dataset:
                 return None
             example = self._normalise(row, index)
         except DatasetError as error:
-            # An iterator that raised an error has ended, so the rows after this one are lost, too.
+            # An iterator that raised an error has ended, so the following rows are also lost.
             if not keep_faulty or (row is None and isinstance(reader, _StreamedRows)):
                 raise
             example = self._faulty(row, index, str(error))

@@ -171,7 +171,7 @@ class Environment(Player):
 
     def _show_examples(self, count: int) -> None:
         """Show the first examples of the train split, as played by `gold`, before every question."""
-        # Get an additional example, to show in place of one that would reveal its own answer.
+        # Get an additional example, to show in place of an example that would reveal its own answer.
         source = self.dataset("train")
         chosen = source.examples(0, count + 1)
         # Use a separate loop, because callers of `dataset` cannot await, and some run on an event loop.
@@ -185,7 +185,7 @@ class Environment(Player):
             dataset.show(shown, count, own=dataset is source)
 
     async def _play_gold(self, examples: Sequence[Example]) -> list[Messages]:
-        """Return the conversations in which `gold` plays the examples."""
+        """Return the conversations of the examples as played by `gold`."""
         shown: list[Messages] = []
         for example in examples:
             gold = script_of(self.gold(example), example, self.parser, self.turn_limit, self._players)
@@ -267,7 +267,7 @@ class Environment(Player):
         return derived_rng(state.run_seed, state.example.seed, *keys)
 
     def openings(self) -> Rows | None:
-        """Return rows for all positions in which an episode may start, or None.
+        """Return rows for all possible initial positions of an episode, or None.
 
         If an environment returns rows and makes all of its choices with `choose`, `wander eval --exhaustive`
         can play every reply that it could give.
@@ -468,7 +468,7 @@ class LocalEnvironment(EnvironmentHandle):
 
     @property
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions blocked this process."""
+        """Total seconds that synchronous reward functions blocked this process."""
         return self._scoring_seconds
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
@@ -533,14 +533,14 @@ def _as_seen_by(player: str, state: State) -> State:
 
 
 def _fail(state: State, error: BoundaryError) -> None:
-    """Record the first failure of a rollout; a failed rollout has no stop reason."""
+    """Record the first failure of a rollout and clear its stop reason."""
     if state["failure"] is None:
         state["failure"] = error.failure()
         state["stop_reason"] = None
 
 
 class _Episode(NamedTuple):
-    """A rollout that was played and has no record yet."""
+    """A rollout that was played but not yet recorded."""
 
     state: State
     started_at: str

@@ -244,7 +244,7 @@ class ModelError(BoundaryError):
 
 
 class EndpointUnreachable(ModelError):
-    """Raised if there is no response from the endpoint's address."""
+    """Raised if the endpoint's address does not respond."""
 
 
 class AuthenticationFailed(ModelError):

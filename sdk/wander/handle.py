@@ -177,7 +177,7 @@ class EnvironmentHandle(Player):
     @property
     @abstractmethod
     def scoring_seconds(self) -> float:
-        """Seconds for which synchronous reward functions blocked their process."""
+        """Total seconds that synchronous reward functions blocked their process."""
 
     @abstractmethod
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
@@ -190,7 +190,7 @@ class EnvironmentHandle(Player):
 
     @abstractmethod
     async def openings(self) -> list[Example]:
-        """Return an example for every position in which an episode may start, in a fixed order.
+        """Return an example for every possible initial position of an episode, in a fixed order.
 
         Empty unless the environment declares that its choices can be enumerated.
         """

@@ -1,4 +1,4 @@
-"""An event loop in a separate thread, for callers that have no loop or must not block theirs."""
+"""An event loop in a separate thread, for callers without a loop, or that must not block theirs."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class XMLParser(Parser):
     """Reads fields such as `<answer>...</answer>`.
 
     A field is a tag name, or a tuple of equivalent tag names; `format` writes the first name.
-    `answer_field` names the field with the answer; its alternative names count, too.
+    `answer_field` names the field with the answer; its alternative names are also accepted.
     """
 
     def __init__(

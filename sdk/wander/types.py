@@ -392,7 +392,7 @@ class EnvironmentInfo(Record):
     """Lowest and highest reward as declared, if any."""
     max_turns: int | None = None
     timeout_seconds: float | None = None
-    """Seconds after which the environment ends a rollout and scores it; None if it has no time limit."""
+    """Seconds after which the environment ends a rollout and scores it; None means unlimited time."""
     deterministic: bool = True
     """Whether rollouts are free of outside observations (network, judge model)."""
     group_rewards: bool = False
