@@ -281,7 +281,7 @@ async def test_missing_page_suggests_near_names(posted):
     assert answer.status_code == 404
     assert '<a href="/alice/reverse-text">' in answer.text
     number = (await posted.get("/alice/reverse-text/versions/9.9", headers=HTML)).text
-    assert "there are <code>0.1.0</code>" in number
+    assert "available: <code>0.1.0</code>" in number
     assert '<a href="/alice/reverse-text">alice/reverse-text</a> ·' in number
     assert "Did you mean" not in number
     other = await posted.get("/bob/reverse-text", headers=HTML)
