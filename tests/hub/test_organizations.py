@@ -1,4 +1,4 @@
-"""Organisations: who makes them, how many, and what is left of one that is removed."""
+"""Organizations: who makes them, how many, and what is left of one that is removed."""
 
 from __future__ import annotations
 

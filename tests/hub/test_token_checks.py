@@ -271,7 +271,7 @@ def test_counting_stops_between_pieces_and_draws_from_long_runs(
 def test_the_setting_needs_the_library_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDER_HUB_TOKENIZERS", str(tmp_path))
     assert Settings().tokenizers == tmp_path
-    with pytest.raises(ValidationError, match="is no folder"):
+    with pytest.raises(ValidationError, match="is not a folder"):
         Settings(tokenizers=tmp_path / "none")
     monkeypatch.setattr("wander_hub.settings.find_spec", lambda name: None)
     with pytest.raises(ValidationError, match=r"pip install 'wander-hub\[tokenizers\]'"):
