@@ -73,12 +73,12 @@ def test_the_digest_names_limits_and_not_places(tmp_path):
 def test_time_of_the_model_does_not_count():
     own = OwnTime(2.0)
     assert own.tick == 0.5
-    assert own.late({1: 1, 2: 4}) == set()
+    assert own.find_overdue({1: 1, 2: 4}) == set()
     for _ in range(3):
-        assert own.late({}) == set()
+        assert own.find_overdue({}) == set()
     for _ in range(3):
-        assert own.late({1: 1, 2: 4}) == set()
-    assert own.late({1: 1, 2: 4}) == {1}
+        assert own.find_overdue({1: 1, 2: 4}) == set()
+    assert own.find_overdue({1: 1, 2: 4}) == {1}
 
 
 def test_sizes_are_told_in_words():
@@ -100,7 +100,7 @@ async def test_a_full_log_stays_full(tmp_path):
 
     await write(b"a" * 60)
     await write(b"b" * 60)
-    note = b"\n[the log is full at 100 bytes; the rest is dropped]\n"
+    note = b"\n[the log is full at 100 bytes; further output is dropped]\n"
     full = b"a" * 60 + b"b" * 40 + note
     assert (tmp_path / "log").read_bytes() == full
     await write(b"c" * 60)

@@ -207,7 +207,7 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ('[model]\npath = "a"\n[[phases]]\nkind = "distill"\n', "needs `teacher.path`"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "rloo"\nalgorithm = { loss = "dapo" }\n',
-            "`algorithm.loss` of phase `rloo` in .* is `dapo`, and its `kind` is `rloo`",
+            "`algorithm.loss` of phase `rloo` in .* is `dapo`, but its `kind` is `rloo`",
         ),
         (DPO + "rounds = 0\n", "`rounds` of phase `dpo` in .* is `0`"),
         (DPO + "rounds = true\n", "`rounds` of phase `dpo` in .* is `True`"),
