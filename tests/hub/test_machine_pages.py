@@ -105,6 +105,8 @@ async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
     await hub.publish(make_wheel(name="user", **user))
     page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
     assert "per day, last" not in page
+    assert "&lt;b&gt;tiny&lt;/" in page
+    assert "<b>tiny</b>" not in page
     assert '<dt>required by</dt><dd><a href="/alice/user">alice/user</a>' in page
     today = now().date()
     with hub.database.write(HUB) as session:
