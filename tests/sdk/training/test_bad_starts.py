@@ -61,7 +61,7 @@ def test_a_model_without_a_chat_template_learns_and_is_refused_where_tools_are(
 ) -> None:
     (model / "chat_template.jinja").unlink()
     assert load_model(model).tokenizer.chat_template is None
-    with pytest.raises(InvalidResponse, match="chat template has no place for tools") as caught:
+    with pytest.raises(InvalidResponse, match="chat template does not support tools") as caught:
         train_grpo(opener_of(tools), settings_for(model), tmp_path / "tools")
     assert "wander model tools" in str(caught.value.hint)
     assert not (tmp_path / "tools").exists()

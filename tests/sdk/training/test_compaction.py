@@ -231,11 +231,15 @@ async def test_what_cannot_compact_says_so_before_anything_is_played(
     settings = settings_for(Path(loaded.path or ""), sampling={"compact_at": 300})
     with pytest.raises(ModelError, match="`compact_at` is 300"):
         train_grpo(opener_of(bandit), settings, tmp_path / "trained")
-    with pytest.raises(ValueError, match="`max_rollout_tokens` ends a conversation that `compact_at` makes"):
+    with pytest.raises(
+        ValueError, match="`max_rollout_tokens` ends a conversation that `compact_at` would continue"
+    ):
         GRPOSettings.model_validate(
             {"model": {"path": "x"}, "sampling": {"compact_at": 99, "max_rollout_tokens": 99}}
         )
-    with pytest.raises(ConfigError, match="`max_rollout_tokens` ends a conversation that `compact_at` makes"):
+    with pytest.raises(
+        ConfigError, match="`max_rollout_tokens` ends a conversation that `compact_at` would continue"
+    ):
         EnvironmentRollouts(opener_of(bandit), compact_at=99, max_rollout_tokens=99)
 
 

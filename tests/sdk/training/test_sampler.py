@@ -147,5 +147,5 @@ def test_environments_of_a_mixture_are_told_apart() -> None:
     ]
     with pytest.raises(ConfigError, match="called `words`"):
         require_distinct(["words", "words"])
-    with pytest.raises(ValueError, match="its own `arguments`"):
+    with pytest.raises(ValueError, match="set `arguments` in each of them"):
         GRPOSettings(model={"path": "m"}, environments=mixed, environment={"arguments": {"level": 2}})

@@ -97,7 +97,7 @@ def test_updates_on_the_same_rollouts_come_out_the_same(puller: Path, tmp_path: 
 
 def test_steps_that_the_run_lacks_are_not_called_the_same(run: Path) -> None:
     report = verify_training(run, opener_of(bandit), steps=5)
-    assert (report.compared, report.same, report.refused) == (3, False, "the run has 3 steps")
+    assert (report.compared, report.same, report.refused) == (3, False, "the run has only 3 steps")
 
 
 @pytest.mark.parametrize("part", ["rollouts", "rewards", "update", "weights"])
@@ -138,7 +138,7 @@ def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
     change["at"] = "2026-01-01T00:00:00Z"
     edit_manifest(run, lambda manifest: manifest["reproduction"]["allowed"].append(change))
     assert refusal() == (
-        "after step 1 the run went on with changes that were allowed: reproduction.libraries.torch"
+        "after step 1 the run continued with changes that were allowed: reproduction.libraries.torch"
     )
     edit_manifest(
         run, lambda manifest: manifest["reproduction"].update(mode="fast", reason="the policy ran on `cuda`")
