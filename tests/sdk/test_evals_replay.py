@@ -373,7 +373,7 @@ async def test_what_a_manifest_states_of_a_run_is_proved_or_named_as_stated(name
 
 DERIVED_OF_A_ROW = {
     *("rank_low", "rank_high", "reward_mean", "reward_low", "reward_high", "examples", "rollouts", "failed"),
-    *("rollouts_per_example", "metrics", "metric_intervals", "pass_rates", "stratum", "runs"),
+    *("rollouts_per_example", "metrics", "metric_intervals", "pass_rates", "stratum"),
 }
 OF_THE_HUB = {
     *(
