@@ -1,4 +1,4 @@
-"""Rows and names of folders that somebody sent: read, or refused by name."""
+"""Rows, foreign results and names of folders that somebody sent: read, or refused by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from received_folders import UNPLAIN
-from wander.errors import ConfigError
+from received_folders import ALL_USERS_FILE, UNPLAIN
+from wander.errors import ConfigError, RunError
+from wander.evals.foreign_run import read_results
 from wander.train.data import read_rows
 from wander_client.commands.shell.suggestions import suggest
 
@@ -38,6 +39,35 @@ def test_ordinary_rows_are_read(home: Path) -> None:
     (home / "rows.jsonl").write_bytes(ROW + b"\n" + ROW.rstrip())
     (home / "link.jsonl").symlink_to("rows.jsonl")  # the user named it
     assert list(read_rows(home / "link.jsonl")) == [json.loads(ROW)] * 2
+
+
+@pytest.mark.parametrize("put", [*PUTS, "a link"])
+@pytest.mark.parametrize(
+    ("mark", "name"),
+    [
+        ("results.jsonl", "results.jsonl"),
+        ("results.jsonl", "metadata.json"),
+        ("traces.jsonl", "traces.jsonl"),
+        ("traces.jsonl", "configs/resolved/eval.json"),
+    ],
+)
+def test_foreign_results_are_read_or_refused(put: str, mark: str, name: str, home: Path) -> None:
+    folder = home / "received"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / mark).write_text('{"nodes": []}\n')
+    (folder / name).unlink(missing_ok=True)
+    (PUTS | {"a link": lambda path: path.symlink_to(ALL_USERS_FILE)})[put](folder / name)
+    with pytest.raises(RunError):
+        read_results(folder)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_settings_that_cannot_be_read_are_passed_over(put: str, home: Path) -> None:
+    folder = home / "received"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "traces.jsonl").write_text('{"nodes": []}\n')
+    PUTS[put](folder / "configs" / "eval.toml")
+    assert len(read_results(folder).rollouts) == 1
 
 
 NAMES = [

@@ -103,7 +103,7 @@ COMMANDS: dict[str, Entry] = {
     "env deprecate": Entry("write.status:deprecate", "mark an environment as deprecated or archived"),
     "env delete": Entry("write.status:delete", "delete a version or an environment from the hub"),
     "env fork": Entry("write.new:fork", "create an environment from an existing one"),
-    "env import": Entry("write.import_:app", "import environments from other libraries and hubs"),
+    "env import": Entry("write.import_:app", "import environments and results from other libraries"),
     "env export": Entry("train.export:export", "package an environment for another trainer"),
     "env owner": Entry("account.owner:app", "manage roles, transfers, names and visibility"),
     "env publisher": Entry("write.publisher:app", "let a CI workflow publish without a stored token"),

@@ -1,4 +1,4 @@
-"""`wander env import`: import environments from other libraries and hubs."""
+"""`wander env import`: import environments and evaluation results from other libraries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from wander_client.environments.sandbox import (
     policy_for_import,
 )
 from wander_client.errors import ClientError, Unavailable, UsageError
+from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from wander_client.packages.origins.conversion import ConvertedProject
     from wander_client.packages.origins.source import PackageOrigin
 
-app = CommandGroup("Import environments from other libraries and hubs.")
+app = CommandGroup("Import environments and evaluation results from other libraries.")
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,55 @@ def prime(
     from wander_client.packages.origins.prime import fetch_environment
 
     _import(lambda work, builder: fetch_environment(name, work, builder), options)
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, Argument(help="folder of one evaluation")],
+    environment: Annotated[
+        str | None,
+        Option(help="owner/name[@version] of the evaluated environment, so that you can post the run"),
+    ] = None,
+    out: Annotated[Path | None, Option(help="folder of the new run")] = None,
+) -> None:
+    """Convert results of verifiers into a run.
+
+    \b
+    wander env import results outputs/evals/my-env--gpt-5/1a2b3c4d
+    wander env import results ./old --environment acme/my-env@1.2.0 --out runs/old
+
+    Reads `metadata.json` and `results.jsonl` in both of their schemas, and `traces.jsonl` of verifiers.v1.
+    Failed rollouts get no reward, even if the file has one. If you post such a run, its level is `claimed`.
+    """
+    from wander.evals.foreign_run import import_results
+
+    from wander_client.packages.install import exact_version
+
+    here = current()
+    published = None
+    if environment is not None:
+        with here.hub() as hub:
+            published = exact_version(hub, parse_name(environment))
+    source = folder.expanduser().resolve()
+    target = out or here.settings.runs_dir / f"imported-{source.name}"
+    run = import_results(source, target, published)
+    summary = run.summary()
+    pin = run.manifest.environment
+    known = pin.owner is not None
+    data: dict[str, Any] = {
+        "folder": str(target),
+        "run_id": run.manifest.run_id,
+        "environment": f"{pin.owner}/{pin.name}@{pin.version}" if known else pin.name,
+        "model": run.manifest.model.name,
+        "source": run.manifest.notes,
+        "summary": None if summary is None else summary.model_dump(mode="json"),
+    }
+    lines = [f"imported {data['environment']} with {data['model']} to {target}"]
+    if summary is not None:
+        mean = "none" if summary.reward_mean is None else f"{summary.reward_mean:.4g}"
+        lines.append(f"  {summary.rollouts} rollouts, {summary.failed} failed, mean reward {mean}")
+    here.output.answer(data, "\n".join(lines))
+    here.output.next(f"wander post {target}" if known else f"wander view {target}")
 
 
 def _options_of(options: _ImportOptions) -> list[str]:

@@ -1,0 +1,64 @@
+"""Rows of foreign results, read one by one; what cannot be read raises `RunError` with its file and line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from wander.errors import RunError
+from wander.evals.store.jsonl import numbered_lines, open_record, parse_object, read_whole
+from wander.types import Usage, first_fault
+
+_MOST_BYTES, _LARGEST_OBJECT = 4 << 30, 16 << 20
+
+
+def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
+    """Return token counts, however they were written."""
+    return Usage(prompt_tokens=int(prompt_tokens or 0), completion_tokens=int(completion_tokens or 0))
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number from 1, object) of a file of JSON lines; a last line cut short is left out.
+
+    Raises `RunError` for any other line that is no object.
+    """
+    with open_record(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+            raise RunError(f"`{path}` has more than {_MOST_BYTES >> 30} GiB")
+        try:
+            for number, line in numbered_lines(file, path):
+                try:
+                    value = parse_object(line.decode("utf-8", "replace").encode())
+                except ValueError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise RunError(f"line {number} of `{path}` is no object: {error}") from error
+                yield number, value
+        except OverflowError as error:
+            raise RunError(str(error)) from None
+
+
+@contextmanager
+def blame_line(path: Path, number: int) -> Iterator[None]:
+    """Turn what a row of an unexpected shape raises into a `RunError` that names its line."""
+    try:
+        yield
+    except ValidationError as error:
+        said = ": ".join(first_fault(error))
+        raise RunError(f"line {number} of `{path}` makes no rollout: {said}") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise RunError(f"line {number} of `{path}` makes no rollout: {error}") from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty where there is no such file. Raises `RunError`."""
+    try:
+        return parse_object(read_whole(path, _LARGEST_OBJECT))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise RunError(f"`{path}` cannot be read: {error}") from error

@@ -1,0 +1,164 @@
+"""`traces.jsonl` of `verifiers.v1` (0.3, 0.4): one episode or one trace a line, each a graph of messages.
+
+The longest branch of a trace that ends in what the model said is taken as its conversation; other branches
+(retries, sub-agents) are counted in `info["other_branches"]`. Rewards are scores with weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wander.errors import RunError
+from wander.evals.foreign_run import UNKNOWN, ForeignRun
+from wander.types import Failure, Message, Rollout, Turn, Usage
+from wander.wire.gate import SETTINGS, read_toml_file
+
+from wander_compat.boundaries import find_boundary
+from wander_compat.results import rows
+from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
+
+
+def read_traces(folder: Path) -> ForeignRun:
+    """Read one evaluation of `verifiers.v1`; raises `RunError`."""
+    configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
+    if not configuration:
+        with contextlib.suppress(OSError, ValueError):  # then the folder's name tells
+            configuration = read_toml_file(folder / "configs" / "eval.toml", SETTINGS)
+    # The task set stands in one of two places, by its id or with it.
+    env = configuration.get("env")
+    taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)
+    name = taskset.get("id") if isinstance(taskset, dict) else taskset
+    environment, _, rest = folder.name.partition("--")
+    foreign = ForeignRun(
+        environment=str(name or environment or UNKNOWN),
+        model=str(configuration.get("model") or rest.partition("--")[0] or UNKNOWN),
+        source="verifiers.v1 traces",
+    )
+    path = folder / "traces.jsonl"
+    for number, line in rows.json_lines(path):
+        traces = line["traces"] if isinstance(line.get("traces"), list) else [line]
+        for trace in traces:
+            if isinstance(trace, dict) and (trace.get("agent") or {}).get("trainable", True):
+                if not isinstance(trace.get("nodes"), list):
+                    raise RunError(f"line {number} of `{path}` is neither an episode nor a trace")
+                with rows.blame_line(path, number):
+                    _add(foreign, trace, line, number)
+    return foreign
+
+
+def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], number: int) -> None:
+    """Add the rollout of one trace."""
+    nodes: list[dict[str, Any]] = trace["nodes"]
+    task: dict[str, Any] = trace.get("task") or line.get("task") or {}
+    data: dict[str, Any] = task.get("data") or {}
+    example_id = str(data["idx"] if data.get("idx") is not None else task.get("hash") or number - 1)
+    branch = _branch(nodes)
+    opening = next((at for at, node in enumerate(branch) if node.get("sampled")), len(branch))
+    messages = [wire_message(node.get("message") or {"role": "user", "content": ""}) for node in branch]
+    prompt, completion = messages[:opening], messages[opening:]
+    started = _start_time(trace)
+    if foreign.started_at is None or (started is not None and started < foreign.started_at):
+        foreign.started_at = started
+    columns = {name: plain(value) for name, value in data.items() if name not in ("idx", "prompt")}
+    example = foreign.example(example_id, wire_messages(data.get("prompt")) or prompt, "", {}, columns)
+    failure = _failure([*(trace.get("errors") or []), *(line.get("errors") or [])])
+    metrics: dict[str, float] = {}
+    total: float | None = None
+    if failure is None:  # of a failed rollout nothing counts, whatever was noted
+        total = 0.0
+        noted = (trace.get("metrics") or {}).items()
+        metrics = {name: float(value) for name, value in noted if value is not None}
+        for name, reward in (trace.get("rewards") or {}).items():
+            if reward is not None:
+                known = reward if isinstance(reward, dict) else {"score": reward}
+                metrics[name] = float(known["score"])
+                total += metrics[name] * float(known.get("weight", 1.0))
+    parents = {node.get("parent") for node in nodes}
+    branches = sum(at not in parents for at in range(len(nodes)))
+    rollout = {
+        "example_id": example_id,
+        "index": foreign.counts[example_id],
+        "seed": example.seed,
+        "prompt": prompt,
+        "completion": completion,
+        "turns": _turns(trace, nodes, branch, messages),
+        "stop_reason": None if failure else str(trace.get("stop_condition") or UNKNOWN),
+        "truncated": bool(trace.get("is_timeout")),
+        "reward": total,
+        "metrics": metrics,
+        "failure": failure,
+        "usage": _usage(trace),
+        "started_at": started.isoformat() if started else "",
+        "seconds": _seconds(trace),
+        "info": {"other_branches": branches - 1} if branches > 1 else {},
+    }
+    foreign.add(Rollout.model_validate(rollout))
+
+
+def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the nodes from the root to the last sampled one, of the longest such way."""
+    longest: list[dict[str, Any]] = []
+    sampled = [at for at, node in enumerate(nodes) if node.get("sampled")]
+    for end in sampled or [len(nodes) - 1]:
+        way: list[dict[str, Any]] = []
+        at: int | None = end
+        while at is not None and 0 <= at < len(nodes) and len(way) <= len(nodes):
+            way.append(nodes[at])
+            at = nodes[at].get("parent")
+        if len(way) > len(longest):
+            longest = way
+    return longest[::-1]
+
+
+def _turns(
+    trace: dict[str, Any], nodes: list[dict[str, Any]], branch: list[dict[str, Any]], messages: list[Message]
+) -> list[Turn]:
+    """Return the model's turns of a branch, with what the calls tell of them."""
+    calls = {call.get("node"): call for call in trace.get("calls") or []}
+    numbers = {id(node): at for at, node in enumerate(nodes)}
+    turns = []
+    for position, node in enumerate(branch):
+        if not node.get("sampled"):
+            continue
+        call = calls.get(numbers[id(node)]) or {}
+        usage, span = call.get("usage") or {}, call.get("time") or {}
+        turns.append(
+            Turn(
+                message=messages[position],
+                context_messages=position,
+                finish_reason=call.get("finish_reason") or "stop",
+                usage=rows.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+                model_seconds=max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)),
+            )
+        )
+    return turns
+
+
+def _usage(trace: dict[str, Any]) -> Usage:
+    found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
+    each = (rows.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
+    return sum(each, Usage())
+
+
+def _failure(errors: list[Any]) -> Failure | None:
+    if not errors:
+        return None
+    first = errors[0] if isinstance(errors[0], dict) else {"type": UNKNOWN, "message": str(errors[0])}
+    name = str(first.get("type") or UNKNOWN)
+    of_endpoint = first.get("status_code") is not None
+    boundary = "model" if of_endpoint else find_boundary(name).boundary
+    return Failure(boundary=boundary, type=name, message=str(first.get("message") or name))
+
+
+def _start_time(trace: dict[str, Any]) -> datetime | None:
+    start = (trace.get("timing") or {}).get("start")
+    return datetime.fromtimestamp(start, UTC) if isinstance(start, int | float) and start > 0 else None
+
+
+def _seconds(trace: dict[str, Any]) -> float:
+    timing = trace.get("timing") or {}
+    spans = [timing[name] for name in ("boot", "setup", "agent", "finalize", "scoring") if timing.get(name)]
+    return float(sum(max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)) for span in spans))
