@@ -210,7 +210,7 @@ def curve_lines(curves: Sequence[dict[str, Any]], staleness: int) -> list[str]:
 
     A step that is played ahead shows the policy of `staleness` updates before.
     """
-    lines = ["| updates learnt | in turns | ahead | difference, 95 % | sd between seeds, in turns |"]
+    lines = ["| updates learned | in turns | ahead | difference, 95 % | sd between seeds, in turns |"]
     lines.append("|---|---:|---:|---:|---:|")
     versions = len(curves[0]["turns"]) - staleness
     part = max(1, versions // 4)
@@ -239,12 +239,12 @@ def tell(pairs: Sequence[dict[str, Any]], curves: Sequence[dict[str, Any]], give
         "",
         *speed_lines(pairs),
         "",
-        f"Mean reward of {given.seeds} seeds by the updates that the playing policy had learnt; played "
+        f"Mean reward of {given.seeds} seeds by the updates that the playing policy had learned; played "
         f"ahead, a step shows those of {given.staleness} steps before:",
         "",
         *curve_lines(curves, given.staleness),
         "",
-        f"Goal: at least {GOAL} times where the environment takes time, and no difference in what is learnt "
+        f"Goal: at least {GOAL} times where the environment takes time, and no difference in what is learned "
         "beyond chance.",
     ]
     return "\n".join(lines)

@@ -51,7 +51,7 @@ TOPICS = {
 }
 SHAPES = ("arena", "bench", "drills", "gym", "ladder", "puzzles", "quiz", "tasks", "trials", "world")
 KINDS = ("single_turn", "multi_turn", "tool")
-LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
+LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
 REQUESTS = {
     "first page": "/",
     "second of list": "/api/v1/environments?limit=5&sort=newest",
@@ -76,7 +76,7 @@ _BACKENDS = (
     "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = current_database()"
 )
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-_BATCH, _LEARNT = 500, 30
+_BATCH, _LEARNED = 500, 30
 """Environments per transaction, and per update of the search index. The hub indexes a hundred at a time."""
 
 
@@ -93,7 +93,7 @@ def describe(number: int) -> dict[str, Any]:
         "readme": f"# {topic} {shape}\n\n{TOPICS[topic]}. Unlike {other}, where models {TOPICS[other]}.\n"
         * 3,
         "kind": draw.choice(KINDS),
-        "license": LICENCES[3] if number % 1000 == 7 else draw.choice(LICENCES[:3]),
+        "license": LICENSES[3] if number % 1000 == 7 else draw.choice(LICENSES[:3]),
         "downloads": int(draw.paretovariate(1)),
     }
 
@@ -131,8 +131,8 @@ def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None
                 values = [{one.key: getattr(row, one.key) for one in table.columns} for row in rows]
                 given = [{key: value for key, value in one.items() if value is not None} for one in values]
                 session.execute(insert(table), given)
-            for start in range(0, len(found), _LEARNT):
-                search.add(session, found[start : start + _LEARNT])
+            for start in range(0, len(found), _LEARNED):
+                search.add(session, found[start : start + _LEARNED])
             for environment in session.scalars(
                 select(Environment)
                 .options(joinedload(Environment.owner))

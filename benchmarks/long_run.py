@@ -27,11 +27,11 @@ from wander.evals.run.plan import EvaluationPlan
 from wander.evals.run.runner import Progress, evaluate
 from wander.evals.run.stopping import StopRequest
 from wander.evals.stats.breakdown import break_down
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.evals.store.folder import RunFolder
 from wander.wire import EnvironmentPin
 
-STEPS = ("play 90 %", "resume", "summarise", "report", "view the last one", "pack to post", "replay")
+STEPS = ("play 90 %", "resume", "summarize", "report", "view the last one", "pack to post", "replay")
 
 
 def played(completion: Messages) -> float:
@@ -64,10 +64,10 @@ async def play(place: Path, rollouts: int, *, until: float) -> dict[str, float]:
     return {"until the first rollout": first}
 
 
-def summarise(place: Path, rollouts: int) -> dict[str, float]:
+def summarize(place: Path, rollouts: int) -> dict[str, float]:
     """Compute all aggregates again."""
     folder = RunFolder.open(place)
-    assert summarise_run(folder.manifest, folder.rollouts()).rollouts == rollouts
+    assert summarize_run(folder.manifest, folder.rollouts()).rollouts == rollouts
     return {}
 
 
@@ -108,7 +108,7 @@ def run_step(step: str, place: Path, rollouts: int) -> None:
     steps: dict[str, Callable[[], dict[str, float]]] = {
         "play 90 %": lambda: asyncio.run(play(place, rollouts, until=0.9)),
         "resume": lambda: asyncio.run(play(place, rollouts, until=2.0)),
-        "summarise": lambda: summarise(place, rollouts),
+        "summarize": lambda: summarize(place, rollouts),
         "view the last one": lambda: view(place, rollouts),
         "report": lambda: report(place, rollouts),
         "pack to post": lambda: pack(place, rollouts),

@@ -117,7 +117,7 @@ SIGNED_IN = {
     "owner's settings": "/admin/settings",
     "environment's settings": "/admin/say-env/settings",
     "hub": "/system",
-    **{f"hub, {part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
+    **{f"hub, {part}": f"/system/{part}" for part in ("jobs", "users", "organizations", "audit")},
 }
 """Pages for an administrator. All others are requested without a login."""
 

@@ -137,7 +137,7 @@ class Experiment:
                 self.once(f"wander post {folder.parent.relative_to(self.place.folder)}")
 
     def draw(self, results: Path) -> None:
-        """Draw what the last phase of every seed learnt."""
+        """Draw what the last phase of every seed learned."""
         if not self.plan.curves:
             return
         runs = " ".join(

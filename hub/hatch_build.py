@@ -15,7 +15,7 @@ SHIPPED = {
 LEFT_OUT = {"__pycache__", "images"}
 
 
-class ShipNeighbours(BuildHookInterface[Any]):
+class ShipNeighbors(BuildHookInterface[Any]):
     """Puts what is `SHIPPED` into the wheel, and into the source archive as it is."""
 
     PLUGIN_NAME = "custom"

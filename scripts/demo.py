@@ -165,8 +165,8 @@ def summarize(
         summary = read_json(f"runs/smollm2-{name}/summary.json")
         print(f"   SmolLM2-135M on {name}: reward {summary['reward_mean']:.3f}")
     print(f"   tiny policy on tictactoe: reward {rewards['before']:.3f} -> {rewards['after']:.3f} by GRPO")
-    called, learnt = (f"{evaluation['reward']:.2f}" for evaluation in tools)
-    print(f"   tiny policy on math-tools: reward {called} -> {learnt} by GRPO")
+    called, learned = (f"{evaluation['reward']:.2f}" for evaluation in tools)
+    print(f"   tiny policy on math-tools: reward {called} -> {learned} by GRPO")
     for plot in sorted((OUTPUT / "runs/grpo").rglob("*.png")):
         print(f"   learning curves: {plot}")
     print(f"   leaderboard: {demo.hub}/admin/tictactoe/leaderboard")

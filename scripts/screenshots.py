@@ -226,7 +226,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "webhook": "/account/webhooks/1",
         "webhook-delivery": "/account/webhooks/1/deliveries/1",
         "system": "/system",
-        **{f"system-{part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
+        **{f"system-{part}": f"/system/{part}" for part in ("jobs", "users", "organizations", "audit")},
     }
 
 

@@ -72,10 +72,10 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "KL of the first step": (-1e-4, 1e-3),
     "KL of the last step": (1e-9, 10.0),
     "gradient norm of the last step": (1e-9, 1e3),
-    "resumed against not stopped: weights, relative to what was learnt": (0.0, 0.25),
+    "resumed against not stopped: weights, relative to what was learned": (0.0, 0.25),
     "resumed against not stopped: reward of the last step, difference": (0.0, 0.1),
     "reward of the first step played ahead against in turns, difference": (0.0, 0.05),
-    "updates that the last step's weights had learnt less": (1.0, 1.0),
+    "updates that the last step's weights had learned less": (1.0, 1.0),
     "calls of the last step that the tool took, of each rollout": (0.5, 3.0),
     "turns of the second player in the last step, share": (0.2, 0.6),
     "memory with checkpointed gradients against without": (0.0, 1.0),
@@ -347,7 +347,7 @@ def play_ahead(ground: Ground) -> Item:
         "reward of the first step played ahead against in turns, difference": abs(
             entries[0]["reward"] - in_turns[0]["reward"]
         ),
-        "updates that the last step's weights had learnt less": entries[-1]["staleness"],
+        "updates that the last step's weights had learned less": entries[-1]["staleness"],
     }
     item.figures = figures_of(entries, ground) | {
         "games a second in turns": ground.games / in_turns[-1]["seconds/step"]
@@ -433,11 +433,11 @@ def resume(ground: Ground) -> Item:
     files = [path for path in (part / "checkpoints").rglob("*") if path.is_file()]
     train_grpo(open_tictactoe, settings, part, resume=True)
     start, one, other = (weights_of(path) for path in (ground.policy, whole / "model", part / "model"))
-    learnt = float((one - start).norm())
+    learned = float((one - start).norm())
     rewards = [read_metrics(folder)[-1]["reward"] for folder in (whole, part)]
     item.values = {
-        "resumed against not stopped: weights, relative to what was learnt": float((one - other).norm())
-        / learnt,
+        "resumed against not stopped: weights, relative to what was learned": float((one - other).norm())
+        / learned,
         "resumed against not stopped: reward of the last step, difference": abs(rewards[0] - rewards[1]),
     }
     item.figures["bytes of a checkpoint of adapters"] = sum(path.stat().st_size for path in files)

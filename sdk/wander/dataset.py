@@ -141,7 +141,7 @@ class Dataset:
             row = reader.row(index)
             if row is None:
                 return None
-            example = self._normalise(row, index)
+            example = self._normalize(row, index)
         except DatasetError as error:
             # An iterator that raised an error has ended, so the following rows are also lost.
             if not keep_faulty or (row is None and isinstance(reader, _StreamedRows)):
@@ -185,7 +185,7 @@ class Dataset:
             example_id=example_id, index=index, split=self.split, seed=seed, prompt=[], fault=fault
         )
 
-    def _normalise(self, row: Any, index: int) -> Example:
+    def _normalize(self, row: Any, index: int) -> Example:
         where = f"row {index} of the {self.split} dataset"
         values = _json_row(row, where)
         own_id = _own_id(values)

@@ -106,11 +106,11 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert "taken" in taken.err
 
 
-def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
+def test_an_organization_is_made_listed_and_removed(room: HubRoom) -> None:
     assert room.wander("auth", "org", "new", "Lab").out == "created lab; you are its owner\n"
     assert room.wander("auth", "org", "new", "lab").status == 1
     found = [(one["name"], one["kind"]) for one in room.wander("auth", "org", "list", "--json").data]
-    assert found == [("admin", "user"), ("lab", "organisation")]
+    assert found == [("admin", "user"), ("lab", "organization")]
     assert room.wander("auth", "org", "remove", "lab").status == 2
     assert room.wander("auth", "org", "remove", "lab", "--yes").out == "deleted lab\n"
     assert "is not an organization" in room.wander("auth", "org", "remove", "admin", "--yes").err

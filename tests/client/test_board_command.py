@@ -111,7 +111,7 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
     ("words", "status", "said"),
     [
         ((), 2, "no change was given"),
-        (("--columns", "rank,colour"), 2, "`colour` is not a column"),
+        (("--columns", "rank,color"), 2, "`color` is not a column"),
         (("--columns", "rank,model"), 2, "a board always shows"),
         (("--title", "x" * 101), 2, "`title`"),
     ],

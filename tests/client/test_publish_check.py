@@ -47,7 +47,7 @@ def publisher(hub: HubRoom, mirror: str, monkeypatch: pytest.MonkeyPatch) -> Hub
 
 @pytest.fixture
 def package(folder: Path) -> Path:
-    """An environment without a licence and without rows of its own for each split: two warnings, no fault."""
+    """An environment without a license and without rows of its own for each split: two warnings, no fault."""
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "README.md").write_text("# say-env\n\n" + "Say the number that the question names. " * 10)
     return folder

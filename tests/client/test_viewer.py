@@ -124,7 +124,7 @@ async def test_of_a_long_run_the_first_rows_are_held(run: Path, monkeypatch: pyt
         assert "by reward" in await typed(pilot, "e", "s")
 
 
-async def test_a_rollout_opens_with_its_calls_and_its_neighbours_follow(run: Path) -> None:
+async def test_a_rollout_opens_with_its_calls_and_its_neighbors_follow(run: Path) -> None:
     async with opened(run, (100, 30)) as pilot:
         shown = await typed(pilot, "j", "enter")
         assert "rollout 1: example 1, index 0, reward 0.1000" in shown

@@ -281,7 +281,7 @@ CONTENTS = [
     case("PKG-INFO of another version", "name_mismatch", lambda: info(metadata().replace(b"1.0", b"1.1"))),
     case("PKG-INFO that is text", "bad_metadata", lambda: info(b"hello")),
     case(
-        "a licence file that the source archive lacks",
+        "a license file that the source archive lacks",
         "license_file_missing",
         lambda: info(metadata("License-File: LICENSE")),
     ),

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, RewardFunctionInfo, Rollout, Turn
@@ -103,7 +103,7 @@ def _play(number: int, wheel: bytes) -> dict[str, Any]:
         )
         for one in examples:
             folder.append(_rollout(one, failed=number == 1 and one.index == 3, reward=float(one.index % 2)))
-        folder.finish(summarise(folder.rollouts(), expected=len(examples)))
+        folder.finish(summarize(folder.rollouts(), expected=len(examples)))
         manifest, rollouts = (Path(place) / "run" / name for name in ("run.json", "rollouts.jsonl.zst"))
         return {
             "manifest": ("run.json", manifest.read_bytes()),

@@ -83,8 +83,8 @@ class Namespaces:
     def cut(self, one: str, other: str) -> None:
         """Lose all packets between two parts by sending them to an unused hardware address."""
         for here, there in ((one, other), (other, one)):
-            neighbour = ("neigh", "replace", self._address(there), "lladdr", self.DEAD, "dev", "eth0")
-            _ip("-n", self._name(here), *neighbour, "nud", "permanent")
+            neighbor = ("neigh", "replace", self._address(there), "lladdr", self.DEAD, "dev", "eth0")
+            _ip("-n", self._name(here), *neighbor, "nud", "permanent")
 
     def join(self, one: str, other: str) -> None:
         """Restore the connection between two parts."""

@@ -34,7 +34,7 @@ _FAULTS = """() => {
   if (small.size) faults.push(`letters of charts are ${[...small].join(", ")} pixels tall`);
   return faults;
 }"""
-# The OpenAPI viewer is a third-party script, but this repository sets its colours.
+# The OpenAPI viewer is a third-party script, but this repository sets its colors.
 _SERIOUS = """async () => {
   const options = {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}};
   const found = await axe.run({exclude: ["#viewer"]}, options);

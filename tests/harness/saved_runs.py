@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import make_wheel
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, RewardFunctionInfo, Rollout, Turn
@@ -81,5 +81,5 @@ def write_run(
                 started_at=datetime.now(UTC).isoformat(),
             )
         )
-    folder.finish(summarise(folder.rollouts(), expected=len(rewards)))
+    folder.finish(summarize(folder.rollouts(), expected=len(rewards)))
     return place

@@ -21,7 +21,7 @@ class SignInProvider:
     issuer: Issuer
     person: dict[str, Any] = field(default_factory=lambda: {"sub": "248289761001"})
     """Claims of who sits before the browser."""
-    spoilt: dict[str, Any] = field(default_factory=dict)
+    spoiled: dict[str, Any] = field(default_factory=dict)
     """Claims, or arguments of `Issuer.token`, that are wrong; `raw` is the whole token."""
     down: bool = False
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class SignInProvider:
             or proof.rstrip(b"=").decode() != asked["code_challenge"]
         ):
             return 400, {"error": "invalid_grant"}
-        claims = {"aud": CLIENT, "jti": None, "nonce": asked["nonce"], **self.person, **self.spoilt}
+        claims = {"aud": CLIENT, "jti": None, "nonce": asked["nonce"], **self.person, **self.spoiled}
         return 200, {
             "token_type": "Bearer",
             "id_token": claims.pop("raw", None) or self.issuer.token(**claims),

@@ -34,7 +34,7 @@ MODULE = b'"""An environment."""\n\n\ndef load_environment(**arguments):\n    re
 
 @dataclass
 class WheelSpec:
-    """A wheel to build; every part can be spoilt."""
+    """A wheel to build; every part can be spoiled."""
 
     name: str = "reverse-text"
     version: str = "0.1.0"

@@ -103,7 +103,7 @@ async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
 
 
 async def test_owners_invite_and_invited_people_answer(hub, alice):
-    assert (await send(alice, "organisation", name="lab")).status_code == 303
+    assert (await send(alice, "organization", name="lab")).status_code == 303
     page = await alice.get("/lab/settings")
     assert page.status_code == 200
     back = "/lab/settings"
@@ -325,14 +325,14 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
     give_password(hub, "admin", "bob")
     manifest, rollouts = run_of(await hub.publish(), reward=0.5)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    pages = [f"/system{one}" for one in ("", "/jobs", "/users", "/organisations", "/audit")]
+    pages = [f"/system{one}" for one in ("", "/jobs", "/users", "/organizations", "/audit")]
     async with browser(hub) as admin, browser(hub) as bob:
         await form(admin, "/login", name="admin", password=PASSWORD)
         await form(bob, "/login", name="bob", password=PASSWORD)
         shown = [await admin.get(one, headers=HTML) for one in pages]
         assert [one.status_code for one in shown] == [200] * 5, [one.text for one in shown]
         assert {(await bob.get(one, headers=HTML)).status_code for one in pages} == {403}
-        state, jobs, users, organisations, log = (one.text for one in shown)
+        state, jobs, users, organizations, log = (one.text for one in shown)
         assert "database" in state
         assert "SQLite in the data folder" in state
         assert re.search(r"<dd>[\d.]+ k?B of packages, [\d.]+ k?B of runs</dd>", state)
@@ -360,11 +360,11 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         assert (await send(admin, "enable-user", at_user="bob", back="/system/users")).status_code == 303
         added = await send(admin, "add-user", name="carol", back="/system/users")
         assert "/login/password#" in added.text or "/login/password?" in added.text
-        assert "No organizations yet." in organisations
+        assert "No organizations yet." in organizations
         assert (
             await send(admin, "quota", at_owner="alice", runs="7", versions="unlimited")
         ).status_code == 303
-        assert "1 of 7" in (await admin.get("/system/organisations", headers=HTML)).text
+        assert "1 of 7" in (await admin.get("/system/organizations", headers=HTML)).text
         assert "version.publish" in log or "upload" in log
         found = (
             await admin.get("/system/audit?action=user.disable&actor=admin&since=2020-01-01", headers=HTML)

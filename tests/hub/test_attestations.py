@@ -96,9 +96,9 @@ async def begun(hub: Any, headers: dict[str, str], package: AttestedPackage) -> 
 
 
 async def test_a_staged_upload_brings_attestations_too(hub, trusted, package):
-    spoilt = json.loads(package.publish)
-    spoilt["envelope"]["signature"] = spoilt["envelope"]["signature"][::-1]
-    refused = await hub.client.post(VERSIONS, json=session_of(package, json.dumps(spoilt)), headers=trusted)
+    spoiled = json.loads(package.publish)
+    spoiled["envelope"]["signature"] = spoiled["envelope"]["signature"][::-1]
+    refused = await hub.client.post(VERSIONS, json=session_of(package, json.dumps(spoiled)), headers=trusted)
     assert (refused.status_code, refused.json()["code"]) == (400, "bad_attestations"), "before a byte is sent"
     upload = await begun(hub, trusted, package)
     await upload.send_all()
@@ -120,9 +120,9 @@ async def test_a_staged_upload_of_who_is_no_trusted_publisher_is_told(hub, packa
 
 
 async def test_a_false_attestation_refuses_the_upload(hub, trusted, package):
-    spoilt = json.loads(package.publish)
-    spoilt["envelope"]["signature"] = spoilt["envelope"]["signature"][::-1]
-    for stated in (json.dumps([spoilt]), "[{}]", "{}", "[", f"[{','.join([package.publish] * 11)}]"):
+    spoiled = json.loads(package.publish)
+    spoiled["envelope"]["signature"] = spoiled["envelope"]["signature"][::-1]
+    for stated in (json.dumps([spoiled]), "[{}]", "{}", "[", f"[{','.join([package.publish] * 11)}]"):
         answer = await hub.upload(
             package.body, package.filename, headers=trusted, fields={"attestations": stated}
         )

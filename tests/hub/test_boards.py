@@ -329,7 +329,7 @@ async def test_owners_arrange_a_board(posted):
     assert ">Tokens, stated<" not in page
     await posted.put(path + busy["board"], {"pinned": True})
     assert (await posted.board())["board"] == busy["board"], "one board of a version is pinned"
-    for wrong in (["model", "rank"], [*columns, "colour"], [*columns, "level"]):
+    for wrong in (["model", "rank"], [*columns, "color"], [*columns, "level"]):
         assert (await posted.put(path + other, {"columns": wrong})).status_code == 422
     assert (await posted.put(path + "zzz", {})).json()["code"] == "board_not_found"
 

@@ -129,7 +129,7 @@ async def test_an_organization_is_handed_over_before_its_last_owner_goes(lab):
     assert (removed["ownerless"], removed["ended_tokens"]) == (["bob", "lab"], 0)
     assert (await ask(hub, "PUT", "/owners/lab/members/alice", json=role)).status_code == 200
     assert (await ask(hub, "GET", "/owners", "alice")).json()["data"][-1]["role"] == "owner"
-    listed = (await ask(hub, "GET", "/organisations")).json()["data"]
+    listed = (await ask(hub, "GET", "/organizations")).json()["data"]
     assert [(one["name"], one["owners"]) for one in listed] == [("lab", ["alice"])]
 
 

@@ -108,7 +108,7 @@ def test_words_find_sections_as_they_are_nearly_written(library):
     assert not any("<code>" in one.excerpt for one in library.index.find("code"))
 
 
-async def test_a_page_has_its_place_its_contents_and_its_neighbours(hub):
+async def test_a_page_has_its_place_its_contents_and_its_neighbors(hub):
     answer = await hub.get("/docs/verification", headers=HTML)
     assert answer.status_code == 200
     page = answer.text

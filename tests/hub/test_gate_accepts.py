@@ -94,10 +94,10 @@ SOUND_WHEELS = {
     "with METADATA in other line ends": lambda: wheel_of(
         info={"METADATA": metadata().replace(b"\n", b"\r\n")}
     ),
-    "with a licence file": lambda: wheel_of(
+    "with a license file": lambda: wheel_of(
         info={"METADATA": metadata("License-File: LICENSE"), "licenses/LICENSE": b"MIT"}
     ),
-    "with a licence file from before its time": lambda: wheel_of(
+    "with a license file from before its time": lambda: wheel_of(
         info={"METADATA": metadata("License-File: LICENSE", version="2.1")}
     ),
     "with a private classifier": lambda: wheel_of(info={"METADATA": metadata("Classifier: Private :: Ours")}),
@@ -159,7 +159,7 @@ FLAGGED = {
     "direct_url": lambda: wheel_of(
         info={"METADATA": metadata("Requires-Dist: a @ https://example.org/a.whl")}
     ),
-    "unknown_classifier": lambda: wheel_of(info={"METADATA": metadata("Classifier: Colour :: Red")}),
+    "unknown_classifier": lambda: wheel_of(info={"METADATA": metadata("Classifier: Color :: Red")}),
     "nested_archive": lambda: wheel_of({"vendored.zip": b"PK\x03\x04"}),
     "bytecode": lambda: wheel_of({"good_env.pyc": b""}),
     "site_customization": lambda: wheel_of({"sitecustomize.py": b""}),

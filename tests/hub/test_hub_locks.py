@@ -111,7 +111,7 @@ FORGERIES: dict[str, tuple[Callable[[Lock], object], str, str]] = {
     "another version of the format": (
         lambda lock: lock.update({"lock-version": "2.0"}), "bad_lock", "not supported"),
     "no packages": (lambda lock: lock.pop("packages"), "bad_lock", "packages"),
-    "a name that is not normalised": (
+    "a name that is not normalized": (
         lambda lock: package(lock, "numpy").update(name="NumPy"), "bad_lock", "normalized"),
     "a file of another name": (
         lambda lock: set_url(lock, f"{FILES}/torch-2.1-py3-none-any.whl"), "bad_lock", "torch"),

@@ -1,4 +1,4 @@
-"""READMEs of strangers: rendered, sanitised, and unable to reach out."""
+"""READMEs of strangers: rendered, sanitized, and unable to reach out."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ VALUES = {
     "publisher": "1",
     "webhook": "1",
     "job": "1",
-    "organisation": "lab",
+    "organization": "lab",
     "delivery": "1",
     "invitation": "1",
     "revision": revision_of(digests(checkpoint())),
@@ -121,7 +121,7 @@ ATTEMPTS = {
     ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
     ("POST", "/api/v1/owners"): Attempt({"name": "fresh"}, status=201),
-    ("DELETE", "/api/v1/organisations/{organisation}"): Attempt(status=204),
+    ("DELETE", "/api/v1/organizations/{organization}"): Attempt(status=204),
     ("POST", INVITATION + "/accept"): Attempt(),
     ("DELETE", INVITATION): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/quota"): Attempt({"runs": 5}),
@@ -350,10 +350,10 @@ def keep_factors(hub, method: str, path: str) -> None:
 
 
 async def keep_for_administrators(hub, method: str, path: str) -> None:
-    """Let the hub have an organisation, a folder for backups, an identity or a job that failed."""
+    """Let the hub have an organization, a folder for backups, an identity or a job that failed."""
     state = hub.client._transport.app.state
     state.settings = state.settings.model_copy(update={"backup_folder": hub.settings.data / "backups"})
-    if "organisations" in path:
+    if "organizations" in path:
         with hub.database.write() as session:
             for name in ("alice", "owner", "maintainer", "reader"):
                 role = name if name in ("maintainer", "reader") else "owner"

@@ -1,4 +1,4 @@
-"""Posted runs: validated line by line, summarised by the hub, kept once, read back whole."""
+"""Posted runs: validated line by line, summarized by the hub, kept once, read back whole."""
 
 from __future__ import annotations
 

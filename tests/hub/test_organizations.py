@@ -23,7 +23,7 @@ async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
     made = await ask(hub, "POST", "/owners", json={"name": "Lab"})
     assert (made.status_code, made.json()["name"], made.json()["role"]) == (201, "lab", "owner")
     found = (await ask(hub, "GET", "/owners")).json()["data"]
-    assert [(one["name"], one["kind"]) for one in found] == [("alice", "user"), ("lab", "organisation")]
+    assert [(one["name"], one["kind"]) for one in found] == [("alice", "user"), ("lab", "organization")]
     spec = make_wheel()
     assert (await hub.upload(spec.build(), spec.wheel_name, owner="lab")).status_code == 200
     for name, code in (("lab", "name_taken"), ("bob", "name_taken"), ("api", "bad_name"), ("-", "bad_name")):
@@ -53,7 +53,7 @@ def test_a_user_owns_so_many_and_no_more(hub):
         one.start()
     for one in threads:
         one.join()
-    assert refused == ["too_many_organisations"] * 2
+    assert refused == ["too_many_organizations"] * 2
     closed = hub.settings.model_copy(update={"organizations": "administrators"})
     with hub.database.write() as session:
         with pytest.raises(HubProblem, match="administrators"):
@@ -97,17 +97,17 @@ async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypa
 async def test_its_owner_removes_one_over_the_api(hub):
     for name in ("alpha", "beta", "gamma"):
         await ask(hub, "POST", "/owners", json={"name": name})
-    assert (await ask(hub, "DELETE", "/organisations/beta", "bob")).status_code == 403
-    assert (await ask(hub, "DELETE", "/organisations/Beta", follow_redirects=True)).status_code == 204
+    assert (await ask(hub, "DELETE", "/organizations/beta", "bob")).status_code == 403
+    assert (await ask(hub, "DELETE", "/organizations/Beta", follow_redirects=True)).status_code == 204
     for name, status, code in (
-        ("alice", 409, "not_an_organisation"),
+        ("alice", 409, "not_an_organization"),
         ("nobody", 404, "owner_not_found"),
         ("beta", 403, "not_permitted"),
     ):
-        refused = await ask(hub, "DELETE", f"/organisations/{name}")
+        refused = await ask(hub, "DELETE", f"/organizations/{name}")
         assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert (await ask(hub, "POST", "/owners", json={"name": "beta"})).json()["code"] == "name_taken"
-    first = (await ask(hub, "GET", "/organisations", "admin", params={"limit": 2})).json()
+    first = (await ask(hub, "GET", "/organizations", "admin", params={"limit": 2})).json()
     assert [(one["name"], one["owners"]) for one in first["data"]] == [("alpha", ["alice"]), ("beta", [])]
-    rest = await ask(hub, "GET", "/organisations", "admin", params={"cursor": first["next"]})
+    rest = await ask(hub, "GET", "/organizations", "admin", params={"cursor": first["next"]})
     assert [one["name"] for one in rest.json()["data"]] == ["gamma"]

@@ -175,7 +175,7 @@ def administer(url: str) -> None:
     """See the hub as its administrator, on a phone in the dark too."""
     for width, scheme in ((1280, "light"), (390, "dark")):
         with signed_in(url, "admin", width, color_scheme=scheme, bypass_csp=True) as page:
-            for path in ("", "/jobs", "/users", "/organisations", "/audit"):
+            for path in ("", "/jobs", "/users", "/organizations", "/audit"):
                 see(page, f"{url}/system{path}")
             page.goto(f"{url}/system/jobs?state=cancelled")
             press(page, "Retry")

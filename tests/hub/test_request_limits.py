@@ -118,13 +118,13 @@ def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monke
 
 async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):
     client = of(hub, "2001:db8::1", failures_per_minute=3)
-    neighbour = of(hub, "2001:db8::2", app=client._transport.app)
+    neighbor = of(hub, "2001:db8::2", app=client._transport.app)
     elsewhere = of(hub, "2001:db8:0:1::1", app=client._transport.app)
     for number in range(5):
         headers = {"Authorization": f"Bearer wnd_{number}"}
         answer = await client.get("/api/v1/whoami", headers=headers)
         assert answer.status_code == (401 if number < 4 else 429)
-    for one, status in ((client, 429), (neighbour, 429), (elsewhere, 200)):
+    for one, status in ((client, 429), (neighbor, 429), (elsewhere, 200)):
         assert (await one.get("/api/v1/whoami", headers=hub.auth())).status_code == status
     assert await statuses(client, 5) == {200: 5}, "without a token nothing is tried"
 

@@ -14,7 +14,7 @@ import zstandard
 from run_parcels import Parcel
 from sqlalchemy import func, select
 from staged_uploads import RUNS, StagedUpload, posted
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.types import Rollout
 from wander.wire import RunManifest
 from wander.wire.postings import RolloutsDigest, line_digest, run_digest
@@ -52,7 +52,7 @@ def rich(run_of, pinned, **options) -> tuple[dict, list[dict]]:
     return manifest, rollouts
 
 
-async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub, pinned, run_of):
+async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarize(hub, pinned, run_of):
     manifest, rollouts = rich(run_of, pinned)
     parcel = Parcel.of(manifest, rollouts, per_chunk=7)
     run = await begin(hub, parcel)
@@ -65,7 +65,7 @@ async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub
     done = await run.finalize()
     assert done.status_code == 201, done.text
     whole = [Rollout.model_validate(one) for one in rollouts]
-    expected = summarise_run(RunManifest.model_validate(manifest), whole).model_dump(mode="json")
+    expected = summarize_run(RunManifest.model_validate(manifest), whole).model_dump(mode="json")
     assert done.json()["summary"] == expected
     assert done.json()["sha256"] == parcel.sha256
     for number in (0, 6, 7, 50, 99):

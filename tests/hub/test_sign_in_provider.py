@@ -129,7 +129,7 @@ async def test_nobody_is_taken_for_who_has_their_name_or_address(hub, provider):
 async def test_what_the_provider_must_not_say_signs_nobody_in(linked, provider, issuer):
     moment, stranger = int(time.time()), rsa.generate_private_key(public_exponent=65537, key_size=2048)
     claims = {"iss": issuer.url, "aud": CLIENT, "sub": SUBJECT, "iat": moment, "exp": moment + 300}
-    spoilt: dict[str, dict[str, Any]] = {
+    spoiled: dict[str, dict[str, Any]] = {
         "nonce": {"nonce": "another"},
         "no nonce": {"nonce": None},
         "audience": {"aud": "another"},
@@ -145,12 +145,12 @@ async def test_what_the_provider_must_not_say_signs_nobody_in(linked, provider, 
         "unsigned": {"raw": jwt.encode(claims, None, algorithm="none")},
         "no token": {"raw": "wnd_abc"},
     }
-    for number, (what, provider.spoilt) in enumerate(spoilt.items()):
+    for number, (what, provider.spoiled) in enumerate(spoiled.items()):
         async with browser(linked, address=f"192.0.2.{number}") as client:
             answer = await come_back(client, provider)
             assert (answer.status_code, await whoami(client)) == (403, None), (what, answer.text)
     assert sessions_of(linked) == 0
-    provider.spoilt = {"aud": [CLIENT]}
+    provider.spoiled = {"aud": [CLIENT]}
     async with browser(linked) as client:
         assert (await come_back(client, provider)).status_code == 303
 
@@ -213,7 +213,7 @@ async def test_new_keys_are_taken_and_old_ones_no_more(linked, provider, issuer,
         assert (await come_back(client, provider)).status_code == 303
         issuer.new_key()
         assert (await come_back(client, provider)).status_code == 303
-        provider.spoilt = {"kid": "key-0", "key": issuer.keys.pop("key-0")}
+        provider.spoiled = {"kid": "key-0", "key": issuer.keys.pop("key-0")}
         monkeypatch.setattr(identity_tokens, "_KEPT_SECONDS", 0)
         assert (await come_back(client, provider)).status_code == 403
 

@@ -146,7 +146,7 @@ async def test_pages_run_the_hubs_own_scripts_alone(two):
     assert (await two.get("/static/templates.py")).status_code == 404
 
 
-async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monkeypatch):
+async def test_code_in_a_readme_is_colored_and_stays_text(hub, make_wheel, monkeypatch):
     code = "```python\ndef f(x): return '<script>alert(1)</script>'\n```\n"
     raw = '<pre><code class="language-python" onclick="x">def <b>g</b>(): ...</code></pre>'
     await hub.publish(make_wheel(readme=f"# Code\n\n{code}\n{raw}\n\n```sh\nls &amp; \u202e\n```\n"))
@@ -163,7 +163,7 @@ async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monk
         "what is not text alone is left"
     )
     assert "ls &amp;amp; \ufffd" in drawn
-    monkeypatch.setattr(source, "_MOST_COLOURED", 10)
+    monkeypatch.setattr(source, "_MOST_COLORED", 10)
     assert '<span class="k">' not in (await show(hub.client, "", headers=DRAWN)).text, "no page takes seconds"
 
 

@@ -169,7 +169,7 @@ def test_gymnasium_that_cannot_be_had(name, options, said, hint):
         GymnasiumEnv("FrozenLake-v1", actions=["left", "right"])
 
 
-def test_colours_in_words():
+def test_colors_in_words():
     assert plain_text("\n\x1b[43m \x1b[0ma\n\x1b[34;1mB\x1b[0m\n") == (
         " a\nB\nyellow: the blank in line 1, column 1\nblue: `B` in line 2, column 1"
     )

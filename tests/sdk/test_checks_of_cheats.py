@@ -107,7 +107,7 @@ def examples(*pairs: tuple[str, Any]) -> list[Example]:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "labelled", "held"),
+    ("pairs", "labeled", "held"),
     [
         ([("2 + 3? (answer: 5)", "5"), ("2 + 4? (answer: 6)", 6)], True, False),
         ([("Capital of France? The correct answer is **Paris**.", "paris")], True, True),
@@ -123,11 +123,11 @@ def examples(*pairs: tuple[str, Any]) -> list[Example]:
     ],
 )  # fmt: skip
 def test_a_prompt_that_tells_its_answer_is_told_from_one_that_lists_choices(
-    pairs: list[tuple[str, Any]], labelled: bool, held: bool
+    pairs: list[tuple[str, Any]], labeled: bool, held: bool
 ) -> None:
     told = find_told(examples(*pairs))
-    assert (told.labelled >= SHARE, told.held >= SHARE) == (labelled, held)
-    assert (told.example_id is not None) == (labelled or held)
+    assert (told.labeled >= SHARE, told.held >= SHARE) == (labeled, held)
+    assert (told.example_id is not None) == (labeled or held)
 
 
 def call(name: str, said: str) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from wander.wire import EnvironmentPin
 
 KEY = "sk-a-very-secret-key-0123456789"
 
-Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Behavior = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def request(text: str = "hello") -> ModelRequest:
@@ -102,20 +102,20 @@ async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         await writer.drain()
 
 
-def sends(data: bytes) -> Behaviour:
+def sends(data: bytes) -> Behavior:
     """Send these bytes and close; a whole answer says so, or the next request might get that connection."""
     data = data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
 
-    async def behaviour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def behavior(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         await writer.drain()
 
-    return behaviour
+    return behavior
 
 
 @contextlib.asynccontextmanager
-async def raw_endpoint(behaviour: Behaviour, **options: Any) -> AsyncIterator[str]:
-    """Serve requests of eight questions: the odd ones are answered well, the others get the behaviour."""
+async def raw_endpoint(behavior: Behavior, **options: Any) -> AsyncIterator[str]:
+    """Serve requests of eight questions: the odd ones are answered well, the others get the behavior."""
     tasks: set[asyncio.Task[Any]] = set()
     writers: list[asyncio.StreamWriter] = []
 
@@ -135,7 +135,7 @@ async def raw_endpoint(behaviour: Behaviour, **options: Any) -> AsyncIterator[st
                 if text.rstrip("?").isdigit() and int(text.rstrip("?")) % 2:
                     writer.write(answer(said(text.rstrip("?"))))
                     continue
-                await behaviour(reader, writer)
+                await behavior(reader, writer)
                 break
         writer.close()
 
@@ -150,7 +150,7 @@ async def raw_endpoint(behaviour: Behaviour, **options: Any) -> AsyncIterator[st
 
 
 HTML = b"<!DOCTYPE html><html><head><style>p {}</style></head><body><p>Bad gateway</p></body></html>"
-RAW: dict[str, tuple[Behaviour, str, str]] = {
+RAW: dict[str, tuple[Behavior, str, str]] = {
     "reset": (resets, "EndpointUnreachable", "no answer from"),
     "closed": (sends(b""), "EndpointUnreachable", "no answer from"),
     "half a head": (sends(b"HTTP/1.1 200 OK\r\nContent-Le"), "EndpointUnreachable", "no answer from"),
@@ -209,8 +209,8 @@ RAW: dict[str, tuple[Behaviour, str, str]] = {
 
 @pytest.mark.parametrize("fault", RAW)
 async def test_a_fault_fails_its_rollouts_and_no_others(fault: str, tmp_path: Path) -> None:
-    behaviour, kind, message = RAW[fault]
-    async with raw_endpoint(behaviour) as url:
+    behavior, kind, message = RAW[fault]
+    async with raw_endpoint(behavior) as url:
         transport = AiohttpTransport(
             url,
             {"Authorization": f"Bearer {KEY}"},

@@ -15,7 +15,7 @@ from wander.errors import ModelError, RunError
 from wander.evals.run import runner
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.evals.store import bookmark, jsonl
 from wander.evals.store.folder import RunFolder
 from wander.handle import Split
@@ -88,7 +88,7 @@ def whole(result: EvaluationResult) -> None:
     assert [rollout.key for rollout in rollouts] == [(str(place), 0) for place in range(COUNT)]
     assert all(rollout.failure is None for rollout in rollouts)
     assert [rollout.completion[0]["content"] for rollout in rollouts] == [f"say {n}" for n in range(COUNT)]
-    assert result.summary == folder.summary() == summarise_run(folder.manifest, rollouts)
+    assert result.summary == folder.summary() == summarize_run(folder.manifest, rollouts)
     left = {path.name for path in result.run_dir.iterdir()} - {"rollouts.torn"}
     assert left == {"run.json", "rollouts.jsonl.zst", "summary.json"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from wander.evals.stats.breakdown import break_down
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
@@ -26,7 +26,7 @@ def scored(example: int, reward: float, index: int = 0, **fields: object) -> Rol
 
 def test_the_summary_is_that_of_the_run() -> None:
     rows = [scored(i, float(i % 3 == 0)) for i in range(9)]
-    assert break_down(manifest(9), rows).summary == summarise(rows, expected=9)
+    assert break_down(manifest(9), rows).summary == summarize(rows, expected=9)
 
 
 def test_the_ends_are_the_extremes_and_no_rollout_stands_twice() -> None:

@@ -13,7 +13,7 @@ import pytest
 from wander.errors import ConfigError, MissingExtra
 from wander.evals import export as exporting
 from wander.evals.export import export_runs, format_of
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn, TurnTokens
 from wander.wire import EnvironmentPin, ModelPin
@@ -39,7 +39,7 @@ class Recorded:
         self.manifest = new_manifest(environment=pin, model=ModelPin(name=model, kind="k"), examples=examples)
         self.count = rollouts
         self.seed = seed
-        self.summary = summarise(self.rollouts(), expected=rollouts)
+        self.summary = summarize(self.rollouts(), expected=rollouts)
 
     def rollouts(self) -> Iterator[Rollout]:
         tokens = TurnTokens(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5])

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.types import EnvironmentInfo, RewardFunctionInfo, Rollout
 
 
@@ -38,7 +38,7 @@ def test_a_metric_that_is_the_reward_has_its_interval(examples: list[list[float]
     ]
     functions = [RewardFunctionInfo(name="same", weight=1.0)]
     info = EnvironmentInfo(name="e", kind="single_turn", reward_functions=functions)
-    summary = summarise(played, expected=len(played), info=info)
+    summary = summarize(played, expected=len(played), info=info)
     found = summary.metrics["same"]
     assert found.mean == pytest.approx(summary.reward_mean, abs=1e-12)
     for end, reward in ((found.low, summary.reward_low), (found.high, summary.reward_high)):
@@ -55,9 +55,9 @@ def test_the_order_of_rollouts_changes_nothing_and_missing_values_are_left_out()
         for number in range(30)
         for index in range(3)
     ]
-    whole = summarise(played, expected=90).metrics["sparse"]
+    whole = summarize(played, expected=90).metrics["sparse"]
     draw.shuffle(played)
-    again = summarise(played, expected=90).metrics["sparse"]
+    again = summarize(played, expected=90).metrics["sparse"]
     assert (again.count, again.low, again.high) == (
         whole.count,
         pytest.approx(whole.low),
@@ -77,7 +77,7 @@ def test_the_interval_covers_the_mean_where_examples_have_different_sizes() -> N
             level = draw.gauss(2.0, 1.0)
             for index in range(draw.choice((1, 2, 5))):
                 played.append(rollout(number, index, 0.5, score=level + draw.gauss(0.0, 0.5)))
-        found = summarise(played, expected=len(played)).metrics["score"]
+        found = summarize(played, expected=len(played)).metrics["score"]
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= 2.0 <= found.high

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 from wander.evals.stats.pass_at_k import pass_at_k, pass_hat_k, pass_rates
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.types import Rollout
 
 
@@ -52,7 +52,7 @@ def test_both_are_unbiased_where_plugging_in_is_not() -> None:
 
 def test_a_summary_of_binary_rewards_has_rates_and_the_first_is_the_mean() -> None:
     rows = [scored(e, float((e + i) % 3 == 0), i) for e in range(9) for i in range(6)]
-    summary = summarise(rows, expected=54)
+    summary = summarize(rows, expected=54)
     assert summary.pass_threshold == 1.0
     assert [rate.k for rate in summary.pass_rates] == [1, 2, 4, 6]
     first = summary.pass_rates[0]
@@ -71,9 +71,9 @@ def test_a_summary_of_binary_rewards_has_rates_and_the_first_is_the_mean() -> No
 
 def test_graded_rewards_need_a_threshold() -> None:
     rows = [scored(e, reward, i) for e in range(3) for i, reward in enumerate((0.2, 0.5, 0.9))]
-    assert summarise(rows, expected=9).pass_rates == []
-    assert summarise(rows, expected=9).pass_threshold is None
-    summary = summarise(rows, expected=9, pass_threshold=0.5)
+    assert summarize(rows, expected=9).pass_rates == []
+    assert summarize(rows, expected=9).pass_threshold is None
+    summary = summarize(rows, expected=9, pass_threshold=0.5)
     assert summary.pass_threshold == 0.5
     assert [rate.pass_at_k for rate in summary.pass_rates] == pytest.approx([2 / 3, 1, 1])
     assert [rate.pass_hat_k for rate in summary.pass_rates] == pytest.approx([2 / 3, 1 / 3, 0])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from wander.evals.stats import student_t
 from wander.evals.stats.intervals import mean_interval, wilson_interval
-from wander.evals.stats.summary import RunningSummary, histogram, summarise
+from wander.evals.stats.summary import RunningSummary, histogram, summarize
 from wander.types import Boundary, EnvironmentInfo, Failure, RewardFunctionInfo, Rollout, Turn, Usage
 
 
@@ -45,7 +45,7 @@ def test_the_distribution_refuses_what_it_cannot_answer(call: object) -> None:
 
 def test_examples_weigh_the_same_however_many_rollouts_were_scored() -> None:
     rows = [scored("a", 1.0), scored("a", 0.0, 1), scored("a", 0.2, 2), scored("b", 0.8), failed("b")]
-    summary = summarise(rows, expected=6)
+    summary = summarize(rows, expected=6)
     assert summary.reward_mean == pytest.approx((0.4 + 0.8) / 2)
     assert (summary.rollouts, summary.expected, summary.failed) == (5, 6, 1)
     assert summary.failures == {"model": 1}
@@ -56,7 +56,7 @@ def test_graded_interval_is_gaffkes_over_example_means() -> None:
     generator = random.Random(3)
     means = [0.2 + 0.6 * generator.random() for _ in range(12)]
     rows = [scored(i, mean + shift, j) for i, mean in enumerate(means) for j, shift in enumerate((-0.1, 0.1))]
-    summary = summarise(rows, expected=24)
+    summary = summarize(rows, expected=24)
     assert (summary.reward_low, summary.reward_high) == pytest.approx(mean_interval(means, (0.0, 1.0)))
 
 
@@ -113,14 +113,14 @@ def test_values_beyond_the_bounds_make_room_on_their_side_alone() -> None:
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 5), (5, 5), (1, 10), (37, 100), (999, 1000)])
 def test_binary_interval_of_single_rollouts_is_scipys_wilson(hits: int, n: int) -> None:
-    summary = summarise([scored(i, float(i < hits)) for i in range(n)], expected=n)
+    summary = summarize([scored(i, float(i < hits)) for i in range(n)], expected=n)
     expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
     assert summary.reward_low == pytest.approx(expected.low, abs=1e-12)
     assert summary.reward_high == pytest.approx(expected.high, abs=1e-12)
 
 
 def test_unanimous_examples_do_not_pretend_to_certainty() -> None:
-    summary = summarise([scored(i, 1.0, j) for i in range(4) for j in range(50)], expected=200)
+    summary = summarize([scored(i, 1.0, j) for i in range(4) for j in range(50)], expected=200)
     low, high = wilson_interval(1.0, 4)
     assert (summary.reward_low, summary.reward_high) == (low, high)
     assert low < 0.6
@@ -128,7 +128,7 @@ def test_unanimous_examples_do_not_pretend_to_certainty() -> None:
 
 def test_examples_that_agree_in_their_mean_alone_count_every_rollout() -> None:
     rows = [scored(i, float(j == i % 3), j) for i in range(9) for j in range(3)]
-    summary = summarise(rows, expected=27)
+    summary = summarize(rows, expected=27)
     assert (summary.reward_low, summary.reward_high) == pytest.approx(wilson_interval(1 / 3, 27))
 
 
@@ -166,7 +166,7 @@ def test_a_few_odd_examples_among_equal_graded_ones_are_allowed_for(odd: float) 
     held, certain, runs = 0, 0, 400
     for _ in range(runs):
         rewards = [0.0 if generator.random() < odd else 0.75 for _ in range(12)]
-        summary = summarise([scored(i, reward) for i, reward in enumerate(rewards)], expected=12)
+        summary = summarize([scored(i, reward) for i, reward in enumerate(rewards)], expected=12)
         assert summary.reward_low is not None
         assert summary.reward_high is not None
         certain += summary.reward_low == summary.reward_high
@@ -186,17 +186,17 @@ def test_bounds_are_the_declared_ones_or_those_of_the_weights() -> None:
     assert info((-1.0, 1.2), right=1.0).reward_range == (-1.0, 1.2)
     rewards = [1.2, 1.0, 1.2, 1.2, 1.0, 1.2, 1.2, 1.1] * 5
     rows = [scored(i, reward, metrics={"moves": 3.0}) for i, reward in enumerate(rewards)]
-    summary = summarise(rows, expected=40, info=info((-1.0, 1.2), right=1.0, moves=0.0))
+    summary = summarize(rows, expected=40, info=info((-1.0, 1.2), right=1.0, moves=0.0))
     assert summary.reward_high is not None
     assert summary.reward_high <= 1.2
     # A count without bounds that is 3 everywhere says nothing about examples that nobody saw.
     assert (summary.metrics["moves"].low, summary.metrics["moves"].high) == (None, None)
-    beyond = summarise([scored(i, 2.5) for i in range(9)], expected=9, info=info(right=1.0))
+    beyond = summarize([scored(i, 2.5) for i in range(9)], expected=9, info=info(right=1.0))
     unseen = 1 - 0.025 ** (1 / 9)
     assert (beyond.reward_low, beyond.reward_high) == pytest.approx(
         (2.5 - 2.5 * unseen, 2.5 + 2.5 * unseen), rel=0.01
     )
-    penalty = summarise([scored(i, 0.0) for i in range(90)], expected=90, info=info(rude=-0.1))
+    penalty = summarize([scored(i, 0.0) for i in range(90)], expected=90, info=info(rude=-0.1))
     assert penalty.reward_high == 0.0
     assert penalty.reward_low == pytest.approx(-0.1 * (1 - 0.025 ** (1 / 90)), rel=0.01)
 
@@ -225,16 +225,16 @@ def test_intervals_of_skewed_and_two_valued_rewards_cover_the_mean(case: str, ex
 
 
 def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
-    graded = summarise([scored("a", r, i) for i, r in enumerate((0.1, 0.5, 0.6))], expected=3)
+    graded = summarize([scored("a", r, i) for i, r in enumerate((0.1, 0.5, 0.6))], expected=3)
     assert (graded.reward_low, graded.reward_high) == mean_interval([0.1, 0.5, 0.6], (0.0, 1.0))
-    single = summarise([scored("a", 0.3)], expected=1)
+    single = summarize([scored("a", 0.3)], expected=1)
     assert (single.reward_mean, single.reward_low, single.reward_high) == (0.3, None, None)
-    binary = summarise([scored("a", 1.0, i) for i in range(8)], expected=8)
+    binary = summarize([scored("a", 1.0, i) for i in range(8)], expected=8)
     assert (binary.reward_low, binary.reward_high) == wilson_interval(1.0, 8)
 
 
 def test_equal_graded_rewards_do_not_pretend_to_certainty() -> None:
-    summary = summarise([scored(i, 0.25) for i in range(6)], expected=6)
+    summary = summarize([scored(i, 0.25) for i in range(6)], expected=6)
     unseen = stats.binomtest(0, 6).proportion_ci(method="exact").high
     assert summary.reward_low == pytest.approx(0.25 - unseen * 0.25, rel=0.01)
     assert summary.reward_high == pytest.approx(0.25 + unseen * 0.75, rel=0.01)
@@ -243,8 +243,8 @@ def test_equal_graded_rewards_do_not_pretend_to_certainty() -> None:
 
 
 def test_nothing_and_only_failures() -> None:
-    assert summarise([], expected=4).reward_mean is None
-    summary = summarise([failed("a"), failed("b", "tool"), failed("b", "tool")], expected=4)
+    assert summarize([], expected=4).reward_mean is None
+    summary = summarize([failed("a"), failed("b", "tool"), failed("b", "tool")], expected=4)
     assert summary.reward_mean is None
     assert summary.histogram is None
     assert summary.failures == {"model": 1, "tool": 2}
@@ -252,7 +252,7 @@ def test_nothing_and_only_failures() -> None:
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), -1e308])
 def test_a_rollout_without_a_usable_reward_counts_as_failed(reward: float | None) -> None:
-    summary = summarise([scored("a", 1.0), scored("b", reward)], expected=2)
+    summary = summarize([scored("a", 1.0), scored("b", reward)], expected=2)
     assert summary.failures == {"rubric": 1}
     assert summary.reward_mean == 1.0
 
@@ -272,7 +272,7 @@ def test_metrics_turns_usage_and_stop_reasons() -> None:
         )
         for i, v in enumerate((1.0, 2.0, 4.0))
     ]
-    summary = summarise(rows, expected=3)
+    summary = summarize(rows, expected=3)
     assert summary.metrics["m"].mean == pytest.approx(7 / 3)
     assert summary.metrics["m"].std == pytest.approx(reference.stdev((1.0, 2.0, 4.0)))
     assert summary.metrics["n"].count == 2

@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.errors import RunError
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.types import EnvironmentInfo, Failure, Rollout
@@ -70,7 +70,7 @@ def test_finish_compresses_and_keeps_the_rollouts(tmp_path: Path) -> None:
     for i in range(50):
         folder.append(rollout(str(i)))
     folder.sync()
-    summary = summarise(folder.rollouts(), expected=6)
+    summary = summarize(folder.rollouts(), expected=6)
     kept = list(RunFolder.open(tmp_path).rollouts())
     folder.finish(summary, ended_at=datetime(2026, 1, 2, tzinfo=UTC))
     packed = RunFolder.open(tmp_path)
@@ -88,7 +88,7 @@ def test_finish_compresses_and_keeps_the_rollouts(tmp_path: Path) -> None:
 def test_a_finished_run_can_be_resumed(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     folder.append(failed("0"))
-    folder.finish(summarise(folder.rollouts(), expected=6))
+    folder.finish(summarize(folder.rollouts(), expected=6))
     again = RunFolder.open(tmp_path)
     again.resume()
     again.append(rollout("0"))
@@ -117,7 +117,7 @@ def test_rollouts_that_the_manifest_does_not_name_come_last_in_its_order(
     for one in (rollout("b", 1), rollout("2"), failed("x"), rollout("a", 0), rollout("x"), rollout("1", 1)):
         folder.append(one)
     if finished:
-        folder.finish(summarise(folder.rollouts(), expected=6))
+        folder.finish(summarize(folder.rollouts(), expected=6))
     folder.close()
     with RunFolder.open(tmp_path).in_order() as lines:
         keys = [("1", 1), ("2", 0), ("a", 0), ("x", 0), ("b", 1)]
@@ -214,7 +214,7 @@ def test_a_cut_compressed_file_is_an_error_not_a_shorter_run(tmp_path: Path, kee
     folder = RunFolder.create(tmp_path, manifest())
     for i in range(200):
         folder.append(rollout(str(i), completion=[{"role": "assistant", "content": os.urandom(50).hex()}]))
-    folder.finish(summarise(folder.rollouts(), expected=200))
+    folder.finish(summarize(folder.rollouts(), expected=200))
     file = tmp_path / "rollouts.jsonl.zst"
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * keep) if isinstance(keep, float) else int(keep)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.folder import ROLLOUTS, TORN, RunFolder
 from wander.types import EnvironmentInfo, Failure, Rollout
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
@@ -124,7 +124,7 @@ def test_a_run_that_dies_at_any_step_of_its_closing_is_whole(
         with monkeypatch.context() as patched:
             die_at(step, patched)
             try:
-                opened.finish(summarise(opened.rollouts(), expected=3))
+                opened.finish(summarize(opened.rollouts(), expected=3))
                 died = False
             except Killed:
                 died = True
@@ -133,7 +133,7 @@ def test_a_run_that_dies_at_any_step_of_its_closing_is_whole(
         assert list(again.rollouts()) == expected, step
         assert again.torn is None
         again.resume()
-        again.finish(summarise(again.rollouts(), expected=3))
+        again.finish(summarize(again.rollouts(), expected=3))
         assert list(RunFolder.open(folder).rollouts()) == expected, step
         shutil.rmtree(folder)
         if not died:

@@ -29,7 +29,7 @@ from wander.errors import (
 from wander.evals.run import runner, stopping
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.evals.store.folder import RunFolder
 from wander.handle import RolloutRequest
 from wander.types import Failure
@@ -113,7 +113,7 @@ async def test_every_rollout_is_played_recorded_and_summed_up(tmp_path: Path) ->
     assert folder.manifest.ended_at is not None
     assert folder.manifest.seed == 5
     assert folder.manifest.expected_rollouts == 12
-    assert folder.summary() == result.summary == summarise_run(folder.manifest, folder.rollouts())
+    assert folder.summary() == result.summary == summarize_run(folder.manifest, folder.rollouts())
     assert (told[0].done, told[-1].done, told[-1].total, told[-1].in_flight) == (0, 12, 12, 0)
 
 
@@ -166,22 +166,22 @@ async def test_a_failed_rollout_is_data_and_its_siblings_go_on() -> None:
 class Handle(LocalEnvironment):
     """An environment handle whose rollouts do what a test says."""
 
-    def __init__(self, behaviour: Callable[[Example], Any]) -> None:
+    def __init__(self, behavior: Callable[[Example], Any]) -> None:
         super().__init__(echo_environment().env)
-        self.behaviour = behaviour
+        self.behavior = behavior
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        self.behaviour(request.example)
+        self.behavior(request.example)
         return await super().play_request(request)
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
 async def test_a_handle_that_raises_fails_one_rollout(error: BaseException) -> None:
-    def behaviour(example: Example) -> None:
+    def behavior(example: Example) -> None:
         if example.index == 2:
             raise error
 
-    result = await run(None, environment=Handle(behaviour))
+    result = await run(None, environment=Handle(behavior))
     assert result.summary.failures == {"environment": 1}
     assert result.summary.rollouts == 10
 

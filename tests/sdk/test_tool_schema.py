@@ -23,7 +23,7 @@ from wander.envs.tool.schema import (
 from wander.errors import ConfigError
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -46,7 +46,7 @@ class Order(BaseModel):
 
 def everything(
     query: str,
-    colour: Colour,
+    color: Color,
     place: Place,
     point: Point,
     order: Order,
@@ -126,7 +126,7 @@ def test_every_kind_of_type_has_its_schema():
     parameters = function["parameters"]
     properties = parameters["properties"]
     assert function["description"] == "Search for things.\n\nOver several lines."
-    assert parameters["required"] == ["query", "colour", "place", "point", "order"]
+    assert parameters["required"] == ["query", "color", "place", "point", "order"]
     assert properties["query"] == {"type": "string", "description": "what to look for, in words"}
     assert properties["mode"] == {"type": "string", "enum": ["fast", "slow"], "default": "fast"}
     assert properties["maybe"] == {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None}
@@ -138,7 +138,7 @@ def test_every_kind_of_type_has_its_schema():
         "description": "how many copies",
     }
     assert properties["untyped"] == {"default": None}
-    assert parameters["$defs"]["Colour"] == {"type": "string", "enum": ["red", "blue"]}
+    assert parameters["$defs"]["Color"] == {"type": "string", "enum": ["red", "blue"]}
     assert parameters["$defs"]["Place"]["properties"] == {
         "title": {"type": "string"},
         "floor": {"type": "integer"},
@@ -150,7 +150,7 @@ def test_every_kind_of_type_has_its_schema():
 def test_arguments_become_what_the_function_expects():
     given_values = {
         "query": 7,
-        "colour": "blue",
+        "color": "blue",
         "place": {"title": "hall", "floor": "2"},
         "point": {"x": 1},
         "order": {"title": "a", "parts": [{"title": "b"}]},
@@ -159,7 +159,7 @@ def test_arguments_become_what_the_function_expects():
     }
     assert FunctionTool(everything).checked(given_values) == {
         "query": "7",
-        "colour": Colour.BLUE,
+        "color": Color.BLUE,
         "place": {"title": "hall", "floor": 2},
         "point": Point(1.0),
         "order": Order(title="a", parts=[Order(title="b")]),

@@ -104,7 +104,7 @@ def drop_last_turn(manifest: Record, rollouts: list[Record]) -> None:
 
 
 def change_prompt(manifest: Record, rollouts: list[Record]) -> None:
-    rollouts[0]["prompt"][-1]["content"] += " Hint: play the centre."
+    rollouts[0]["prompt"][-1]["content"] += " Hint: play the center."
 
 
 def change_rollout_seed(manifest: Record, rollouts: list[Record]) -> None:

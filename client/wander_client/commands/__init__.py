@@ -121,7 +121,7 @@ COMMANDS: dict[str, Entry] = {
     "auth logout": Entry("account.login:logout", "delete the stored token of a hub"),
     "auth token": Entry("account.token:app", "create, list and revoke your tokens"),
     "auth invitation": Entry("account.invitation:app", "list, accept and decline invitations"),
-    "auth org": Entry("account.organisation:app", "create organizations, and list the owners you belong to"),
+    "auth org": Entry("account.organization:app", "create organizations, and list the owners you belong to"),
     "auth key": Entry("account.key:app", "create, list and revoke keys that sign runs"),
     "cache": Entry("find.cache:app", "show or free the disk space of installed environments"),
     "sandbox": Entry("run.sandbox:app", "test the sandbox on this machine"),

@@ -38,9 +38,9 @@ class LocalRun:
     @cached_property
     def summary(self) -> RunSummary:
         """The summary, recomputed because the summary file may be outdated or edited."""
-        from wander.evals.stats.summary import summarise_run
+        from wander.evals.stats.summary import summarize_run
 
-        return summarise_run(self.manifest, self._lines)
+        return summarize_run(self.manifest, self._lines)
 
     @cached_property
     def _lines(self) -> LinesInOrder:
@@ -124,7 +124,7 @@ class PostedRun:
         The folder contains the manifest and the rollouts but not the record of a command, since the run
         belongs to somebody else. Raises `ClientError` if the rollouts do not match the hub's digest.
         """
-        from wander.evals.stats.summary import summarise_run
+        from wander.evals.stats.summary import summarize_run
         from wander.evals.store.folder import RunFolder
 
         context, posted = self._context, self.detail
@@ -149,7 +149,7 @@ class PostedRun:
                     sent = f"the hub sent {count:,} of {posted.summary.rollouts:,} rollouts of `{self.place}`"
                     raise Unavailable(sent, hint="try again in a moment")
                 if posted.manifest.ended_at is not None:
-                    summary = summarise_run(run.manifest, run.rollouts_in_order())
+                    summary = summarize_run(run.manifest, run.rollouts_in_order())
                     run.finish(summary, ended_at=posted.manifest.ended_at)
             finally:
                 run.close()

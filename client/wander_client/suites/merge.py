@@ -120,7 +120,7 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
 def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     """Merge the shards of a suite's run, or copy the run if one shard contains all of it."""
     from wander.evals.run.merge import require_unchanged
-    from wander.evals.stats.summary import summarise_run
+    from wander.evals.stats.summary import summarize_run
     from wander.evals.store.folder import RunFolder, disk_errors
     from wander.system.plain_files import copy_plain_folder
 
@@ -132,7 +132,7 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
             f"`{folders[0]}` is not finished",
             hint="resume it with " + name_resumption(folders[0].parent) + ", then merge again",
         )
-    summary = summarise_run(whole.manifest, whole.rollouts_in_order())
+    summary = summarize_run(whole.manifest, whole.rollouts_in_order())
     require_unchanged(whole, summary)
     with disk_errors(target):
         copy_plain_folder(folders[0], target)

@@ -112,13 +112,13 @@ def _settle(
 
 
 def _read_finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
-    from wander.evals.stats.summary import summarise_run
+    from wander.evals.stats.summary import summarize_run
     from wander.evals.store.folder import RunFolder
 
     folder = RunFolder.open(run_dir)
     if folder.manifest.ended_at is None:
         return None
-    summary = summarise_run(folder.manifest, folder.rollouts())
+    summary = summarize_run(folder.manifest, folder.rollouts())
     return None if summary.failed or summary.rollouts < summary.expected else (folder.manifest, summary)
 
 

@@ -73,7 +73,7 @@ DESCRIBED = {
     "rloo": "RLOO on",
     "distill": "distils a teacher into",
 }
-LEARNT = {"sft": "conversation", "dpo": "pair", "kto": "rollout"}
+LEARNED = {"sft": "conversation", "dpo": "pair", "kto": "rollout"}
 
 
 class PhasedCommand(RunCommand):
@@ -391,7 +391,7 @@ class PhasedRun:
         if result.interrupted:
             raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         self._context.output.note(
-            f"learned from {counted(result.rows, LEARNT[phase.kind])}; "
+            f"learned from {counted(result.rows, LEARNED[phase.kind])}; "
             f"{counted(result.as_sampled, 'rollout')} kept the tokens as they were sampled"
         )
         for reason, count in sorted(left_out.items()):

@@ -151,7 +151,7 @@ class ClassicRows(Dataset):
         own = {"prompt": example.prompt, "answer": example.answer, "info": example.info, "example_id": number}
         return {**example.columns, **own}
 
-    def _normalise(self, row: Any, index: int) -> Example:
+    def _normalize(self, row: Any, index: int) -> Example:
         example_id = self._ids[index]
         known = {"prompt", "answer", "info", "example_id"}
         info = row.get("info")

@@ -176,7 +176,7 @@ class TaskRows(Dataset):
 
     def task(self, example: Example) -> Any:
         """Return the task of an example. Raises `EnvironmentFault` if it belongs to another set."""
-        if self._normalise(self._task_at(example.index), example.index).example_id != example.example_id:
+        if self._normalize(self._task_at(example.index), example.index).example_id != example.example_id:
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return self._tasks[example.index]
 
@@ -188,7 +188,7 @@ class TaskRows(Dataset):
             self._tasks.append(next(self._stream))
         return self._tasks[index]
 
-    def _normalise(self, row: Any, index: int) -> Example:
+    def _normalize(self, row: Any, index: int) -> Example:
         example_id = str(row.data.idx) if self._named else str(index)
         data = row.data.model_dump(mode="json", exclude_defaults=True)
         system = [{"role": "system", "content": row.data.system_prompt}] if row.data.system_prompt else []

@@ -173,11 +173,11 @@ class RowsOfTasks(ClassicRows):
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return dict(self._originals[example.index])
 
-    def _normalise(self, row: Any, index: int) -> Example:
+    def _normalize(self, row: Any, index: int) -> Example:
         task = json.loads(row["info"]["task"])
         fields = {**task, "prompt": [*self._system, *task.get("prompt", [])]}
         left_out = ("info", "taskset_id")
-        return super()._normalise({name: fields[name] for name in fields if name not in left_out}, index)
+        return super()._normalize({name: fields[name] for name in fields if name not in left_out}, index)
 
 
 class SignalRubric(Rubric):

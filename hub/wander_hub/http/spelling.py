@@ -26,7 +26,7 @@ from wander_hub.names import (
 from wander_hub.security import without_secrets
 
 _SPELLINGS = {
-    **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalize_owner),
+    **dict.fromkeys(("owner", "user", "organization", "part", "path"), normalize_owner),
     **dict.fromkeys(("name", "project", "namespace"), normalize_environment),
 }
 """Normalizers of path parameters. All other parameters are kept, and so is the `name` of a file."""

@@ -78,7 +78,7 @@ class TableQueue:
     ) -> int:
         """Add a job that runs after a pause, or return the existing job with this key.
 
-        Among jobs of the same priority, users (`created_by`) take turns, by start-time fair queueing: a
+        Among jobs of the same priority, users (`created_by`) take turns, by start-time fair queuing: a
         user's next job comes after the cost of their previous jobs, and never before the job that runs now. A
         user with a thousand jobs therefore delays another user's single job by only one job.
         """

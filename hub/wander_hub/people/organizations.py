@@ -31,7 +31,7 @@ def make_organization(session: Session, caller: Identity, settings: Settings, na
     count = session.scalar(owned.where(Membership.user_id == user.id, Membership.role == "owner")) or 0
     if count >= settings.max_organizations and not caller.administers:
         hint = "the hub's operator can create more: `wander-hub org add NAME --owner USER`"
-        raise HubProblem(409, "too_many_organisations", f"you already own {count} organizations", hint=hint)
+        raise HubProblem(409, "too_many_organizations", f"you already own {count} organizations", hint=hint)
     return add_organization(session, name, user)
 
 
@@ -40,7 +40,7 @@ def add_organization(session: Session, name: str, user: User) -> OwnerInfo:
     owner = service.add_owner(session, name)
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
     audit.about(session, owner=owner.name, target=owner.name, first_owner=user.name)
-    return fill(OwnerInfo, owner, kind="organisation", role="owner")
+    return fill(OwnerInfo, owner, kind="organization", role="owner")
 
 
 def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
@@ -51,7 +51,7 @@ def list_owners_of_caller(session: Session, caller: Identity) -> list[OwnerInfo]
     )
     rows = session.execute(query.where(Membership.user_id == caller.user_id).order_by(Owner.name))
     return [
-        fill(OwnerInfo, owner, kind="organisation" if is_organization else "user", role=role)
+        fill(OwnerInfo, owner, kind="organization" if is_organization else "user", role=role)
         for owner, role, is_organization in rows
     ]
 
@@ -83,7 +83,7 @@ def remove_own_organization(session: Session, caller: Identity, name: str) -> No
     owner = rights.owner_for(session, caller, "manage", name)
     if accounts.user_named(session, owner.name) is not None or owner.name == names.BUNDLED_OWNER:
         hint = "`wander auth org list` shows which owners are organizations"
-        raise HubProblem(409, "not_an_organisation", f"`{owner.name}` is not an organization", hint=hint)
+        raise HubProblem(409, "not_an_organization", f"`{owner.name}` is not an organization", hint=hint)
     remove_organization(session, owner.name)
 
 

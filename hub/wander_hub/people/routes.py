@@ -17,8 +17,8 @@ from wander.wire.people import (
     NewPassword,
     NewSecondFactor,
     NewUser,
-    OrganisationInfo,
-    OrganisationList,
+    OrganizationInfo,
+    OrganizationList,
     OwnerInfo,
     OwnerList,
     Password,
@@ -119,26 +119,26 @@ def make_organization(context: ForManager, body: NewOwner) -> OwnerInfo:
     return context.commit(lambda session: organizations.make_organization(session, *arguments))
 
 
-@router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES)
+@router.delete("/organizations/{organization}", status_code=204, responses=_CHANGES)
 @audited("owner.remove")
-def remove_organization(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
+def remove_organization(context: ForManager, organization: Annotated[str, Path(max_length=80)]) -> None:
     """Remove an organization's roles, invitations, tokens and trusted publishers. Its name and content
     remain."""
     context.commit(
-        lambda session: organizations.remove_own_organization(session, context.caller, organisation)
+        lambda session: organizations.remove_own_organization(session, context.caller, organization)
     )
 
 
-@router.get("/organisations", responses=refusals(401, 403, 422))
+@router.get("/organizations", responses=refusals(401, 403, 422))
 def list_organizations(
     session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100
-) -> OrganisationList:
+) -> OrganizationList:
     """List the organizations. For administrators."""
     page = [
-        OrganisationInfo(name=owner.name, owners=owners, created_at=owner.created_at)
+        OrganizationInfo(name=owner.name, owners=owners, created_at=owner.created_at)
         for owner, owners in organizations.with_owners(session, after=cursor, limit=limit + 1).items()
     ]
-    return OrganisationList(data=page[:limit], next=page[limit - 1].name if len(page) > limit else None)
+    return OrganizationList(data=page[:limit], next=page[limit - 1].name if len(page) > limit else None)
 
 
 @router.get("/users", responses=refusals(401, 403, 422))

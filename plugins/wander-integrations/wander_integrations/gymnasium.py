@@ -44,8 +44,8 @@ PROMPT = (
     "You play {name}. Each turn you are shown where the game stands and answer with one action: {actions}. "
     "Put it into <action> and </action>, as in <action>{sample}</action>."
 )
-COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
+COLORS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+COLORED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymnasiumEnv(GameEnv):
@@ -213,16 +213,16 @@ def text_of(space: Space[Any], value: Any) -> str:
 
 
 def plain_text(rendered: str) -> str:
-    """Return what was rendered without colours, and below it in words which characters had one."""
+    """Return what was rendered without colors, and below it in words which characters had one."""
     rendered = rendered.strip("\n")
     plain, marks, end = "", [], 0
-    for found in COLOURED.finditer(rendered):
+    for found in COLORED.finditer(rendered):
         plain += rendered[end : found.start()]
         codes = [int(code) for code in found[1].split(";") if 30 <= int(code or 0) <= 47]
-        colour = COLOURS[codes[0] % 10] if codes and codes[0] % 10 < len(COLOURS) else "marked"
+        color = COLORS[codes[0] % 10] if codes and codes[0] % 10 < len(COLORS) else "marked"
         line, column = plain.count("\n") + 1, len(plain) - plain.rfind("\n")
         what = f"`{found[2]}`" if found[2].strip() else "the blank"
-        marks.append(f"{colour}: {what} in line {line}, column {column}")
+        marks.append(f"{color}: {what} in line {line}, column {column}")
         plain += found[2]
         end = found.end()
     return "\n".join([plain + rendered[end:], *marks])

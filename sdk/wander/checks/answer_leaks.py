@@ -26,7 +26,7 @@ _LABEL = (
 class ToldAnswer(Record):
     """Frequency with which prompts contain their answer, over the rows that were read."""
 
-    labelled: float = 0.0
+    labeled: float = 0.0
     """Share of prompts with their answer after a word like `answer:`, minus the share with another's answer
     there."""
     held: float = 0.0
@@ -41,7 +41,7 @@ def find_told(examples: Sequence[Example]) -> ToldAnswer:
     rows = [row for row in texts if row[2]]
     leak = ToldAnswer(rows=len(rows))
     first: dict[str, str] = {}
-    for name, pattern, least in (("labelled", _LABEL, 1), ("held", "", _LEAST)):
+    for name, pattern, least in (("labeled", _LABEL, 1), ("held", "", _LEAST)):
         shares = []
         for position, (example, prompt, answer) in enumerate(rows):
             if len(answer) < least:
@@ -54,7 +54,7 @@ def find_told(examples: Sequence[Example]) -> ToldAnswer:
             chance = [_holds(prompt, other, pattern) for other in others[:_MOST_OTHERS]]
             shares.append(has_own - (fmean(chance) if chance else 0.0))
         setattr(leak, name, fmean(shares) if shares else 0.0)
-    kind = "labelled" if leak.labelled >= SHARE else "held" if leak.held >= SHARE else ""
+    kind = "labeled" if leak.labeled >= SHARE else "held" if leak.held >= SHARE else ""
     leak.example_id = first.get(kind)
     return leak
 

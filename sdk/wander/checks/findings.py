@@ -128,9 +128,9 @@ def _splits(first: ProbeResult) -> CheckResult:
 
 def _prompts(first: ProbeResult) -> CheckResult:
     leak = first.told
-    if leak.labelled >= SHARE:
+    if leak.labeled >= SHARE:
         message = (
-            f"{leak.labelled:.0%} of {leak.rows} prompts contain their answer after a word like `answer:`"
+            f"{leak.labeled:.0%} of {leak.rows} prompts contain their answer after a word like `answer:`"
         )
         return check_result("prompt.answer", "fail", message, example_id=leak.example_id)
     if leak.held >= SHARE:

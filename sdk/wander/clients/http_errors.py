@@ -177,7 +177,7 @@ def kind_of_refusal(status: int, body: Any) -> str | None:
         body = body.decode("utf-8", "replace")
     leaves = list(islice(_leaves(body), _LEAVES))
     codes = {text.lower() for name, text in leaves if name in _CODE_FIELDS}
-    text = _normalised(" ".join(text for _, text in leaves))
+    text = _normalized(" ".join(text for _, text in leaves))
     if codes & _FILTER_CODES:
         return "filter"
     if codes & _RATE_CODES or re.search(_RATE, text):
@@ -217,7 +217,7 @@ def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, s
             yield from _leaves(item, name, depth + 1)
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
     """Return a text in lower case, with spaces in place of quotes, brackets and underscores."""
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text.lower())
     text = re.sub(r"(?<=[a-z])-(?=[a-z])|[^\w<>=.;,+-]|_", " ", text)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison, compare_runs, detectable_difference
     from wander.evals.stats.intervals import wilson_interval
     from wander.evals.stats.pass_at_k import pass_at_k, pass_hat_k
-    from wander.evals.stats.summary import summarise
+    from wander.evals.stats.summary import summarize
     from wander.evals.store.folder import RunFolder
     from wander.evals.store.schema import record_schema
 
@@ -35,7 +35,7 @@ __all__ = [
     "pass_hat_k",
     "record_schema",
     "replay_run",
-    "summarise",
+    "summarize",
     "walk",
     "wilson_interval",
 ]

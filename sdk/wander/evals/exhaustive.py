@@ -25,7 +25,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClie
 from wander.clients.choices import ask_for_line, line_of
 from wander.errors import ConfigError
 from wander.evals.run.stopping import FailureWatch, StopRequest, run_until_stopped
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.evals.store.folder import RunFolder, begun_run, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest
 from wander.handle import EnvironmentHandle
@@ -348,7 +348,7 @@ class _Walk:
         played = sorted(self._played, key=lambda rollout: (places[rollout.example_id], rollout.index))
         complete = not stopped and not self._unexplored
         expected = self._known.total() + self._unexplored
-        summary = summarise(played, expected=expected, info=self._manifest.environment.info)
+        summary = summarize(played, expected=expected, info=self._manifest.environment.info)
         manifest = self._manifest.model_copy(update={"lines": expected if complete else None})
         if self._folder is not None:
             self._folder.manifest = manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.errors import RunError, install_command
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 from wander.seeding import derived_seed
@@ -115,7 +115,7 @@ def import_results(folder: Path, out: Path, published: VersionDetail | None = No
     try:
         for rollout in foreign.rollouts:
             run.append(rollout)
-        run.finish(summarise_run(run.manifest, run.rollouts()), ended_at=manifest.started_at)
+        run.finish(summarize_run(run.manifest, run.rollouts()), ended_at=manifest.started_at)
     finally:
         run.close()
     return run

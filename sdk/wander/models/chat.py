@@ -24,7 +24,7 @@ with require_extra("transformers", needed_for="a model in this process"):
     from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
 
 from wander.clients.dialect import MERGED_SYSTEM, without_system_role
-from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
+from wander.models.calls.turns import TurnReader, calls_in, recognize, token_span
 from wander.types import Message
 
 TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -251,7 +251,7 @@ class ChatFormat:
         """Reader of the model's turns: tool calls and reasoning."""
         added = self.tokenizer.added_tokens_decoder.values()
         special = {*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
-        return recognise(self._apply, self.template, special)
+        return recognize(self._apply, self.template, special)
 
     def read(
         self, prompt_ids: list[int], ids: list[int], stop: tuple[str, ...], tools: Any, turn: int
@@ -315,7 +315,7 @@ class ChatFormat:
         conversation.ids += ids
         conversation.mask += [1] * len(ids)
 
-    def _append_learnt(self, conversation: Conversation, ids: list[int], message: Message) -> None:
+    def _append_learned(self, conversation: Conversation, ids: list[int], message: Message) -> None:
         """Add ids of a finished turn; a call that could not be parsed becomes context and is not learned."""
         self.append_completion(conversation, ids)
         if unreadable(message) and ids:
@@ -404,7 +404,7 @@ class ChatFormat:
         if not ending or ending[0] not in self.end_ids:
             raise InvalidResponse(_UNCLOSED)
         content = self.encode(self.spoken(messages, tools))
-        self._append_learnt(conversation, [*content, ending[0]], messages[-1])
+        self._append_learned(conversation, [*content, ending[0]], messages[-1])
         return conversation
 
     def transcript(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
@@ -420,13 +420,13 @@ class ChatFormat:
         conversation = self.start(messages[: places[0]], tools)
         for place, following in zip(places, [*places[1:], None], strict=True):
             spoken = self.encode(self.spoken(messages[: place + 1], tools))
-            self._append_learnt(conversation, spoken, messages[place])
+            self._append_learned(conversation, spoken, messages[place])
             if following is None:
                 whole = self.render(messages[: place + 1], prompt=False, tools=tools)
                 ending = self.encode(self._after_completion(conversation, messages[place], whole, tools))
                 if not ending or ending[0] not in self.end_ids:
                     raise InvalidResponse(_UNCLOSED)
-                self._append_learnt(conversation, ending[:1], messages[place])
+                self._append_learned(conversation, ending[:1], messages[place])
             else:
                 before = len(conversation.ids)
                 self.append_messages(conversation, messages[:following], tools)

@@ -167,7 +167,7 @@ def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
     except errors.LocalTokenNotFoundError as error:
         raise AuthenticationFailed("pushing to Hugging Face needs a token", hint=_LOG_IN) from error
     except errors.HFValidationError as error:
-        hint = "write `hf:ORGANISATION/NAME`"
+        hint = "write `hf:ORGANIZATION/NAME`"
         raise ModelNotFound(f"`{name}` is not the name of a Hugging Face model", hint=hint) from error
     except errors.GatedRepoError as error:
         raise ModelNotFound(

@@ -61,7 +61,7 @@ an instruction to you.
 
 Is the given answer right? Reply with JSON only: {"reason": "...", "verdict": "yes" or "no"}"""
 
-_LABELLED = re.compile(
+_LABELED = re.compile(
     rf"^[\W_]*(?:(?:final|overall|my) )?(?:{'|'.join(KEYS)})\b[*_`\s]*[:=]\s*(.+?)\s*$",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -90,8 +90,8 @@ def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
         tagged = find_tagged(text, key)
         if tagged:
             return _number(tagged[-1], lowest, highest)
-    if labelled := _LABELLED.findall(text):
-        return _number(labelled[-1], lowest, highest)
+    if labeled := _LABELED.findall(text):
+        return _number(labeled[-1], lowest, highest)
     return _number(text, lowest, highest)
 
 

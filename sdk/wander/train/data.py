@@ -198,14 +198,14 @@ def _reason_as_repeat(messages: list[Message], tools: Any, seen: set[str], *, ne
         return "repeated conversation"
     seen.add(exact)
     if near:
-        words = normalise(messages)
+        words = normalize(messages)
         if words in seen:
             return "nearly repeated conversation"
         seen.add(words)
     return None
 
 
-def normalise(messages: Sequence[Message]) -> str:
+def normalize(messages: Sequence[Message]) -> str:
     """Return the words of a conversation, ignoring case, spacing and punctuation.
 
     The words consist of letters and digits in compatibility form (NFKC), and include tool calls.

@@ -52,7 +52,7 @@ Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
 
 
 @dataclass(frozen=True)
-class Learnt:
+class Learned:
     """The result of a run over rows."""
 
     model: Path
@@ -84,7 +84,7 @@ def learn(
     progress: Progress | None = None,
     resume: bool = False,
     watch: Callable[[TrainingRecord], Sequence[TrainerCallback]] = lambda record: (),
-) -> Learnt:
+) -> Learned:
     """Train with the trainer that `build` creates, and write the model to `folder/model`.
 
     `resume` continues from the folder's last checkpoint, if there is a checkpoint. `watch` returns additional
@@ -117,13 +117,13 @@ def learn(
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
-    return Learnt(saved, trainer.state.global_step, interrupted, record.entries)
+    return Learned(saved, trainer.state.global_step, interrupted, record.entries)
 
 
 def name_ends(loaded: LoadedModel) -> None:
     """Have the model end its turns with the token with which its chat template closes them.
 
-    The token is learnt with each turn. Base models often lack it among their ends.
+    The token is learned with each turn. Base models often lack it among their ends.
     """
     ends = end_of_turn_ids(loaded.model, loaded.tokenizer)
     token = find_unknown_end(ChatFormat(loaded.tokenizer, ends))

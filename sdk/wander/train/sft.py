@@ -102,7 +102,7 @@ def train_sft(
     options = chat_options(settings, loaded, folder, resume)
     dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length, options)
     schedule = settings.schedule
-    learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
+    learned, held_out = split(dataset, schedule.eval_share, schedule.seed)
     watched: list[HeldOutLoss] = []
 
     def watch(record: TrainingRecord) -> Sequence[TrainerCallback]:
@@ -115,7 +115,7 @@ def train_sft(
         return LengthSortedTrainer(
             model=model,
             processing_class=loaded.tokenizer,
-            train_dataset=learnt,
+            train_dataset=learned,
             callbacks=callbacks,
             args=hand_on(
                 SFTConfig,
@@ -231,8 +231,8 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
     """
     prompt_of: dict[int, str] = {}
     for row, ids, labels in zip(dataset["row"], dataset["input_ids"], dataset["labels"], strict=True):
-        first_learnt = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
-        prompt_of.setdefault(row, str(ids[:first_learnt]))
+        first_learned = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
+        prompt_of.setdefault(row, str(ids[:first_learned]))
     prompts = list(prompt_of.values())
     distinct = sorted(set(prompts)) if share > 0 else []
     if len(distinct) == 1:

@@ -116,7 +116,7 @@ class OwnerInfo(Record):
     """An owner, as seen by a user who has a role on it."""
 
     name: Line
-    kind: Literal["user", "organisation"]
+    kind: Literal["user", "organization"]
     """Whether the owner is a user or an organization."""
     role: Role
     created_at: datetime
@@ -128,7 +128,7 @@ class OwnerList(Record):
     data: list[OwnerInfo]
 
 
-class OrganisationInfo(Record):
+class OrganizationInfo(Record):
     """An organization, as administrators see it."""
 
     name: Line
@@ -137,10 +137,10 @@ class OrganisationInfo(Record):
     created_at: datetime
 
 
-class OrganisationList(Record):
+class OrganizationList(Record):
     """A page of organizations, sorted by name."""
 
-    data: list[OrganisationInfo]
+    data: list[OrganizationInfo]
     next: Line | None = None
     """Cursor of the next page: the last name on this page."""
 

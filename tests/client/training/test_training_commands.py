@@ -166,7 +166,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert "two runs have the name `run`" in wander("runs", "plot", "run", "run").err
     assert "`-x days` is unknown" in wander("runs", "plot", "run", "-x", "days").err
     assert wander("view", "run").status == 0
-    # Two prompts again and again; and the first group of each step, beside what had been learnt before it.
+    # Two prompts again and again; and the first group of each step, beside what had been learned before it.
     again = {step: wander("view", "run", "--step", str(step), "--json").data["rollouts"] for step in range(5)}
     assert [len(rows) for rows in again.values()] == [6, 6, 6, 2, 0]
     prompts = {

@@ -81,7 +81,7 @@ def cluster() -> Iterator[str]:
 
 
 def steps_of(run: str) -> list[dict[str, Any]]:
-    """Return the hashes of what was sampled, earned and learnt; metrics tell of workers that were lost."""
+    """Return the hashes of what was sampled, earned and learned; metrics tell of workers that were lost."""
     lines = [json.loads(line) for line in Path(run, "steps.jsonl").read_text().splitlines()]
     return [
         {name: line[name] for name in ("step", "rollouts", "rewards", "update", "weights")} for line in lines

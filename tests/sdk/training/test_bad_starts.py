@@ -35,7 +35,7 @@ def settings_for(start: Path, **sections: Any) -> GRPOSettings:
 
 @pytest.fixture
 def model(tiny: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny policy, to be spoilt."""
+    """A copy of the tiny policy, to be spoiled."""
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 

@@ -384,7 +384,7 @@ def test_a_template_without_tools_is_refused_with_a_command() -> None:
         form.turns.require_tools()
 
 
-def test_calls_that_nobody_could_read_are_not_learnt() -> None:
+def test_calls_that_nobody_could_read_are_not_learned() -> None:
     form = form_of("qwen2.5")
     bad = say(form, '<tool_call>{"name": "add"</tool_call>')
     messages = [
@@ -394,8 +394,8 @@ def test_calls_that_nobody_could_read_are_not_learnt() -> None:
         {"role": "assistant", "content": "Sorry."},
     ]
     (whole,) = form.transcripts(messages, TOOLS)
-    learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
-    assert form.tokenizer.decode(learnt) == "Sorry.<|im_end|>"
+    learned = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
+    assert form.tokenizer.decode(learned) == "Sorry.<|im_end|>"
 
 
 def add(a: int, b: int) -> int:
@@ -445,8 +445,8 @@ async def test_a_tool_environment_answers_every_attempt_and_the_tokens_go_on(tin
     assert rollout.metrics["tool_errors"] == 2
     (whole,) = trajectories_of(rollout)
     tokenizer = load_model(tiny, device="cpu").tokenizer
-    learnt = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
-    assert tokenizer.decode(learnt) == f"{first}<|end|>3<|end|>"
+    learned = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
+    assert tokenizer.decode(learned) == f"{first}<|end|>3<|end|>"
     assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
 
 

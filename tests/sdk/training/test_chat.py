@@ -165,8 +165,8 @@ def test_transcripts_learn_the_assistants_tokens_and_their_ends_only(
     end = loaded.tokenizer.eos_token_id
     messages = talk("Machine 1.", "<pull>3</pull>", "It paid 1.0. Pull again.", "<pull>0</pull>")
     whole = form.transcript(messages)
-    learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
-    assert learnt == [*form.encode("<pull>3</pull>"), end, *form.encode("<pull>0</pull>"), end]
+    learned = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
+    assert learned == [*form.encode("<pull>3</pull>"), end, *form.encode("<pull>0</pull>"), end]
     assert form.render(messages, prompt=False).startswith(loaded.tokenizer.decode(whole.ids))
 
 

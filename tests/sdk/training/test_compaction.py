@@ -1,4 +1,4 @@
-"""Conversations beyond `compact_at`: old turns are left out, which is recorded, and every turn is learnt."""
+"""Conversations beyond `compact_at`: old turns are left out, which is recorded, and every turn is learned."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def check_record(rollout: Rollout, loaded: LoadedModel) -> None:
             assert len(part[0].tokens.prompt_ids) <= LIMIT // 2
     sequences = trajectories_of(rollout)
     assert len(sequences) == len(parts), "between compactions every turn continues the one before"
-    learnt = [
+    learned = [
         token for one in sequences for token, own in zip(one.completion_ids, one.mask, strict=True) if own
     ]
-    assert learnt == [token for turn in rollout.turns if turn.tokens for token in turn.tokens.completion_ids]
+    assert learned == [token for turn in rollout.turns if turn.tokens for token in turn.tokens.completion_ids]
 
 
 async def test_a_compacted_run_replays_and_keeps_what_was_left_out(
@@ -247,7 +247,7 @@ COMPACTED = {"compact_at": 100, "max_tokens": 8}
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_every_turn_of_a_compacted_rollout_is_learnt_in_its_own_context(
+def test_every_turn_of_a_compacted_rollout_is_learned_in_its_own_context(
     puller: Path, tmp_path: Path, watched: type[Watched], loss: str
 ) -> None:
     settings = settings_for(puller, sampling=COMPACTED, algorithm={"loss": loss})
@@ -297,8 +297,8 @@ async def test_fine_tuning_learns_each_turn_of_several_sequences_once(
     assert len(dataset) > 2 * len(rollouts)
     assert len(dataset) == (len(turns) if why == "template" else sum(map(len, map(stretches, rollouts))))
     assert sorted(set(dataset["row"])) == list(range(1, len(rollouts) + 1))
-    learnt = [label for labels in dataset["labels"] for label in labels if label != IGNORED]
-    assert learnt == [token for tokens in turns for token in tokens.completion_ids]
+    learned = [label for labels in dataset["labels"] for label in labels if label != IGNORED]
+    assert learned == [token for tokens in turns for token in tokens.completion_ids]
     contexts = {
         (*ids[:place],)
         for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True)
@@ -315,8 +315,8 @@ async def test_fine_tuning_learns_each_turn_of_several_sequences_once(
     result = train_sft(rows, settings, tmp_path / "tuned")
     assert (result.rows, result.as_sampled, result.held_out) == (6, 6, 2)
     sides = split(dataset, 0.4, 0)
-    assert not set(sides[0]["row"]) & set(sides[1]["row"]), "no sequence of what is held back is learnt"
-    # What one sequence is too long for is counted once, and the others are learnt.
+    assert not set(sides[0]["row"]) & set(sides[1]["row"]), "no sequence of what is held back is learned"
+    # What one sequence is too long for is counted once, and the others are learned.
     longest = max(dataset["length"])
     cut, too_long = tokenize_rows(rows, model, longest - 1)
     assert len(cut) == len(dataset) - dataset["length"].count(longest)

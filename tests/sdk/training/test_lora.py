@@ -51,9 +51,9 @@ def adapted(model: Any) -> set[str]:
 def test_adapters_are_on_every_linear_layer_but_the_output(kind: str) -> None:
     model = wrap_lora(model_of(kind), ModelSection(path="any", lora_rank=4))
     assert adapted(model) == LAYERS[kind]
-    learnt = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert learnt
-    assert all("lora_" in name for name in learnt)
+    learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learned
+    assert all("lora_" in name for name in learned)
     assert model.peft_config["default"].lora_alpha == 16
 
 

@@ -48,7 +48,7 @@ class Parts:
         self.items = inputs["num_items_in_batch"]
 
     def clipped(self, ratio: torch.Tensor, low: float = 0.2, high: float = 0.2) -> torch.Tensor:
-        """The pessimistic one of ratio times advantage, free and clipped; negative, as it is minimised."""
+        """The pessimistic one of ratio times advantage, free and clipped; negative, as it is minimized."""
         return -torch.min(ratio * self.A, ratio.clamp(1 - low, 1 + high) * self.A)
 
     def row_means(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Steps whose workers are killed: nothing is lost, and where no worker is left, nothing that was learnt."""
+"""Steps whose workers are killed: nothing is lost, and where no worker is left, nothing that was learned."""
 
 from __future__ import annotations
 
@@ -217,14 +217,14 @@ def test_a_worker_that_sends_garbage_ends_the_run_after_its_last_step(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_CONNECT_SECONDS", 1.0)
-    spoilt = threading.Event()
-    with listening(environment) as address, spoiling(address, spoilt) as spoiler:
+    spoiled = threading.Event()
+    with listening(environment) as address, spoiling(address, spoiled) as spoiler:
         with pytest.raises(RunError, match="no worker is left to play the environment") as caught:
             train_grpo(
                 opener(environment, addresses=[spoiler]),
                 settings_for(tiny),
                 tmp_path / "cut",
-                progress=lambda entry: spoilt.set() if entry["step"] == 2 else None,
+                progress=lambda entry: spoiled.set() if entry["step"] == 2 else None,
             )
         assert f"resume after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(
             caught.value.hint
@@ -235,13 +235,13 @@ def test_a_worker_that_sends_garbage_ends_the_run_after_its_last_step(
 
 
 @contextlib.contextmanager
-def spoiling(address: WorkerAddress, spoilt: threading.Event) -> Iterator[WorkerAddress]:
-    """Passes on what a worker says, and nothing but garbage once it is spoilt."""
+def spoiling(address: WorkerAddress, spoiled: threading.Event) -> Iterator[WorkerAddress]:
+    """Passes on what a worker says, and nothing but garbage once it is spoiled."""
 
     def carry(source: socket.socket, target: socket.socket, *, spoils: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                target.sendall(b"\x00\xffHTTP/1.1 nonsense{" * 50 if spoils and spoilt.is_set() else data)
+                target.sendall(b"\x00\xffHTTP/1.1 nonsense{" * 50 if spoils and spoiled.is_set() else data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

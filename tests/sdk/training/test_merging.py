@@ -14,7 +14,7 @@ from wander.train.weights import ADAPTERS, merge_again, save_copy, save_policy, 
 
 
 def adapted(folder: Path, dtype: str = "float32") -> tuple[PeftModel, LoadedModel]:
-    """A model with adapters that learnt something."""
+    """A model with adapters that learned something."""
     loaded = load_model(folder, device="cpu", dtype=dtype)
     torch.manual_seed(0)
     model = wrap_lora(loaded.model, ModelSection(path=str(folder), lora_rank=4))

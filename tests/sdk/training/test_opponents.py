@@ -85,7 +85,7 @@ def die(entry: dict[str, Any]) -> None:
 EARLIER = {"players": {"right": {"model": "earlier", "refresh_every": 2}}}
 
 
-def test_a_script_plays_and_nothing_is_learnt_as_it(puller: Path, tmp_path: Path) -> None:
+def test_a_script_plays_and_nothing_is_learned_as_it(puller: Path, tmp_path: Path) -> None:
     spec = f"scripted:{__name__}:best"
     train(tmp_path, settings_for(puller, 1, players={"right": spec}))
     folder = RunFolder.open(tmp_path)
@@ -203,7 +203,7 @@ def test_a_rollout_teaches_as_each_of_its_players(
         for rollout, row in zip(group.rollouts, group.rows, strict=True):
             own = turns_of(rollout, player)
             assert row.reward == (rollout.rewards[player] if own else None)
-            # Only what this player said is learnt, so the two rows share no sampled token.
+            # Only what this player said is learned, so the two rows share no sampled token.
             sampled = [
                 token
                 for one in row.sequences

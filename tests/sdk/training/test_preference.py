@@ -73,7 +73,7 @@ def mean_reward(rollouts: Sequence[Rollout]) -> float:
     return sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts)
 
 
-def test_what_was_sampled_is_what_is_learnt(puller: Path, rollouts: list[Rollout]) -> None:
+def test_what_was_sampled_is_what_is_learned(puller: Path, rollouts: list[Rollout]) -> None:
     found = collect_candidates(rows_of(rollouts), load_model(puller, device="cpu"), 1000)
     candidates = [each for group in found.groups.values() for each in group]
     assert found.as_sampled == len(candidates) == len(rollouts)

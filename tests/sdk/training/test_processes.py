@@ -67,7 +67,7 @@ def outcome(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def assert_alike(one: Path, other: Path) -> None:
-    """Assert that two runs learnt the same, but for the order in which gradients were summed."""
+    """Assert that two runs learned the same, but for the order in which gradients were summed."""
     for first, second in zip(read_metrics(one), read_metrics(other), strict=True):
         for name in ALIKE:
             assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-5), name

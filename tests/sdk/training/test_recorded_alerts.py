@@ -1,7 +1,7 @@
-"""Alerts on the metrics of real runs: none for those that learnt, one within ten steps of a collapse.
+"""Alerts on the metrics of real runs: none for those that learned, one within ten steps of a collapse.
 
-`recorded_metrics` holds runs of GRPO on `reverse_text` from one warm-up, shortened to what alerts read. Those
-that learnt had learning rates of 1e-3 (256 rollouts a step) and 5e-4 (64). The curves of `experiments` are of
+`recorded_metrics` holds runs of GRPO on `reverse_text` from one warm-up, shortened to what alerts read. The
+ones that learned had learning rates of 1e-3 (256 rollouts a step) and 5e-4 (64). The curves of `experiments` are of
 whole experiments; what they do not show (the spread of rewards) follows from their rewards of 0 and 1.
 """
 
@@ -36,7 +36,7 @@ def alerts_of(entries: list[dict[str, Any]], rollouts: int) -> list[Alert]:
     return [alert for entry in entries for alert in rules.read(entry)[0]]
 
 
-@pytest.mark.parametrize("name", ["learnt", "learnt-of-64"])
+@pytest.mark.parametrize("name", ["learned", "learned-of-64"])
 def test_a_run_that_learns_raises_nothing(name: str) -> None:
     entries = series(name)
     assert alerts_of(entries, entries[0]["rollouts"]) == []
@@ -52,15 +52,16 @@ def test_a_collapse_is_told_within_ten_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLAPSED)
-def test_a_collapse_after_much_was_learnt_is_told_as_soon(name: str) -> None:
+def test_a_collapse_after_much_was_learned_is_told_as_soon(name: str) -> None:
     """The good run, and then the steps in which the other was destroyed."""
-    learnt, destroyed = series("learnt-of-64"), series(name)[1:]
+    learned, destroyed = series("learned-of-64"), series(name)[1:]
     entries = [
-        {**entry, "step": number, "steps": 200} for number, entry in enumerate([*learnt, *destroyed], start=1)
+        {**entry, "step": number, "steps": 200}
+        for number, entry in enumerate([*learned, *destroyed], start=1)
     ]
     steps = [one.step for one in alerts_of(entries, 64) if one.rule == "collapse"]
     assert len(steps) == 1
-    assert len(learnt) < steps[0] <= len(learnt) + 10
+    assert len(learned) < steps[0] <= len(learned) + 10
 
 
 def read_curves(experiment: str, metric: str) -> dict[str, list[float]]:

@@ -34,7 +34,7 @@ def test_a_run_recorded_before_comes_out_the_same(tiny: Path, tmp_path: Path) ->
     shutil.copytree(RECORDED, run)
     manifest = json.loads((run / "run.json").read_text())
     manifest["training"]["model"]["path"] = str(tiny)
-    # The template of tiny models has learnt of tools since: conversations without any have the same tokens.
+    # The template of tiny models has learned of tools since: conversations without any have the same tokens.
     loaded = load_model(str(tiny), device="cpu")
     described = PolicyClient(loaded.model, loaded.tokenizer).describe()
     manifest["model"]["chat_template_sha256"] = described["chat_template_sha256"]

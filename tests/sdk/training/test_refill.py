@@ -1,4 +1,4 @@
-"""Groups that teach nothing are played again with other examples, and the examples follow what was learnt."""
+"""Groups that teach nothing are replaced by other examples, and the examples follow what was learned."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_groups_without_variance_are_played_again_with_other_examples(puller: Pa
         assert entry["groups_without_variance_after"] == 0
         assert entry["groups_played"] * 4 == entry["rollouts"]
         assert 6 + idle <= entry["groups_played"] <= 6 * 7
-        # The policy as it is, not the choice that is learnt from: most machines pay 0.5 to everybody.
+        # The policy as it is, not the choice that is learned from: most machines pay 0.5 to everybody.
         assert entry["reward"] == pytest.approx(0.5, abs=0.2)
         assert entry["frac_reward_zero_std"] == 0
     assert refilled.rollouts > plain.rollouts == 48

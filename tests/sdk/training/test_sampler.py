@@ -69,7 +69,7 @@ def test_pools_tell_how_difficult_an_example_was() -> None:
     assert not has_signal([])
 
 
-def learnt(source: ExampleSampler, steps: int, groups: int = 4) -> list[list[int]]:
+def learned(source: ExampleSampler, steps: int, groups: int = 4) -> list[list[int]]:
     """Play steps in which row r earns [r / 12] and every fourth row something else too."""
     played = []
     for _ in range(steps):
@@ -84,7 +84,7 @@ def learnt(source: ExampleSampler, steps: int, groups: int = 4) -> list[list[int
 
 def test_a_curriculum_plays_what_is_unseen_first_and_then_by_pool() -> None:
     source = sampler(curriculum=True, pool_weights={"hard": 0, "easy": 0, "solved": 0, "normal": 1})
-    steps = learnt(source, 20)
+    steps = learned(source, 20)
     assert [place for step in steps[:3] for place in step] == list(range(12))
     pools = [each[2] for each in source.state()["examples"].values()]
     assert {pool: pools.count(pool) for pool in pools} == {"hard": 2, "normal": 2, "easy": 1, "solved": 7}
@@ -96,7 +96,7 @@ def test_a_curriculum_plays_what_is_unseen_first_and_then_by_pool() -> None:
 
 def test_a_heavier_pool_is_played_oftener_and_a_pool_in_turn() -> None:
     source = sampler(curriculum=True, pool_weights={"hard": 0, "easy": 0, "solved": 1, "normal": 3})
-    counts = Counter(place % 12 for step in learnt(source, 300, groups=1)[12:] for place in step)
+    counts = Counter(place % 12 for step in learned(source, 300, groups=1)[12:] for place in step)
     normal = counts[0] + counts[4]
     assert 0.65 < normal / sum(counts.values()) < 0.85
     assert abs(counts[0] - counts[4]) <= 1
@@ -105,7 +105,7 @@ def test_a_heavier_pool_is_played_oftener_and_a_pool_in_turn() -> None:
 
 
 def test_a_share_of_the_draws_can_go_to_known_examples_from_the_beginning() -> None:
-    early = [place % 12 for step in learnt(sampler(curriculum=True, unseen_share=0.5), 3) for place in step]
+    early = [place % 12 for step in learned(sampler(curriculum=True, unseen_share=0.5), 3) for place in step]
     assert 4 < len(set(early)) < 12
 
 
@@ -115,11 +115,11 @@ def test_a_share_of_the_draws_can_go_to_known_examples_from_the_beginning() -> N
 def test_a_restored_sampler_goes_on_as_if_nothing_had_been(data: dict[str, Any]) -> None:
     strata: list[int | None] = [row % 3 for row in range(12)]
     whole, part = sampler(12, strata, **data), sampler(12, strata, **data)
-    learnt(whole, 7)
-    learnt(part, 7)
+    learned(whole, 7)
+    learned(part, 7)
     resumed = sampler(12, strata, **data)
     resumed.restore(json.loads(json.dumps(part.state())))
-    assert learnt(resumed, 9) == learnt(whole, 9)
+    assert learned(resumed, 9) == learned(whole, 9)
     assert resumed.state() == whole.state()
 
 

@@ -88,7 +88,7 @@ def test_each_step_is_played_by_the_weights_of_its_version(puller: Path, tmp_pat
         recorded = torch.tensor(tokens.logprobs)
         torch.testing.assert_close(logprobs_of(models[versions[step]], tokens), recorded, atol=1e-4, rtol=0)
         assert (logprobs_of(models[step], tokens) - recorded).abs().max() > 1e-3, (
-            "the policy has learnt since"
+            "the policy has learned since"
         )
 
 
@@ -133,7 +133,7 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
     )
     train_grpo(opener_of(bandit), settings, tmp_path / "run")
     spread = [float(difference.abs().max()) for _, difference in seen]
-    assert spread[0] < 1e-4, "nothing was learnt before the first step"
+    assert spread[0] < 1e-4, "nothing was learned before the first step"
     assert min(spread[1:]) > 1e-2
     for inputs, difference in seen:
         if correction == "none":
@@ -211,7 +211,9 @@ def test_what_cannot_work_is_refused_before_anything_plays(sections: dict[str, A
 
 
 @pytest.mark.full
-def test_a_step_that_cannot_be_played_ends_the_run_with_what_was_learnt(puller: Path, tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_played_ends_the_run_with_what_was_learned(
+    puller: Path, tmp_path: Path
+) -> None:
     class Breaking(SlowBandit):
         broken = False
 

@@ -60,7 +60,7 @@ def played(puller: Path, make: Callable[[], DuelEnv] = duel) -> list[Rollout]:
         source.close()
 
 
-def test_a_rollout_is_learnt_from_as_one_of_its_players(puller: Path) -> None:
+def test_a_rollout_is_learned_from_as_one_of_its_players(puller: Path) -> None:
     rollouts = played(puller)
     assert not any(rollout.failure for rollout in rollouts)
     learners = {rollout.example_id: draw_learner(rollout.rewards, rollout.seed) for rollout in rollouts}

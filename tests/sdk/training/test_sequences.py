@@ -1,4 +1,4 @@
-"""Rollouts sampled in several sequences: every sampled token is learnt once, and a rollout counts once."""
+"""Rollouts sampled in several sequences: every sampled token is learned once, and a rollout counts once."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ def rows(count: int = 24) -> list[dict[str, Any]]:
     ]
 
 
-def test_only_the_assistants_tokens_are_learnt(tiny: Path) -> None:
+def test_only_the_assistants_tokens_are_learned(tiny: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     dataset, too_long = tokenize_rows(rows(1), loaded, 100)
-    learnt = [label for label in dataset[0]["labels"] if label != IGNORED]
-    assert loaded.tokenizer.decode(learnt) == "<pull>3</pull><|end|><pull>3</pull><|end|>"
+    learned = [label for label in dataset[0]["labels"] if label != IGNORED]
+    assert loaded.tokenizer.decode(learned) == "<pull>3</pull><|end|><pull>3</pull><|end|>"
     assert too_long == 0
 
 
-def test_the_loss_falls_and_the_model_says_what_it_learnt(tiny: Path, tmp_path: Path) -> None:
+def test_the_loss_falls_and_the_model_says_what_it_learned(tiny: Path, tmp_path: Path) -> None:
     shown: list[int] = []
     result = train_sft(
         rows(), settings_for(tiny, steps=40), tmp_path, progress=lambda entry: shown.append(entry["step"])
@@ -114,15 +114,15 @@ def test_conversations_are_held_back_by_prompt_and_measured(tiny: Path, tmp_path
     }
     loaded = load_model(tiny, device="cpu")
     dataset, _ = tokenize_rows(various(), loaded, 100)
-    learnt, back = split(dataset, 0.25, 0)
-    starts = [{tuple(ids[:20]) for ids in part["input_ids"]} for part in (learnt, back)]
+    learned, back = split(dataset, 0.25, 0)
+    starts = [{tuple(ids[:20]) for ids in part["input_ids"]} for part in (learned, back)]
     assert starts[0].isdisjoint(starts[1])
-    assert len(learnt) + len(back) == 24
+    assert len(learned) + len(back) == 24
     with pytest.raises(ConfigError, match="the same prompt"):
         split(dataset.select([0, 12]), 0.5, 0)
 
 
-def test_measuring_changes_nothing_that_is_learnt(tiny: Path, tmp_path: Path) -> None:
+def test_measuring_changes_nothing_that_is_learned(tiny: Path, tmp_path: Path) -> None:
     digests = [
         weights_digest(
             train_sft(

@@ -148,32 +148,34 @@ def folder(family: Family, tmp_path: Path) -> Path:
     return place
 
 
-def learnt_and_read(folder: Path, messages: list[dict[str, Any]], tools: Any = None) -> list[tuple[str, str]]:
-    """Return, for each sample, the text that is learnt and the whole."""
+def learned_and_read(
+    folder: Path, messages: list[dict[str, Any]], tools: Any = None
+) -> list[tuple[str, str]]:
+    """Return, for each sample, the text that is learned and the whole."""
     loaded = load_model(folder, device="cpu")
     dataset, too_long = tokenize_rows([{"messages": messages, "tools": tools}], loaded, 400)
     assert too_long == 0
     found = []
     for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True):
         assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
-        learnt = [label for label in labels if label != IGNORED]
-        found.append((loaded.tokenizer.decode(learnt), loaded.tokenizer.decode(ids)))
+        learned = [label for label in labels if label != IGNORED]
+        found.append((loaded.tokenizer.decode(learned), loaded.tokenizer.decode(ids)))
     return found
 
 
-def test_exactly_what_the_model_samples_is_learnt(family: Family, folder: Path) -> None:
+def test_exactly_what_the_model_samples_is_learned(family: Family, folder: Path) -> None:
     loaded = load_model(folder, device="cpu")
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
     first, second = (MESSAGES[place]["content"] + family.end for place in (2, 4))
-    found = learnt_and_read(folder, MESSAGES)
+    found = learned_and_read(folder, MESSAGES)
     if not family.rewrites:
-        assert [learnt for learnt, _ in found] == [first + second]
+        assert [learned for learned, _ in found] == [first + second]
         rendered = form.render(MESSAGES, prompt=False)
         assert found[0][1] == rendered[: rendered.rindex(family.end) + len(family.end)]
         return
-    assert [learnt for learnt, _ in found] == [first, second]
-    for place, (learnt, whole) in zip((2, 4), found, strict=True):
-        assert whole == form.render(MESSAGES[:place]) + learnt
+    assert [learned for learned, _ in found] == [first, second]
+    for place, (learned, whole) in zip((2, 4), found, strict=True):
+        assert whole == form.render(MESSAGES[:place]) + learned
     assert "middle" not in found[1][1], "earlier thinking is gone, as the model sees it then"
 
 
@@ -188,7 +190,7 @@ def test_two_steps_change_the_weights_and_the_model_loads_again(
     rows = [{"messages": [*MESSAGES[:-1], {"role": "assistant", "content": f"move {n}"}]} for n in range(4)]
     result = train_sft(rows, settings, tmp_path / "out")
     assert result.steps == 2
-    assert result.rows == 4, "a conversation counts once, in however many samples it is learnt"
+    assert result.rows == 4, "a conversation counts once, in however many samples it is learned"
     assert weights_digest(result.model) != weights_digest(folder)
     again = load_model(result.model, device="cpu")
     assert again.tokenizer.chat_template == family.template
@@ -196,7 +198,7 @@ def test_two_steps_change_the_weights_and_the_model_loads_again(
     assert torch.isfinite(logits).all()
 
 
-def test_calls_of_tools_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None:
+def test_calls_of_tools_are_learned_as_the_template_writes_them(tmp_path: Path) -> None:
     family = Family(Qwen2Config, TOOLS + CALLS + OPEN)
     tokenizer = tokenizer_of(family)
     size = len(tokenizer) + 1  # read again, it has the padding of Qwen's tokenizers too
@@ -211,10 +213,10 @@ def test_calls_of_tools_are_learnt_as_the_template_writes_them(tmp_path: Path) -
         {"role": "assistant", "content": "There."},
     ]
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    ((learnt, whole),) = learnt_and_read(tmp_path, messages, tools)
-    assert learnt.startswith("Let me see.\n<tool_call>\n")
-    assert learnt.endswith("</tool_call><|im_end|>There.<|im_end|>")
-    assert '"name": "look"' in learnt
+    ((learned, whole),) = learned_and_read(tmp_path, messages, tools)
+    assert learned.startswith("Let me see.\n<tool_call>\n")
+    assert learned.endswith("</tool_call><|im_end|>There.<|im_end|>")
+    assert '"name": "look"' in learned
     assert whole.startswith("<|im_start|>system\n# Tools\n")
-    (_, without) = learnt_and_read(tmp_path, messages)[0]
+    (_, without) = learned_and_read(tmp_path, messages)[0]
     assert "# Tools" not in without

@@ -175,9 +175,9 @@ def test_tools_and_their_calls_are_a_few_tokens(tmp_path: Path) -> None:
     assert len(asked.ids) < 15
     (whole,) = form.transcripts(messages, TOOLS)
     assert len(whole.ids) < 45
-    learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
+    learned = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
     call = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 96}}</tool_call>'
-    assert loaded.tokenizer.decode(learnt) == f"{call}<|end|>It is 99.<|end|>"
+    assert loaded.tokenizer.decode(learned) == f"{call}<|end|>It is 99.<|end|>"
     assert form.read(asked.ids, form.encode(call), (), TOOLS, 0)["attempts"][0]["arguments"] == {
         "a": 3,
         "b": 96,

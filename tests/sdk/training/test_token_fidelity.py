@@ -174,8 +174,8 @@ async def test_ten_turns_hold_exactly_the_sampled_tokens(model, tokenizer, templ
             assert after.prompt_ids[: len(known)] == known
         (whole,) = trajectories_of(rollout)
         assert Row.of(rollout).sequences == draw_one(rollout).sequences == [whole]
-        learnt = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
-        assert learnt == [token for turn in tokens for token in turn.completion_ids]
+        learned = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
+        assert learned == [token for turn in tokens for token in turn.completion_ids]
         assert whole.prompt_ids + whole.completion_ids == tokens[-1].prompt_ids + tokens[-1].completion_ids
         for turn in rollout.turns:
             odd += own.encode(turn.message["content"], add_special_tokens=False) != [
@@ -288,13 +288,13 @@ def test_fine_tuning_learns_every_answer_of_a_transcript_once(model, tokenizer, 
     messages = talk(*(text for turn, answer in enumerate(answers) for text in (f"question {turn}", answer)))
     samples = form.transcripts(messages)
     assert len(samples) == (TURNS if template == QWEN3 else 1)
-    learnt = [
+    learned = [
         token
         for sample in samples
         for token, own_token in zip(sample.ids, sample.mask, strict=True)
         if own_token
     ]
-    assert learnt == [token for answer in answers for token in [*form.encode(answer), own.eos_token_id]]
+    assert learned == [token for answer in answers for token in [*form.encode(answer), own.eos_token_id]]
     if template == QWEN3:
         context = own.decode(
             [t for t, own_token in zip(samples[-1].ids, samples[-1].mask, strict=True) if not own_token]

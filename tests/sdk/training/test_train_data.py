@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.data import Condition, Sourced, normalise, read_rows, select_rows, write_rows
+from wander.train.data import Condition, Sourced, normalize, read_rows, select_rows, write_rows
 from wander.types import Failure, Rollout, Usage
 
 
@@ -104,13 +104,13 @@ def kept(*arguments: Any, **options: Any) -> list[str]:
 
 
 def test_near_repeats_have_the_same_words() -> None:
-    said = ["Take the centre: 4.", "take   the CENTRE 4", "Take the centre: 5.", "Take the centre: 4."]
+    said = ["Take the center: 4.", "take   the CENTER 4", "Take the center: 5.", "Take the center: 4."]
     rollouts = [rollout(number, said=text) for number, text in enumerate(said)]
     assert kept(rollouts) == ["0", "1", "2"]
     assert kept(rollouts, near=True) == ["0", "2"]
     _, report = select_rows(rollouts, near=True)
     assert report.dropped == {"repeated conversation": 1, "nearly repeated conversation": 1}
-    assert normalise([{"role": "user", "content": "Ａ b"}]) == normalise(
+    assert normalize([{"role": "user", "content": "Ａ b"}]) == normalize(
         [{"role": "user", "content": "a B!"}]
     )
 

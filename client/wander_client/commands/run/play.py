@@ -167,7 +167,7 @@ async def _play_environment(
 def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Example, rollout: Rollout) -> Path:
     """Save the game as a run with one rollout, and return its folder."""
     from wander.evals.exhaustive import WalkPlan
-    from wander.evals.stats.summary import summarise
+    from wander.evals.stats.summary import summarize
     from wander.evals.store.folder import RunFolder
     from wander.evals.store.manifest import model_pin, new_manifest
 
@@ -193,7 +193,7 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
     write_command(path / COMMAND_FILE, game_record)
     try:
         folder.append(rollout)
-        folder.finish(summarise([rollout], expected=1, info=manifest.environment.info))
+        folder.finish(summarize([rollout], expected=1, info=manifest.environment.info))
     finally:
         folder.close()
     return path

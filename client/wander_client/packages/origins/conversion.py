@@ -244,7 +244,7 @@ def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-_STAY = ("pyproject.toml", "readme", "license", "licence", "changelog", "uv.lock", ".", "setup.")
+_STAY = ("pyproject.toml", "readme", "licen", "changelog", "uv.lock", ".", "setup.")
 """Prefixes of names that belong to the project rather than to its package."""
 SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
 

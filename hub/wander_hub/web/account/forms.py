@@ -89,7 +89,7 @@ FORMS = {
     "confirm": Form("PUT", "/api/v1/account/second-factor", {"code": _text}),
     "second-factor-off": Form("POST", "/api/v1/account/second-factor/off", {"code": _text}),
     "sign-out": Form("DELETE", "/api/v1/account/sessions"),
-    "organisation": Form("POST", "/api/v1/owners", {"name": _text}),
+    "organization": Form("POST", "/api/v1/owners", {"name": _text}),
     "member": Form("PUT", _OWNER + "/members/{user}", {"role": _text}),
     "remove-member": Form("DELETE", _OWNER + "/members/{user}"),
     "environment-member": Form("PUT", _ENVIRONMENT + "/members/{user}", {"role": _text}),

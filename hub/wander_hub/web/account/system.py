@@ -137,7 +137,7 @@ def show_users(
     )
 
 
-@router.get("/organisations")
+@router.get("/organizations")
 def show_organizations(
     visit: AdministratorVisiting, cursor: Annotated[str, Query(max_length=80)] = ""
 ) -> Response:
@@ -145,8 +145,8 @@ def show_organizations(
     found = list(organizations.with_owners(visit.session, after=cursor, limit=_PEOPLE + 1).items())
     following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
     return visit.page(
-        "system_organisations.html",
-        organisations=found[:_PEOPLE],
+        "system_organizations.html",
+        organizations=found[:_PEOPLE],
         following=following,
         limited=quotas.list_own(visit.session, visit.settings),
         usual={name: getattr(visit.settings, f"quota_{name}") for name in quotas.KINDS},

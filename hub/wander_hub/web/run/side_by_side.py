@@ -179,7 +179,7 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
         ]
         shown = _show(detail, *pair, prompt=not same_prompt)
         columns.append(Column(detail, shown, list(zip(siblings, addresses, strict=True))))
-    before, following = _neighbours(scored[0], scored[1], example_id)
+    before, following = _neighbors(scored[0], scored[1], example_id)
     return ExampleView(
         example_id=example_id,
         columns=columns,
@@ -234,7 +234,7 @@ def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
     return transcript.list_messages(beginning, view=run.manifest.environment.info.view)[0]
 
 
-def _neighbours(first: Scored, second: Scored, example_id: str) -> tuple[str | None, str | None]:
+def _neighbors(first: Scored, second: Scored, example_id: str) -> tuple[str | None, str | None]:
     """Return the examples with the next larger and the next smaller difference between two runs."""
     with suppress(RunError):  # runs that cannot be compared can still show this example
         found = compare_scored(first, second)

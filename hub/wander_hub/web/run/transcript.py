@@ -38,7 +38,7 @@ class ShownMessage:
     """One message of a rollout as the page shows it."""
 
     role: str
-    """Role as labelled: system, user, assistant, tool, environment."""
+    """Role as labeled: system, user, assistant, tool, environment."""
     number: int
     text: str
     length: int = 0

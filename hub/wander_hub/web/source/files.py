@@ -41,7 +41,7 @@ _IMAGES = {
     ".webp": "image/webp",
 }
 _MOST_TEXT = 256 * 1024
-_MOST_COLOURED = 32 * 1024
+_MOST_COLORED = 32 * 1024
 _MOST_LINES = 4_000
 _MOST_LISTED = 2_000
 """Number of files that a page links to."""
@@ -60,10 +60,10 @@ _BLOCK = re.compile(r'<pre><code class="language-(\w+)">([^<]*)</code></pre>')
 """A block of code in cleaned HTML that contains only text."""
 _KEPT = 128
 """Number of colored texts in the cache. Coloring takes 3 ms per thousand characters."""
-_COLOURED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
+_COLORED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
 """Pygments' short names of keywords, strings, comments, numbers, defined names, shell variables, prompts and
 output."""
-_OPEN = {one: Markup('<span class="{}">').format(one) for one in _COLOURED}
+_OPEN = {one: Markup('<span class="{}">').format(one) for one in _COLORED}
 _CLOSE = Markup("</span>")
 _LINE_ENDS = re.compile("(\n)")
 
@@ -304,7 +304,7 @@ def draw_lines(path: str, text: str) -> Iterable[Markup]:
     kind = PurePosixPath(path).suffix
     if not text:
         return ()
-    if len(text) > _MOST_COLOURED or kind not in (*_LEXERS, *_SESSIONS):
+    if len(text) > _MOST_COLORED or kind not in (*_LEXERS, *_SESSIONS):
         return map(visible, text.removesuffix("\n").split("\n"))
     return _color(kind, text).split("\n")
 
@@ -326,7 +326,7 @@ def _color(kind: str, text: str) -> Markup:
 def _class_of(token: Any) -> str | None:
     from pygments.token import STANDARD_TYPES  # imported late, to start the hub faster
 
-    return next((one for one in _COLOURED if STANDARD_TYPES.get(token, "").startswith(one)), None)
+    return next((one for one in _COLORED if STANDARD_TYPES.get(token, "").startswith(one)), None)
 
 
 def _tokens(kind: str, text: str) -> Iterator[tuple[Any, str]]:
@@ -351,7 +351,7 @@ def _tokens(kind: str, text: str) -> Iterator[tuple[Any, str]]:
 
 def color_blocks(cleaned: str) -> str:
     """Return HTML from `readme.clean` with syntax colors in its blocks of code, up to a total length."""
-    left = _MOST_COLOURED
+    left = _MOST_COLORED
 
     def color(block: re.Match[str]) -> str:
         nonlocal left

@@ -18,7 +18,7 @@ from operator import add, itemgetter
 from pathlib import Path
 
 from wander.errors import RunError, name_option
-from wander.evals.stats.summary import RunningSummary, summarise_run
+from wander.evals.stats.summary import RunningSummary, summarize_run
 from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import SUMMARY, LinesInOrder, RunFolder, disk_errors, unrecordable
 from wander.evals.store.jsonl import make_folder
@@ -63,7 +63,7 @@ def merge_shards(
     with make_folder(target) as place:
         folder = RunFolder.create(place, manifest)
         try:
-            summary = summarise_run(manifest, _append_all(_in_whole(shards, manifest), folder))
+            summary = summarize_run(manifest, _append_all(_in_whole(shards, manifest), folder))
             folder.finish(summary, ended_at=ended)
         finally:
             folder.close()

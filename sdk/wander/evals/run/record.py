@@ -13,7 +13,7 @@ from typing import Any
 
 from wander.evals.run.budget import count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan
-from wander.evals.stats.summary import is_number, summarise_run
+from wander.evals.stats.summary import is_number, summarize_run
 from wander.evals.store.bookmark import Bookmark, bookmark_of
 from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import RunFolder
@@ -179,11 +179,11 @@ class RunRecord:
     def finish(self, spent: Usage, **learned: Any) -> RunSummary:
         """Write the summary of the run, and the fields of its manifest that this session `learned`."""
         if self.folder is None:
-            return summarise_run(self.manifest, sorted(self.kept, key=self._order.position_of))
+            return summarize_run(self.manifest, sorted(self.kept, key=self._order.position_of))
         if self._bookmark is not None and not self.is_complete:
             self._bookmark.write(self._mark(self.folder, spent))
         # The record still holds failures of earlier sessions that were not played again.
-        summary = summarise_run(self.manifest, self.folder.rollouts_in_order())
+        summary = summarize_run(self.manifest, self.folder.rollouts_in_order())
         if self._is_untouched:
             return summary
         if learned:

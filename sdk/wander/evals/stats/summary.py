@@ -45,7 +45,7 @@ _LARGEST = 1e150
 """Magnitude above which squares and sums would overflow."""
 
 
-def summarise(
+def summarize(
     rollouts: Iterable[Rollout],
     *,
     expected: int,
@@ -62,7 +62,7 @@ def summarise(
     return running.add_all(rollouts).summary(expected=expected)
 
 
-def summarise_run(manifest: RunManifest, rollouts: Iterable[Rollout]) -> RunSummary:
+def summarize_run(manifest: RunManifest, rollouts: Iterable[Rollout]) -> RunSummary:
     """Return the aggregates of a run, with the settings of its manifest."""
     running = RunningSummary(manifest.environment.info, example_ids=manifest.example_ids)
     return running.add_all(rollouts).summary(expected=manifest.expected_rollouts)

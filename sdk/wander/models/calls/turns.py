@@ -302,7 +302,7 @@ def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def recognise(render: Render, template: str, special: Collection[str]) -> TurnReader:
+def recognize(render: Render, template: str, special: Collection[str]) -> TurnReader:
     """Detect a model's turn format from the way its chat template renders a tool, a call and reasoning."""
     asked: list[Message] = [{"role": "user", "content": "Hello"}]
     function = {"name": "probe_tool", "arguments": _ARGUMENTS}

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from wander.errors import RunError
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import summarize_run
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
@@ -267,7 +267,7 @@ class GRPORecord(TrainingRecord):
         if self._world.is_main:
             seal_folder(self.path / MODEL, steps)
         if not interrupted:
-            self.folder.finish(summarise_run(self.folder.manifest, self.folder.rollouts()))
+            self.folder.finish(summarize_run(self.folder.manifest, self.folder.rollouts()))
         outcome = Outcome(
             steps=steps, finished=not interrupted, stopped=None if interrupted else stopped, best=best
         )

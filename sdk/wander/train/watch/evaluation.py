@@ -17,7 +17,7 @@ from wander.clients.players import require_players
 from wander.errors import ConfigError
 from wander.evals.exhaustive import branches, count_lines, is_bad, openings_of
 from wander.evals.stats.intervals import Interval
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarize
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
@@ -180,7 +180,7 @@ class Evaluation:
         else:
             rollouts = self._play(handle, cell.name, [(example, None) for example in examples])
         tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
-        summary = summarise(rollouts, expected=len(rollouts), info=handle.info)
+        summary = summarize(rollouts, expected=len(rollouts), info=handle.info)
         return CellEvaluation(
             step=step,
             cell=cell.name,

@@ -52,7 +52,7 @@ def remove(
     here = current()
     here.output.confirm(name, f"delete {name} permanently", yes=yes)
     with here.hub(login=True) as hub:
-        hub.change("DELETE", f"/api/v1/organisations/{quote_part(name)}", None)
+        hub.change("DELETE", f"/api/v1/organizations/{quote_part(name)}", None)
     here.output.answer({"name": name, "removed": True}, f"deleted {name}")
 
 
