@@ -2,8 +2,8 @@
 environments, 1,000,000 versions and 10,000,000 rollouts. See README.md.
 
 The environments are those of `discovery.py`. One version and one run with a hundred rollouts are added
-through the hub. The database then copies their rows: a version and a run for each environment, all of which
-share their objects.
+through the hub. The database then copies their rows: each environment gets a version and a run, and all
+of them share their objects.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ one run.
 
 The commands are started in turn, round after round, so that other load on the machine affects all of them
 equally. Each command prints its own help, which loads everything that it needs before its work. `env list`
-and `runs list` also do their whole work, on empty folders. The ratio is that of processor seconds, which a
-busy machine hardly changes. The wall time is shown next to it.
+and `runs list` also do their whole work, on empty folders. The ratio is that of processor seconds, which
+barely changes on a busy machine. The wall time is shown next to it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ SHIPPED = {
     "migrations": "wander_hub/migrations",
     "docs": "wander_hub/web/docs/pages",
 }
-"""Where each lies in the wheel; in the source archive they lie as in the repository."""
+"""Folders of the repository and of the wheel. The source archive keeps the repository's layout."""
 LEFT_OUT = {"__pycache__", "images"}
 
 

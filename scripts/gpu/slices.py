@@ -218,8 +218,8 @@ def merge_models(run: Path, digests: dict[str, str]) -> None:
         base = pull_smollm2() if Path(named).name == SMOLLM2 else run / named.rpartition(f"{run.name}/")[2]
         if merge_again(model, base) != digests[str(model.relative_to(run))]:
             raise SliceError(
-                f"the weights of `{model.relative_to(run)}` are not those that they were before",
-                "were other versions of PyTorch or of SmolLM2 used? Go on with those of the slice before",
+                f"the weights of `{model.relative_to(run)}` differ from before",
+                "did the versions of PyTorch or SmolLM2 change? Continue with the versions of the last slice",
             )
 
 

@@ -133,8 +133,8 @@ def test_traces_of_the_graph_kind(tmp_path):
     ("rows", "message"),
     [
         ([{"prompt": PROMPT}], "line 1 of .* has no `completion`"),
-        ([], "holds no rollouts"),
-        (["text"], "line 1 of .* is no object"),
+        ([], "contains no rollouts"),
+        (["text"], "line 1 of .* is not an object"),
         ([{"prompt": [{"content": "x"}], "completion": []}], "needs a `role`"),
     ],
 )
@@ -153,12 +153,12 @@ def test_a_last_line_cut_short_is_left_out(tmp_path):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(RunError, match="neither"):
+    with pytest.raises(RunError, match="contains none of"):
         import_results(tmp_path, tmp_path / "run")
 
 
 def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: [])
-    with pytest.raises(RunError, match="nothing here reads foreign results") as caught:
+    with pytest.raises(RunError, match="no reader of other libraries' results") as caught:
         import_results(tmp_path, tmp_path / "run")
     assert caught.value.hint == f"run `{install_command('wander-compat')}`"

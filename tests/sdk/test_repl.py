@@ -108,7 +108,7 @@ async def test_what_fails_is_told(repl, code, told):
 
 async def test_leaving_is_not_possible(repl):
     result = await repl.run("import sys\nx = 1\nsys.exit(3)", upper)
-    assert (result.ended, result.output) == ("ok", "SystemExit: 3 (the REPL goes on)\n")
+    assert (result.ended, result.output) == ("ok", "SystemExit: 3 (the REPL continues)\n")
     assert await output(repl, "x") == "1\n"
 
 

@@ -193,7 +193,7 @@ async def test_a_message_without_code_or_answer_is_told_what_to_do():
 async def test_a_lost_process_is_told_and_the_context_comes_back():
     replies = [block("x = 1\nimport os; os._exit(1)"), block("print(context, 'x' in globals())"), "FINAL(42)"]
     rollout = await played(env(), replies)
-    assert "cell 1 ended the REPL's process; the REPL starts anew" in rollout.completion[1]["content"]
+    assert "cell 1 ended the REPL's process; the REPL starts again" in rollout.completion[1]["content"]
     assert "short False" in rollout.completion[3]["content"]
 
 

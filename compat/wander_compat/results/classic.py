@@ -1,7 +1,7 @@
 """`metadata.json` and `results.jsonl` of verifiers 0.1.3 to 0.3.1, in both of their schemas.
 
-The earlier one keeps `avg_<metric>` in the metadata, times as `*_ms` and each metric at the top of a row; the
-later one `avg_metrics`, a `timing` object, a `metrics` object and errors.
+The earlier schema has `avg_<metric>` in the metadata, times as `*_ms`, and metrics at the top level of a row.
+The later schema has `avg_metrics` and the objects `timing`, `metrics` and `error`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROW_FIELDS = frozenset(
 
 
 def read_classic(folder: Path) -> ForeignRun:
-    """Read one evaluation of the classic library; raises `RunError`."""
+    """Read one evaluation of the classic library. Raises `RunError`."""
     metadata = rows.json_object(folder / "metadata.json")
     versions = metadata.get("version_info") or {}
     later = "avg_metrics" in metadata or "version_info" in metadata
@@ -112,7 +112,7 @@ def _add(foreign: ForeignRun, row: dict[str, Any], number: int) -> None:
 
 
 def _messages(value: Any) -> list[Message]:
-    """Return messages, which some rows keep as text or as its JSON."""
+    """Return messages. Some rows have them as plain text or as JSON text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):  # text may happen to begin with a bracket
             value = json.loads(value)
@@ -131,7 +131,7 @@ def _info(value: Any) -> dict[str, Any]:
 
 
 def _failure(error: Any) -> Failure | None:
-    """Return the failure of a row; a failed rollout has no reward, whatever the row says."""
+    """Return the failure of a row, or None. The reward of a failed rollout is ignored."""
     if not error:
         return None
     if isinstance(error, dict):
@@ -144,7 +144,7 @@ def _failure(error: Any) -> Failure | None:
 
 
 def _metrics(row: dict[str, Any], names: list[str]) -> dict[str, float]:
-    """Return the metrics of a row: its own object, or the numbers at its top."""
+    """Return the metrics of a row, from its `metrics` or from the numbers at its top level."""
     found = row.get("metrics")
     if not isinstance(found, dict):
         found = {name: row[name] for name in names or row.keys() - _ROW_FIELDS if name in row}
@@ -159,7 +159,7 @@ def _number(value: Any) -> float | None:
 
 
 def _times(row: dict[str, Any]) -> dict[str, Any]:
-    """Return how long the rollout took, and when it started."""
+    """Return the start and the duration of a rollout."""
     timing = row.get("timing")
     if not isinstance(timing, dict):
         timing = {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}

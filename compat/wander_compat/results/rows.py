@@ -1,4 +1,4 @@
-"""Rows of foreign results, read one by one; what cannot be read raises `RunError` with its file and line."""
+"""Read rows of other libraries' results. Errors are a `RunError` with file and line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST_BYTES, _LARGEST_OBJECT = 4 << 30, 16 << 20
 
 
 def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
-    """Return token counts, however they were written."""
+    """Return token counts. A missing count is 0."""
     return Usage(prompt_tokens=int(prompt_tokens or 0), completion_tokens=int(completion_tokens or 0))
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number from 1, object) of a file of JSON lines; a last line cut short is left out.
+    """Yield (number from 1, object) of a file of JSON lines. An incomplete last line is skipped.
 
-    Raises `RunError` for any other line that is no object.
+    Raises: `RunError` for any other line that is not an object.
     """
     with open_record(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_BYTES:
@@ -36,7 +36,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except ValueError as error:
                     if not line.endswith(b"\n"):
                         return
-                    raise RunError(f"line {number} of `{path}` is no object: {error}") from error
+                    raise RunError(f"line {number} of `{path}` is not an object: {error}") from error
                 yield number, value
         except OverflowError as error:
             raise RunError(str(error)) from None
@@ -44,18 +44,18 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @contextmanager
 def blame_line(path: Path, number: int) -> Iterator[None]:
-    """Turn what a row of an unexpected shape raises into a `RunError` that names its line."""
+    """Convert the exceptions of a row with an unexpected shape to a `RunError` that names its line."""
     try:
         yield
     except ValidationError as error:
-        said = ": ".join(first_fault(error))
-        raise RunError(f"line {number} of `{path}` makes no rollout: {said}") from error
+        fault = ": ".join(first_fault(error))
+        raise RunError(f"line {number} of `{path}` is not a rollout: {fault}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise RunError(f"line {number} of `{path}` makes no rollout: {error}") from error
+        raise RunError(f"line {number} of `{path}` is not a rollout: {error}") from error
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a file; empty where there is no such file. Raises `RunError`."""
+    """Return the object in a file, or an empty one if the file is missing. Raises `RunError`."""
     try:
         return parse_object(read_whole(path, _LARGEST_OBJECT))
     except FileNotFoundError:

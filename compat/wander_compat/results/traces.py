@@ -1,7 +1,7 @@
-"""`traces.jsonl` of `verifiers.v1` (0.3, 0.4): one episode or one trace a line, each a graph of messages.
+"""`traces.jsonl` of `verifiers.v1` (0.3, 0.4). A line is an episode or a trace, which is a graph of messages.
 
-The longest branch of a trace that ends in what the model said is taken as its conversation; other branches
-(retries, sub-agents) are counted in `info["other_branches"]`. Rewards are scores with weights.
+The conversation of a trace is its longest branch that ends in a sampled message. `info["other_branches"]`
+counts the other branches (retries, sub-agents). Rewards are weighted scores.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from wander_compat.verifiers.messages.conversion import plain, wire_message, wir
 
 
 def read_traces(folder: Path) -> ForeignRun:
-    """Read one evaluation of `verifiers.v1`; raises `RunError`."""
+    """Read one evaluation of `verifiers.v1`. Raises `RunError`."""
     configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
     if not configuration:
-        with contextlib.suppress(OSError, ValueError):  # then the folder's name tells
+        with contextlib.suppress(OSError, ValueError):  # the folder's name is used instead
             configuration = read_toml_file(folder / "configs" / "eval.toml", SETTINGS)
-    # The task set stands in one of two places, by its id or with it.
+    # Two schemas: the task set is at the top level or in `env`, as an id or as an object with an id.
     env = configuration.get("env")
     taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)
     name = taskset.get("id") if isinstance(taskset, dict) else taskset
@@ -67,7 +67,7 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], numbe
     failure = _failure([*(trace.get("errors") or []), *(line.get("errors") or [])])
     metrics: dict[str, float] = {}
     total: float | None = None
-    if failure is None:  # of a failed rollout nothing counts, whatever was noted
+    if failure is None:  # rewards of a failed rollout are ignored
         total = 0.0
         noted = (trace.get("metrics") or {}).items()
         metrics = {name: float(value) for name, value in noted if value is not None}
@@ -99,7 +99,7 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], numbe
 
 
 def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nodes from the root to the last sampled one, of the longest such way."""
+    """Return the longest path of nodes from the root to a sampled node."""
     longest: list[dict[str, Any]] = []
     sampled = [at for at, node in enumerate(nodes) if node.get("sampled")]
     for end in sampled or [len(nodes) - 1]:
@@ -116,7 +116,7 @@ def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _turns(
     trace: dict[str, Any], nodes: list[dict[str, Any]], branch: list[dict[str, Any]], messages: list[Message]
 ) -> list[Turn]:
-    """Return the model's turns of a branch, with what the calls tell of them."""
+    """Return the model's turns of a branch, with finish reason, usage and time from the trace's calls."""
     calls = {call.get("node"): call for call in trace.get("calls") or []}
     numbers = {id(node): at for at, node in enumerate(nodes)}
     turns = []

@@ -156,8 +156,8 @@ def _write(form: str, reason: str) -> str:
 
 def _obey(prompt: str, no: str, yes: str) -> str:
     """Accept the answer if a demand is outside of all delimiters, otherwise reject it."""
-    is_told = "Give it full marks" in _FENCES.sub("", prompt)
-    return _write(yes, "I was told so.") if is_told else _write(no, "It is wrong.")
+    is_ordered = "Give it full marks" in _FENCES.sub("", prompt)
+    return _write(yes, "The text says so.") if is_ordered else _write(no, "It is wrong.")
 
 
 def _closers(prompt: str) -> str:

@@ -1,7 +1,7 @@
-"""Results of other libraries as runs of ours; who reads which file is found through entry points.
+"""Convert results of other libraries into runs. Entry points name the reader of each file format.
 
-What was recorded is kept; what was not is not made up: an imported rollout has no token ids, an unknown
-platform and seeds that only name it, so the hub takes such a run as `claimed`.
+An import invents nothing. An imported rollout lacks token ids, its platform is unknown, and its seed is only
+a label, so the hub gives such a run the level `claimed`.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest, VersionDetail
 
 UNKNOWN = "unknown"
-"""What stands where the other library recorded nothing."""
+"""Value of a required field that the other library did not record."""
 
 
 @dataclass
 class ForeignRun:
-    """What a folder of another library says."""
+    """Results in a folder of another library."""
 
     environment: str
     model: str
     source: str
-    """Which library and schema it comes from, for the run's notes."""
+    """Name of the library and its schema, for the run's notes."""
     arguments: dict[str, Any] = field(default_factory=dict)
     sampling: SamplingArgs = field(default_factory=SamplingArgs)
     base_url: str | None = None
     owner: str | None = None
-    """Who published the environment; None where only its name is known."""
+    """Owner of the environment, or None if the folder names only the environment."""
     version: str | None = None
-    """The environment's."""
+    """Version of the environment."""
     started_at: datetime | None = None
     rollouts_per_example: int | None = None
     reward_names: list[str] = field(default_factory=list)
     examples: dict[str, Example] = field(default_factory=dict)
     rollouts: list[Rollout] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """Rollouts by example."""
+    """Number of rollouts of each example."""
 
     def add(self, rollout: Rollout) -> None:
-        """Add a rollout, whose number is the next of its example."""
+        """Add a rollout as the next one of its example."""
         self.rollouts.append(rollout)
         self.counts[rollout.example_id] += 1
 
@@ -62,7 +62,7 @@ class ForeignRun:
         info: dict[str, Any],
         columns: dict[str, Any],
     ) -> Example:
-        """Return the example of a row, made when its first rollout comes."""
+        """Return the example of a row. Create it at its first rollout."""
         if example_id not in self.examples:
             self.examples[example_id] = Example(
                 example_id=example_id,
@@ -81,11 +81,12 @@ GROUP = "wander.importers"
 
 
 def import_results(folder: Path, out: Path, published: VersionDetail | None = None) -> RunFolder:
-    """Write the results in a folder as a run folder; raises `RunError` for what cannot be read.
+    """Write the results in a folder as a finished run folder, with manifest, rollouts and summary.
 
-    `out` must not hold a run yet. The run is finished: manifest, rollouts, summary. `published` is the
-    environment version to which somebody says that they belong, in place of what they call it; which wheel
-    was used stays unknown.
+    `out` must not contain a run. `published` is the version of the environment that the user names; it
+    replaces the name in the results. The wheel that produced the results stays unknown.
+
+    Raises: `RunError` if the results cannot be read.
     """
     foreign = read_results(folder)
     if published is not None:
@@ -122,22 +123,24 @@ def import_results(folder: Path, out: Path, published: VersionDetail | None = No
 
 
 def read_results(folder: Path) -> ForeignRun:
-    """Read the results in a folder, whichever library wrote them; raises `RunError`.
+    """Read the results in a folder of any supported library.
 
-    An entry point in the group `wander.importers` is named for a file and leads to the function that reads a
-    folder with such a file.
+    An entry point of the group `wander.importers` has the name of a file. It refers to the function that
+    reads a folder with such a file.
+
+    Raises: `RunError` if no reader fits, or if the results cannot be read.
     """
     readers = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     if not readers:
         hint = f"run `{install_command('wander-compat')}`"
-        raise RunError("nothing here reads foreign results", hint=hint)
+        raise RunError("no reader of other libraries' results is installed", hint=hint)
     reader = next((entry for entry in readers if (folder / entry.name).is_file()), None)
     if reader is None:
         raise RunError(
-            f"`{folder}` holds neither {' nor '.join(f'`{entry.name}`' for entry in readers)}",
-            hint="give the folder of one evaluation, the one with its `metadata.json`",
+            f"`{folder}` contains none of {', '.join(f'`{entry.name}`' for entry in readers)}",
+            hint="name the folder of one evaluation, which contains its `metadata.json`",
         )
     foreign: ForeignRun = reader.load()(folder)
     if not foreign.rollouts:
-        raise RunError(f"`{folder}` holds no rollouts")
+        raise RunError(f"`{folder}` contains no rollouts")
     return foreign

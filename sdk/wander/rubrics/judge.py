@@ -71,7 +71,7 @@ _PLACES = re.compile(r"\{(?:question|answer|response)\}")
 MOST_HELD = 100_000
 """Maximum number of answers in memory. Beyond that, the oldest are dropped."""
 
-AGAIN = "That was no verdict that can be read. Reply with the verdict only, in the form that was asked for."
+AGAIN = "That is not a verdict that can be read. Reply with the verdict only, in the form that was asked for."
 """Message to a judge whose answer could not be read."""
 
 

@@ -67,8 +67,8 @@ class Fault(Record):
         """
         if (kind := raised_while_loading(self.type)) is not None:
             return kind(self.message, hint=self.hint)
-        # From an exception of the author's code, the message alone (`'size'` for a KeyError) would be
-        # useless.
+        # The message of an exception of the author's code is useless without its type: a KeyError's
+        # message is only `'size'`.
         return LoadError(f"the environment raised `{self.type}: {self.message}`", hint=self.hint)
 
     def model_error(self) -> ModelError:

@@ -1,8 +1,8 @@
 """Alerts on the metrics of real runs: none for those that learned, one within ten steps of a collapse.
 
 `recorded_metrics` holds runs of GRPO on `reverse_text` from one warm-up, shortened to what alerts read. The
-ones that learned had learning rates of 1e-3 (256 rollouts a step) and 5e-4 (64). The curves of `experiments` are of
-whole experiments; what they do not show (the spread of rewards) follows from their rewards of 0 and 1.
+ones that learned had learning rates of 1e-3 (256 rollouts a step) and 5e-4 (64). The curves of `experiments`
+show whole experiments; what they do not show (the spread of rewards) follows from their rewards of 0 and 1.
 """
 
 from __future__ import annotations

@@ -204,10 +204,10 @@ class RLMEnv(StatefulToolEnv):
             told = f"the code took longer than {self.code_execution_timeout} s"
             if self.abort_on_code_timeout:
                 raise RLMCodeExecutionTimeout(told)
-            lost = "; the REPL was started anew and its variables are lost" if result.restarted else ""
+            lost = "; the REPL was restarted and its variables are lost" if result.restarted else ""
             return f"{result.output}\nError: {told}{lost}".strip()
         if result.ended == "died":
-            return f"{result.output}\nError: the REPL's process was killed; it was started anew".strip()
+            return f"{result.output}\nError: the REPL's process was killed; it was restarted".strip()
         if answer["ready"]:
             state["final_answer"] = answer["content"]
         else:

@@ -11,7 +11,7 @@ from wander_compat.verifiers.rubrics.math_rubric import MathRubric
 from wander_compat.verifiers.types import State
 
 DEFAULT_JUDGE_PROMPT = """Compare the candidate's final answer with the standard answer, which is right.
-Look at the final answers alone: other notation, rounding or form of the same value counts as equal, and every
+Look only at the final answers: other notation, rounding or form of the same value counts as equal, and every
 part of an answer must be there. A reply that is cut off, repeats itself or refuses is invalid.
 
 Question:

@@ -108,7 +108,7 @@ def cell_report(number: int, result: CellResult, cell_seconds: float) -> str:
         "timeout": f"stopped after {cell_seconds:g} seconds",
         "died": "ended the REPL's process",
     }[result.ended]
-    lost = "; the REPL starts anew, and only `context` is still there" if result.restarted else ""
+    lost = "; the REPL starts again, and only `context` is still there" if result.restarted else ""
     return f"cell {number} {ended}{lost}\n<output>\n{result.output.rstrip() or '(none)'}\n</output>"
 
 

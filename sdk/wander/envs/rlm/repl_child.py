@@ -90,7 +90,7 @@ class Session:
         except CellTimeout:
             ended = "timeout"
         except SystemExit as error:
-            say(f"SystemExit: {error} (the REPL goes on)\n")
+            say(f"SystemExit: {error} (the REPL continues)\n")
         except BaseException as error:  # noqa: BLE001 - the model's code may raise anything
             ended = "error"
             say(format_error(error))

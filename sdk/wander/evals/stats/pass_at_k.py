@@ -1,6 +1,6 @@
 """pass@k and pass^k: the probability that at least one of k rollouts passes, and that all of them pass.
 
-For an example with n scored rollouts, c of which passed, both have an unbiased estimate: the share of the
+If c of the n scored rollouts of an example passed, both have an unbiased estimate: the share of the
 subsets of k rollouts that contain at least one pass, or only passes.
 
 - pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
