@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from command_line import ENVIRONMENT, Wander
 from wander.evals.run.runner import EvaluationResult
-from wander.train.sections import EnvironmentSection
+from wander.train.settings.sections import EnvironmentSection
 from wander.types import SamplingArgs
 from wander_client.environments.workers import WorkerChoice
 from wander_client.evaluate.progress import describe_stall

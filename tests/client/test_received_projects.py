@@ -13,7 +13,7 @@ import pytest
 from command_line import Wander
 from received_folders import UNPLAIN, make_socket, sparse
 from wander.errors import ConfigError
-from wander.train.settings_file import settings_data
+from wander.train.settings.toml_file import settings_data
 from wander.wire.gate import PROJECT, Refused, read_project, read_toml
 from wander_client.errors import ClientError
 from wander_client.packages import needs

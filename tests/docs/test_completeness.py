@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_page import blocks
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.phases import read_phases
-from wander.train.settings_file import read_settings
+from wander.train.settings.toml_file import read_settings
 from wander.types import Rollout
 from wander.wire import RunManifest, RunSummary
 from wander_client.commands import COMMANDS

@@ -334,7 +334,7 @@ async def test_an_interpreter_that_does_not_start_is_told(tmp_path):
 async def test_a_context_larger_than_the_memory_is_told(made):
     repl = made(ReplLimits(memory_mb=120))
     repl.loaded["context"] = "x" * 60_000_000
-    with pytest.raises(SandboxError, match="ended while `context` was loaded") as caught:
+    with pytest.raises(SandboxError, match="ended while it loaded `context`") as caught:
         await repl.run("1", upper)
     assert "120 MB" in str(caught.value.hint)
 

@@ -12,7 +12,7 @@ from wander_client.engines import EngineAddress, load_engine, names_engine
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from wander.train.sections import EnvironmentSection
+    from wander.train.settings.sections import EnvironmentSection
     from wander.worker.remote.address import WorkerAddress, WorkerPlace
 
     from wander_client.environments.location import Location

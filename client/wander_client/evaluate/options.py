@@ -164,7 +164,7 @@ def read_overrides(words: Sequence[str]) -> dict[str, Any]:
     if not words:
         return {}  # skips an import that most commands do not need
     from wander.errors import ConfigError
-    from wander.train.settings_file import apply_overrides
+    from wander.train.settings.toml_file import apply_overrides
 
     tables: dict[str, Any] = {}
     example = "KEY=VALUE, for example `--set sampling.top_p=0.9`"
@@ -176,7 +176,7 @@ def read_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(word: str) -> Any:
-    from wander.train.settings_file import read_toml_value
+    from wander.train.settings.toml_file import read_toml_value
 
     value = read_toml_value(word)
     if value == word:  # not TOML

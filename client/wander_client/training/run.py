@@ -17,8 +17,8 @@ from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, PolicySettings
 from wander.train.distributed import current_world, is_beside_main, is_launched
 from wander.train.phases import RolloutsSettings
-from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF
-from wander.train.settings_file import read_settings
+from wander.train.settings.sections import EARLIER, FROZEN, SCRIPTED, SELF
+from wander.train.settings.toml_file import read_settings
 from wander.types import Record
 from wander.wire.postings import file_digest
 from wander.wire.source_tree import TreeEntry, tree_digest
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from wander.train.grpo import GRPOResult
     from wander.train.records.files import Stopped
     from wander.train.rollouts.environments import EnvironmentChoice
-    from wander.train.sections import TeacherSection
+    from wander.train.settings.sections import TeacherSection
     from wander.train.verify import TrainingVerification
     from wander.wire import EnvironmentPin
 

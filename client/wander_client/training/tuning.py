@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.evals.store.folder import require_plain_folder
 from wander.train.config import SFTSettings
-from wander.train.settings_file import read_settings
+from wander.train.settings.toml_file import read_settings
 from wander.types import Record
 from wander.wire.postings import file_digest
 

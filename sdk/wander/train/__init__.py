@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wander.train.config import GRPOSettings, SFTSettings
     from wander.train.data import select_rows
     from wander.train.grpo import GRPOResult, train_grpo
-    from wander.train.settings_file import read_settings
+    from wander.train.settings.toml_file import read_settings
     from wander.train.sft import SFTResult, train_sft
 
 __all__ = [

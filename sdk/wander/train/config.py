@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from wander.train.sections import (
+from wander.train.settings.sections import (
     EARLIER,
     SCRIPTED,
     SELF,

@@ -36,8 +36,8 @@ from wander.train.config import (
     SFTSettings,
 )
 from wander.train.records.files import read_best
-from wander.train.sections import EnvironmentSection, Section
-from wander.train.settings_file import check_settings, lay_over, settings_data
+from wander.train.settings.sections import EnvironmentSection, Section
+from wander.train.settings.toml_file import check_settings, lay_over, settings_data
 
 PHASE = "phase:"
 """Prefix of a model or rows from an earlier phase of the run."""

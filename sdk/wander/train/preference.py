@@ -36,10 +36,10 @@ from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceSettings
-from wander.train.libraries import hand_on
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
+from wander.train.settings.library_arguments import hand_on
 from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner, turn_off_dropout
 

@@ -38,9 +38,9 @@ from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-from wander.train.libraries import hand_on
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress, TrainingRecord
+from wander.train.settings.library_arguments import hand_on
 from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner
 

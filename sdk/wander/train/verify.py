@@ -41,7 +41,7 @@ from wander.train.records.record import Progress
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource
-from wander.train.sections import StoppingSection
+from wander.train.settings.sections import StoppingSection
 from wander.types import Record
 from wander.wire import RunManifest
 

@@ -22,7 +22,7 @@ from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
-from wander.train.libraries import hand_on
+from wander.train.settings.library_arguments import hand_on
 
 
 def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:

@@ -18,7 +18,7 @@ from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import list_checkpoints
-from wander.train.settings_file import read_settings
+from wander.train.settings.toml_file import read_settings
 
 from .conftest import bandit, opener_of, payoff
 

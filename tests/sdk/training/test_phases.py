@@ -20,7 +20,7 @@ from wander.train.phases import (
     read_phases,
 )
 from wander.train.records.files import BestCheckpoint, write_best
-from wander.train.settings_file import lay_over
+from wander.train.settings.toml_file import lay_over
 
 WHOLE = """
 [model]

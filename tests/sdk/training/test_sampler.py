@@ -11,7 +11,7 @@ from wander.errors import ConfigError
 from wander.train.config import DataSection, GRPOSettings
 from wander.train.rollouts.environments import choices_of, require_distinct
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, has_signal, pool_of
-from wander.train.sections import MixedEnvironmentSection
+from wander.train.settings.sections import MixedEnvironmentSection
 
 
 def sampler(length: int | None = 12, strata: list[int | None] | None = None, **data: Any) -> ExampleSampler:

@@ -23,7 +23,7 @@ from wander.train.grpo import train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.ahead import AHEAD
-from wander.train.settings_file import check_settings
+from wander.train.settings.toml_file import check_settings
 from wander.train.verify import verify_training
 
 from .conftest import PULL, BanditEnv, bandit, opener_of

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 from wander.errors import ConfigError
 from wander.train.config import GRPOSettings, SFTSettings
-from wander.train.settings_file import read_settings
+from wander.train.settings.toml_file import read_settings
 
 MODEL = {"path": "smollm2"}
 

@@ -17,8 +17,8 @@ from wander.errors import ConfigError
 from wander.models.loading import LoadedModel, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.engine import load_beside
-from wander.train.libraries import hand_on
 from wander.train.rollouts.rows import Row
+from wander.train.settings.library_arguments import hand_on
 from wander.train.step_trainer import StepTrainer, common_arguments
 from wander.types import Rollout
 

@@ -29,7 +29,7 @@ from wander.models.sampling import Sample
 from wander.train.config import GRPOSettings
 from wander.train.distributed import current_world
 from wander.train.engine import load_beside, sampling_rows
-from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
+from wander.train.settings.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
 STATE = "players.json"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from wander.errors import ConfigError, did_you_mean
-from wander.train.sections import Section
+from wander.train.settings.sections import Section
 from wander.types import first_fault
 from wander.wire.gate import SETTINGS, read_toml_file
 

@@ -1,0 +1,1 @@
+"""Sections of training settings, their TOML files, and arguments for TRL and PEFT."""
