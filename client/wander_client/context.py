@@ -73,10 +73,10 @@ class Invocation:
     def hub(
         self, *, login: bool = False, publishes: tuple[str | None, str] | None = None
     ) -> AbstractContextManager[HubApi]:
-        """Open the hub's API as a context manager. `login=True` raises an error early if there is no token.
+        """Open the hub's API as a context manager. `login=True` raises an error early without a token.
 
-        `publishes` is the owner (None if there is only one) and the name of what is published. If there is no
-        token and this is a CI workflow, the workflow's identity is exchanged for a token.
+        `publishes` is the owner (None if there is only one) and the name of what is published. Without a
+        token in a CI workflow, the workflow's identity is exchanged for a token.
         """
         credential = self.credential(needed=login)
         if credential is None and publishes is not None:

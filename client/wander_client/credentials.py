@@ -61,7 +61,7 @@ class CredentialStore:
         self._write({**self._read(), hub: token})
 
     def remove(self, hub: str) -> bool:
-        """Remove the token of a hub. Returns False if there was no token."""
+        """Remove the token of a hub. Returns False if no token was stored."""
         tokens = self._read()
         if tokens.pop(hub, None) is None:
             return False

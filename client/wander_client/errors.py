@@ -101,7 +101,7 @@ class Unavailable(ClientError):
 
 
 class NothingScored(ClientError):
-    """Every rollout failed, so there is no result. The rollouts are saved."""
+    """Every rollout failed, so the run lacks a result. The rollouts are saved."""
 
     status: ClassVar[int] = PARTIAL
     default_code: ClassVar[str] = "all_failed"

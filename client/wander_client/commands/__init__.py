@@ -62,7 +62,7 @@ class Group:
 
 
 COMMANDS: dict[str, Entry] = {
-    # The first screen of `wander --help`, in the order in which you use the commands.
+    # The first screen of `wander --help`, ordered by when you use the commands.
     "new": Entry("write.new:app", "create an environment package"),
     "check": Entry("write.check:check", "test an environment for common faults"),
     "publish": Entry("write.publish:publish", "build and upload an environment"),

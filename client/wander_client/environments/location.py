@@ -87,7 +87,7 @@ def location_of(spec: str, installed: Installed) -> Location:
 
 
 def find_installed(context: Invocation, name: EnvironmentName) -> list[Installed]:
-    """Return the installations of an environment from this hub. The one that was chosen last is the last."""
+    """Return the installations of an environment from this hub. The last chosen installation is last."""
     from wander_client.packages.store import EnvironmentStore
 
     store = EnvironmentStore(context.settings.data_dir, context.output.warn)

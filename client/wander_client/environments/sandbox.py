@@ -151,7 +151,7 @@ def builder_of(context: Invocation, policy: SandboxPolicy | None) -> Builder:
 def policy_for_import(
     context: Invocation, sandbox: bool | None, limits: list[str] | None
 ) -> SandboxPolicy | None:
-    """Return the limits of the sandbox in which another author's project is built, loaded and checked.
+    """Return the sandbox limits for another author's project while it is built, loaded and checked.
 
     The sandbox is on unless `--no-sandbox` is passed. Raises `SandboxError` if it is not available here.
     """

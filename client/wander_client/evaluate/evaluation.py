@@ -59,7 +59,7 @@ _LARGE_BYTES = 16 * 1024 * 1024
 def settings_to_resume(
     context: Invocation, run_dir: Path, options: Mapping[str, Any], command: str
 ) -> EvaluationSettings:
-    """Return the settings with which a run continues.
+    """Return the settings of a resumed run.
 
     They come from the record that this user wrote. For a folder from somebody else, they come only from the
     command line (`options`). Raises `ClientError` that shows the settings of a received folder.
@@ -279,7 +279,7 @@ async def begin(
 
 
 def _choice_of(settings: EvaluationSettings, run_dir: Path) -> ModelChoice:
-    """Return the model. For a resumed run, its chat template shows the date on which the run started."""
+    """Return the model. For a resumed run, its chat template shows the start date of the run."""
     from wander.evals.store.folder import RunFolder
 
     choice = settings.choose_model()
@@ -388,7 +388,7 @@ def explain_interruption(result: EvaluationResult) -> Interrupted:
 
 
 def all_failed(result: EvaluationResult) -> ClientError:
-    """Return the error for a run in which every rollout failed."""
+    """Return the error for a run whose rollouts all failed."""
     from wander_client.runs.text import failure_reasons
 
     reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []

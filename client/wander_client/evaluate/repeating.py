@@ -50,7 +50,7 @@ def is_own(source: FoundRun) -> bool:
 
 
 def own_settings(source: FoundRun) -> EvaluationSettings | None:
-    """Return the settings with which this user started a run on this machine, or None.
+    """Return the settings of a run that this user started on this machine, or None.
 
     Returns None if the manifest names another environment or other arguments than the signed record.
     """

@@ -166,7 +166,7 @@ def _settings(
     base_url: str | None,
     own: EvaluationSettings | None,
 ) -> EvaluationSettings:
-    """Return the settings for repeating a run. `own` are the settings with which this user started it."""
+    """Return the settings for repeating a run. `own` are the settings of a run that this user started."""
     model_name = model or manifest.model.name
     if base_url is None and model is None:
         base_url = manifest.model.base_url

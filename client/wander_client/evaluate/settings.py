@@ -67,7 +67,7 @@ BUDGETS = ("budget_tokens", "budget_usd")
 """Budgets of an evaluation. The budget of a suite or of shards applies to all of them together."""
 
 LISTED = "see the list of settings in docs/evaluating.md, or at `/docs/evaluating` on a hub"
-"""The hint for an invalid setting if there is no suggestion."""
+"""The hint for an invalid setting without a suggestion."""
 
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -99,7 +99,7 @@ def open_hub(
 
 
 def require_token(url: str, credential: Credential | None) -> None:
-    """Raise `LoginRequired` if there is no token for a hub."""
+    """Raise `LoginRequired` if the user has not logged in to a hub."""
     if credential is None:
         hint = f"run `wander login --hub {url}`, or set `WANDER_TOKEN`"
         raise LoginRequired(f"no token for `{url}`", hint=hint)
@@ -171,7 +171,7 @@ class HubApi:
         return detail
 
     def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
-        """Return the files of a project in an owner's package index, or None if there is no such project."""
+        """Return the files of a project in an owner's package index, or None if the project is unknown."""
         path = f"/{quote_part(owner)}/simple/{quote_part(project)}/"
         try:
             return self._files_in(self._send("GET", path, headers=_AS_JSON))

@@ -176,7 +176,7 @@ class HubConnection:
         return origin_of(url) in {self._origin, secure} - {""}
 
     def send(self, method: str, path: str, **options: Any) -> Answer:
-        """Send a request to the hub and return the whole response, whatever its status."""
+        """Send a request to the hub and return the whole response, of any status."""
         with self.stream(method, self.url + path, **options) as answer:
             content = b"".join(answer.pieces(self.limits.answer_bytes, self.limits.answer_seconds))
             return Answer(answer.status, answer.headers, content, answer.url)

@@ -57,11 +57,11 @@ ARTIFACTS = (
 )
 """Files that are posted in addition to the manifest and the rollouts."""
 PATIENCE = 120.0
-"""Seconds for which requests are retried if the hub does not respond."""
+"""Seconds of retries if the hub does not respond."""
 _GO_ON = "post the run again to continue; the sent parts are saved"
 _MISSING = -1
 _MOST_INDEXES = 10_000_000
-"""Maximum number of rollouts for which memory is allocated before any rollout is read."""
+"""Maximum number of rollouts that get memory before any rollout is read."""
 _FORMATS = {".jsonl": "JSON Lines", ".png": "a PNG picture", ".svg": "an SVG picture"}
 
 Signer = Callable[[str], RunSignature]
@@ -78,7 +78,7 @@ class Parcel:
     lines: Lines
     artifacts: dict[str, Path]
     files: list[RunFile]
-    """Files in the form in which they are announced."""
+    """Files as they are announced."""
     sha256: str
 
     @property
@@ -110,13 +110,13 @@ class Lines:
     """Offset of each line."""
     lengths: array[int]
     size: int
-    """Total bytes of the lines in the form in which they are sent."""
+    """Total bytes of the lines as they are sent."""
     sha256: str | None
     """Digest of the rollouts, or None for a run without rollouts."""
 
 
 def _published(line: bytes) -> bytes:
-    """Return a line in the form in which it is sent."""
+    """Return a line as it is sent."""
     return publish_rollout(line).rstrip(b"\n") + b"\n"
 
 

@@ -32,7 +32,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 
 PATIENCE = 15.0
-"""Seconds for which requests are retried if the hub does not respond."""
+"""Seconds of retries if the hub does not respond."""
 GO_ON = "run the same command again to continue"
 
 Told = Callable[[int, int], None]

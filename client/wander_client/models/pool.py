@@ -160,7 +160,7 @@ class ModelPool:
             yield await stack.enter_async_context(choice.join(self._context, client, location))
 
     def why_ended(self) -> ClientError | None:
-        """Return why the running server stopped, or None if it is running or there is no server."""
+        """Return why the running server stopped, or None if it is running or was never started."""
         server = None if self._loaded is None else self._loaded[1]
         return server[0].why_ended() if isinstance(server, tuple) else None
 

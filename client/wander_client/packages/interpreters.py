@@ -1,4 +1,4 @@
-"""Choose the Python for a package: this one if it fits, another on this machine, or one that uv downloads."""
+"""Choose the Python for a package: this one if it fits, another on this machine, or a new one from uv."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Interpreter:
     executable: str
     """Path without symbolic links. For a virtual environment, this is its base interpreter."""
     prefix: str
-    """Folder in which this interpreter is installed, without symbolic links."""
+    """Installation folder of this interpreter, without symbolic links."""
 
     @property
     def minor(self) -> str:
@@ -84,7 +84,7 @@ def choose_python(
 ) -> Interpreter:
     """Return a Python of the required versions. `note` is called before a Python is downloaded.
 
-    Raises `ClientError` if there is no such Python.
+    Raises `ClientError` if that Python is missing.
     """
     try:
         wanted = SpecifierSet(str(requires or ""))  # a `pyproject.toml` can contain any value here

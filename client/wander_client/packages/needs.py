@@ -39,7 +39,7 @@ HUB_OWNER = "wander"
 LARGEST_METADATA = 16 << 20
 LARGEST_UNPACKED = 32 << 30
 _FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
-"""Size up to which any wheel may unpack, and the maximum compression ratio of larger wheels."""
+"""Maximum unpacked size of any wheel, and the maximum compression ratio of larger wheels."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
 INTEGRATIONS = "wander-integrations"

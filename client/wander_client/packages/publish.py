@@ -80,7 +80,7 @@ class PublishedFolder:
 
     @property
     def name(self) -> str:
-        """`owner/name`, or only the name if there is no owner."""
+        """`owner/name`, or only the name without an owner."""
         name = canonicalize_name(self.package.name)
         return f"{self.owner}/{name}" if self.owner else name
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TEMPORARY = (".making-", ".gone-")
 _USED, _LOCK, _RUNTIMES = ".used", ".lock", ".runtimes"
 _YOUNG_SECONDS = 60.0
-"""Age up to which a temporary folder may not have its lock yet, in seconds."""
+"""Maximum age of a temporary folder without its lock, in seconds."""
 
 
 def key_of(contents_sha256: str, python: str) -> str:

@@ -94,7 +94,7 @@ def blocking(
 
 
 def close_later(stack: contextlib.AsyncExitStack, process: int) -> None:
-    """Close an environment that is no longer referenced, without waiting: the garbage collector calls this.
+    """Close an unreferenced environment, without waiting: the garbage collector calls this.
 
     Does nothing in a forked child, because only the `process` that opened the environment closes it.
     """

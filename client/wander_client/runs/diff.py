@@ -41,7 +41,7 @@ class RewardChange:
     before: float | None
     after: float | None
     failed_before: str | None
-    """Boundary at which it failed."""
+    """Boundary of the failure."""
     failed_after: str | None
 
 
@@ -115,7 +115,7 @@ def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
 
 
 def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDifference | None:
-    """Return the first difference in a rollout's messages; None if there is no difference.
+    """Return the first difference in a rollout's messages; None if they are equal.
 
     Raises `NotFound`.
     """
@@ -151,7 +151,7 @@ def _message_lines(message: Message) -> list[str]:
 
 
 def _outcome(rollout: Rollout) -> tuple[float | None, str | None]:
-    """Return a rollout's reward and the boundary at which it failed."""
+    """Return a rollout's reward and the boundary of its failure."""
     return rollout.reward, rollout.failure.boundary if rollout.failure else None
 
 

@@ -159,7 +159,7 @@ class PostedRun:
 
 
 FoundRun = LocalRun | PostedRun
-"""A run to be read, wherever it lies."""
+"""A run on this machine or on a hub."""
 
 
 def _row(number: int, rollout: Rollout) -> RolloutRow:

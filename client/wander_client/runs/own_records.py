@@ -1,9 +1,9 @@
 """Records of commands in run folders, signed so that only this user's own records are obeyed.
 
 A command keeps in the run's folder what it was asked for: endpoint, key variable, programs, workers, the
-sandbox. A folder that somebody sent holds such a record too. Obeying it would send keys to its author, or run
-programs that its author chose. So each record carries an HMAC over its content, made with a key that never
-leaves this machine. A record without a valid one is shown, and never obeyed.
+sandbox. A folder that somebody sent also contains such a record. Obeying it would send keys to its author,
+or run programs that its author chose. So each record carries an HMAC over its content, made with a key that
+never leaves this machine. A record without a valid one is shown, and never obeyed.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def send(
 
 
 def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
-    """Warn if the clock of this machine, or of the one that played the run, differs from the hub's."""
+    """Warn if this machine's clock, or the clock of the run's machine, differs from the hub's."""
     here, hub = datetime.fromtimestamp(time.time(), UTC), posted.posted_at
     began = posted.manifest.started_at
     if abs(here - hub) > _CLOCKS_APART:

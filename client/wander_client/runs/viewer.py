@@ -103,7 +103,7 @@ class RunViewer(App[bool]):
         self._query = ""
         self._open: list[StyledLine] | None = None
         self._line = 0
-        """Line of the open rollout at which the next search starts."""
+        """Line of the open rollout where the next search starts."""
         self._answer: Callable[[str], None] = self._search
         """Function that receives the line the user types."""
         self._table: DataTable[Text] = DataTable(cursor_type="row")

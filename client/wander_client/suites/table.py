@@ -87,7 +87,7 @@ class SuiteTable:
             yield
 
     def set_state(self, number: int, state: State, note: str = "") -> None:
-        """Set the state of an evaluation, and print it if there is no live table."""
+        """Set the state of an evaluation, and print it without a live table."""
         row = self.rows[number]
         row.state, row.note = state, one_line(note)
         if state != "waiting":
@@ -108,7 +108,7 @@ class SuiteTable:
             self._print(f"{row.name}  {'  reward '.join(parts)}{failed}{rate_limit_note(progress)}")
 
     def _print(self, line: str) -> None:
-        """Print a line if there is no live table."""
+        """Print a line without a live table."""
         if not (self._output.human and sys.stderr.isatty()) and self._output.shows_progress:
             self._output.note(line)
 

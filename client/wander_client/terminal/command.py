@@ -229,7 +229,7 @@ class CommandGroup(_CommonCommand, click.Group):
         return add
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which they were declared."""
+        """Return the names in declaration order."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -241,7 +241,7 @@ class CommandGroup(_CommonCommand, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command with this name.
 
-        Raises `UsageError` with a suggestion if there is no such command.
+        Raises `UsageError` with a suggestion if the command is unknown.
         """
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             words = self.meanings(ctx)

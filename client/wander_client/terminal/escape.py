@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Return an equivalent JSON text in which these characters are escaped."""
+    """Return an equivalent JSON text with these characters escaped."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

@@ -356,7 +356,7 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
 
 
 READABLE = 20
-"""Width to which columns are shortened before other columns are left out."""
+"""Minimum width of shortened columns before other columns are left out."""
 
 
 def fit_columns(

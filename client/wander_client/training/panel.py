@@ -45,7 +45,7 @@ SPARK_CELLS = 32
 _RECENT = 20
 """Number of recent steps for estimating the time left."""
 STEP_SECONDS = 30.0
-"""Seconds after which a long step is reported if there is no panel."""
+"""Seconds before a long step is reported without a panel."""
 _READ_SECONDS = 2.0
 """Seconds between reads of evaluations and checkpoints, which also appear during long steps."""
 

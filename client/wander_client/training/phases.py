@@ -179,7 +179,7 @@ def read_begun(folder: Path) -> KeptCommand[TrainingCommand] | KeptCommand[Phase
 
 
 def own_command(folder: Path, option: str = "--resume") -> TrainingCommand | PhasedCommand:
-    """Return the command with which this user started a run on this machine.
+    """Return the command of a run that this user started on this machine.
 
     Raises `ClientError` for a run from somebody else. The error shows its settings.
     """

@@ -92,7 +92,7 @@ class AdaptedEnvironment(Environment):
             split: ClassicRows(rows, split) for split, rows in found.items() if rows is not None and len(rows)
         }
         if not bound:
-            raise DatasetError(f"`{type(self.classic).__name__}` has no rows")
+            raise DatasetError(f"`{type(self.classic).__name__}` is empty: it contains no rows")
         return bound
 
     @property

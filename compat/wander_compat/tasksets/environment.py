@@ -168,7 +168,7 @@ class TaskRows(Dataset):
         if not taskset.INFINITE:
             self._tasks = list(self._stream)
             if not self._tasks:
-                raise DatasetError(f"`{taskset.config.id}` has no tasks")
+                raise DatasetError(f"`{taskset.config.id}` is empty: it contains no tasks")
         length = None if taskset.INFINITE else len(self._tasks)
         super().__init__(ProceduralRows(self._task_at, length), split="eval")
         ids = [task.data.idx for task in self._tasks]

@@ -62,7 +62,7 @@ class StateEnvironment(Environment):
             split: RowsOfTasks(rows, split, system) for split, rows in rows_by_split.items() if len(rows)
         }
         if not bound:
-            raise DatasetError(f"`{taskset.taskset_id}` has no tasks")
+            raise DatasetError(f"`{taskset.taskset_id}` is empty: it contains no tasks")
         return bound
 
     @property

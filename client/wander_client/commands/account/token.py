@@ -19,7 +19,7 @@ app = CommandGroup(
     publish   upload environments
     manage    everything else: yank, deprecate, fork, roles, tokens
 
-    A token with the scope `manage` can create tokens with its own scopes. Revoking it revokes them, too.""",
+    A token with the scope `manage` can create tokens with its own scopes. Revoking it also revokes them.""",
 )
 
 DEFAULT_DAYS = 90

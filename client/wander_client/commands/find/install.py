@@ -153,7 +153,7 @@ def origins_of(installed: Installed) -> dict[str, str]:
 
 
 def lock_of(record: InstalledRecord) -> str:
-    """Describe the lock that an environment was installed with, or why there was no lock."""
+    """Describe the lock that an environment was installed with, or why the lock is missing."""
     if record.lock_sha256 is not None:
         return f"lock sha256:{record.lock_sha256}"
     return "lock ignored" if record.unlocked == "chosen" else "without a lock"

@@ -37,7 +37,7 @@ def show_help(
 
 
 def _context(words: list[str]) -> click.Context:
-    """Return the context of a command; raises `UsageError` if there is no such command."""
+    """Return the context of a command; raises `UsageError` if the command is unknown."""
     wander = LazyGroup()
     ctx = click.Context(wander, info_name="wander", **wander.context_settings)
     for word in words:

@@ -80,7 +80,7 @@ def train(
     wander train --verify runs/RUN --steps 5    # are its first steps reproducible, bit for bit?
 
     The run's folder contains the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
-    The first Ctrl-C finishes the current step and saves a checkpoint, from which you can resume.
+    The first Ctrl-C finishes the current step and saves a checkpoint to resume from.
     """
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training

@@ -38,7 +38,7 @@ class ImportRow(Record):
     answer: dict[str, Any] | None = None
     """Output of `wander env import path --json`, or None if it failed."""
     error: dict[str, Any] | None = None
-    """Error as `--json` prints it, with the `step` at which it occurred."""
+    """Error as `--json` prints it, with the `step` that failed."""
     warnings: list[str] = Field(default_factory=list)
 
 
@@ -62,7 +62,7 @@ class Candidate:
 def candidates_in(folder: Path) -> list[Candidate]:
     """Return the projects, sdists and wheels in a folder.
 
-    Raises `NotFound` if there are no packages in it.
+    Raises `NotFound` if the folder contains only other files.
     """
     from wander_client.packages.origins.source import folder_digest
 

@@ -70,8 +70,9 @@ def publish(
     a new version.
 
     The check runs on the wheel, installed with the lock into its own virtual environment. Environments that
-    fail `wander check` are not published. The environment's page shows the results of the check, or that
-    there was no check. The lock pins every package by its digest, so that later installations are the same.
+    fail `wander check` are not published. The environment's page shows the results of the check,
+    or that the check was skipped. The lock pins every package by its digest, so that later installations are
+    the same.
     """
     from wander_client.packages.publish import PublishOptions, publish_folder
 

@@ -56,7 +56,7 @@ class Builder:
 
     data_dir: Path
     policy: SandboxPolicy | None
-    """Limits of the sandbox in which backends run; None runs them with the user's rights."""
+    """Limits of the sandbox for build backends; None runs them with the user's rights."""
 
     @contextlib.contextmanager
     def build(self, folder: Path, *, with_source: bool = True) -> Iterator[dict[Kind, Path]]:

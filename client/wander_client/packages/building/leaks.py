@@ -181,7 +181,7 @@ def find_by_name(name: str) -> str | None:
 
 
 def find_in_content(content: IO[bytes], values: Mapping[str, str]) -> str | None:
-    """Describe the secret in a file's content; None if there is no secret in it."""
+    """Describe the secret in a file's content; None if it contains no secret."""
     wanted = {what: value.encode() for what, value in values.items()}
     rest = b""
     while block := content.read(_BLOCK):

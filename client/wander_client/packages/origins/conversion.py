@@ -1,4 +1,4 @@
-"""Convert somebody else's package into one that a hub accepts: find out what it is, add what it lacks.
+"""Convert somebody else's package for a hub: find out what it is, add what it lacks.
 
 Only `pyproject.toml` and the README of a copy are changed. What the environment is, is read from its source;
 none of its code runs here.
