@@ -214,7 +214,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "--resume", "nothing"], 3, "no run"),
         (["runs", "list", "nowhere"], 3, "there is no folder `nowhere`"),
         (["halp"], 2, "did you mean `help`?"),
-        (["env", "play", "say-env"], 2, "write `./say-env` for the folder here"),
+        (["env", "play", "say-env"], 2, "pass `./say-env` for the local folder"),
         (["view"], 3, "`wander eval` creates runs"),
         (["view", "x/y"], 3, "no run is called"),
         (["post"], 3, "`wander eval` creates runs"),

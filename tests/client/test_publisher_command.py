@@ -48,7 +48,7 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
     ("words", "said"),
     [
         (("admin/x", "acme/envs"), "the file name of the workflow is missing"),
-        (("admin/x", "acme", "--workflow", "a.yml"), "written `owner/repository`"),
+        (("admin/x", "acme", "--workflow", "a.yml"), "the form `owner/repository`"),
         (("admin/x", "acme/envs", "--workflow", "a.txt"), "`--workflow`"),
         (("admin/x", "acme/envs", "--workflow", "a.yml", "--kind", "svn"), "`--kind`"),
         (("admin/x", "sub", "--kind", "oidc"), "needs the address of its issuer"),

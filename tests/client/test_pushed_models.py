@@ -243,8 +243,8 @@ def test_weights_that_change_while_they_are_sent_are_refused(
     ("files", "told"),
     [
         ({}, "there is no `config.json`"),
-        (checkpoint(pytorch__model_bin=b"pickled"), "no model may have: pytorch-model.bin"),
-        (checkpoint(modeling__x_py=b"import os"), "no model may have: modeling-x.py"),
+        (checkpoint(pytorch__model_bin=b"pickled"), "not allowed in a model: pytorch-model.bin"),
+        (checkpoint(modeling__x_py=b"import os"), "not allowed in a model: modeling-x.py"),
         (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "requires custom code"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": weights()}, "contains adapters"),
@@ -268,7 +268,7 @@ def test_a_push_needs_a_place_and_a_model(hub: HubRoom, home: Path, monkeypatch:
         (("admin/settings", str(folder)), 1, "cannot be the name of a model"),
         (("nobody/ttt", str(folder)), 3, "there is no owner `nobody`"),
         (("admin/ttt", "runs/none"), 3, "no run is called"),
-        (("admin/ttt", str(evaluation)), 3, "it is no training run"),
+        (("admin/ttt", str(evaluation)), 3, "it is not a training run"),
     ):
         done = hub.wander("model", "push", *words)
         assert (done.status, told in done.err) == (status, True), done.err

@@ -220,7 +220,7 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
             patch.setattr(module, name, full)
             error = merge(wander, places).json["error"]
         assert (error["code"], error["message"]) == ("run_error", "the disk is full: cannot write `whole`")
-        assert "nothing of it was left; free space" in error["hint"]
+        assert "nothing was left behind; free space" in error["hint"]
         assert sorted(Path().glob(".*")) == sorted([held, other]), "what a killed merge left is gone"
     os.close(lock)
     merged = merge(wander, places)

@@ -92,7 +92,7 @@ def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Pa
     file.write_text(text)
     refused = wander("eval", str(file), "--budget-usd", "1", "--json")
     assert refused.status == 2
-    assert "needs the prices of `echo`" in refused.json["error"]["message"]
+    assert "requires the prices of `echo`" in refused.json["error"]["message"]
     file.write_text(text.replace('"echo"', '"scripted:say_env:solver"').replace("base_url", "# base_url"))
     assert wander("eval", str(file), "--budget-usd", "1").status == 0, "a script costs nothing"
 

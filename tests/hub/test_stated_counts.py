@@ -43,9 +43,14 @@ FORGERIES: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None, st
         None,
         "turn 1 states 3 tokens but has at least 8",
     ),
-    "over its own limit": ([turn("a", 1), turn("b", 90)], (5, 91), 64, "turn 2 has 89 tokens or more"),
-    "over its own limit by its ids": ([turn("a", tokens=ids(90))], (5, 0), 64, "turn 1 has 89 tokens"),
-    "a board of its own, by its text": ([turn(WORDS)], (5, 0), 1, "turn 1 has 31 tokens"),
+    "over its own limit": ([turn("a", 1), turn("b", 90)], (5, 91), 64, "turn 2 has at least 89 tokens"),
+    "over its own limit by its ids": (
+        [turn("a", tokens=ids(90))],
+        (5, 0),
+        64,
+        "turn 1 has at least 89 tokens",
+    ),
+    "a board of its own, by its text": ([turn(WORDS)], (5, 0), 1, "turn 1 has at least 31 tokens"),
 }
 HONEST: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None]] = {
     "no counts at all": ([turn(WORDS)], (0, 0), None),

@@ -134,7 +134,7 @@ def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
         "--json",
     )
     go_on, merge = (
-        "go on with `wander eval --resume 'a run'`",
+        "resume it with `wander eval --resume 'a run'`",
         "`wander runs merge 'a run.shards'/[0-9]* --out ",
     )
     out, place = Path("a run"), Path("a run.shards")
@@ -170,7 +170,7 @@ def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
 
     monkeypatch.setattr("wander_ray.engine.play", play_both)
     said, hint = refused(*words, "--engine", "ray", "--out", str(out))
-    assert (said, merge in hint) == (f"`{out}` is there already", True)
+    assert (said, merge in hint) == (f"`{out}` already exists", True)
     assert (place / "1" / "run.json").is_file()
     assert merge in refused("view", str(place), "--json")[1]
 

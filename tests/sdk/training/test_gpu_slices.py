@@ -171,7 +171,7 @@ def test_weights_that_come_out_differently_are_refused(
         return "others"
 
     monkeypatch.setattr("wander.train.weights.merge_again", merge)
-    with pytest.raises(slices.SliceError, match=r"3-rl-1/model` are not those that they were before"):
+    with pytest.raises(slices.SliceError, match=r"3-rl-1/model` differ from before"):
         slices.merge_models(run, {"seed-0/training/3-rl-1/model": "these"})
     assert asked == [run / "seed-0/training/b"]
 

@@ -261,7 +261,7 @@ def test_ties_and_lonely_rollouts_are_left_out(puller: Path, rollouts: list[Roll
         train_preference(alike, settings_for("kto", puller), tmp_path / "none")
     with pytest.raises(ConfigError, match="all 8 rollouts are good"):
         train_preference(alike, settings_for("kto", puller, {"good_from": 0.5}), tmp_path / "none")
-    with pytest.raises(ConfigError, match="row 1 has no `reward` and `example_id`"):
+    with pytest.raises(ConfigError, match="row 1 lacks `reward` or `example_id`"):
         train_preference([{"messages": rows[0]["messages"]}], settings_for("dpo", puller), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
