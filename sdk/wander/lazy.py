@@ -15,8 +15,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from wander.system.python_parser import parse_alone
-
 GROUP = "wander.names"
 
 
@@ -31,6 +29,8 @@ def lazy_names(
 
     @cache
     def homes() -> dict[str, str]:
+        from wander.system.python_parser import parse_alone  # `import wander` does without
+
         tree = parse_alone(lambda: ast.parse(inspect.getsource(module)))
         guarded = next(node for node in tree.body if isinstance(node, ast.If))
         imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
