@@ -152,13 +152,13 @@ def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.Ca
             bar.update(done)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
-    assert lines[-1] == "playing  1000/1000 (100 %)"
+    assert lines[-1] == "playing  1000/1000 (100%)"
 
 
 def test_progress_shows_the_note_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Output("plain", environ={}).progress("playing", 2) as bar:
         bar.update(2, "reward\n0.5\x1b[31m")
-    assert capsys.readouterr().err == "playing  2/2 (100 %)  reward 0.5\\x1b[31m\n"
+    assert capsys.readouterr().err == "playing  2/2 (100%)  reward 0.5\\x1b[31m\n"
 
 
 @pytest.mark.parametrize("mode", ["json", "quiet"])

@@ -131,8 +131,8 @@ async def test_the_page_shows_how_it_went(hub, run_id):
     assert "first → last step0.0333 → 1" in words
     assert "stored rollouts" in words
     assert "missing" not in words, "training keeps few of its rollouts, and misses none"
-    assert "generation 60.0 %" in words
-    assert "update 30.0 %" in words
+    assert "generation 60.0%" in words
+    assert "update 30.0%" in words
     assert words.index("reward0.0333 → 1") < words.index("rewards/won0.5 → 0.5")
     assert "30optimal0.800 [0.700, 0.900]50" in words
     page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text

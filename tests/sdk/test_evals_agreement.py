@@ -133,7 +133,7 @@ def test_the_margin_is_a_share_of_what_the_weights_move() -> None:
 def test_agreement_is_found_where_it_is_and_seldom_at_the_margin(
     shift: float, least: float, most: float
 ) -> None:
-    """At a true difference of the margin itself the test errs in 5 % of runs; with none it has power."""
+    """At a true difference of the margin itself the test errs in 5% of runs; with none it has power."""
     draw = random.Random(5)
     said = 0
     for _ in range(120):

@@ -71,7 +71,7 @@ def two() -> RunReport:
 def test_the_text_of_several_runs_ends_with_the_comparison() -> None:
     text = "\n".join(report_lines(two()))
     assert text.index("before on alice/echo 1") < text.index("after on alice/echo 1")
-    assert re.search(r"pass@k +95 % interval +pass\^k", text)
+    assert re.search(r"pass@k +95% interval +pass\^k", text)
     assert re.search(r"stratum +reward", text)
     assert re.search(r"(?m)^after +\+0\.5000 .* within chance$", text)
     assert "compared with" not in "\n".join(report_lines(report_of([run("one", [1.0, 0.0])])))

@@ -45,7 +45,7 @@ def broken_down(*rewards: float, metric: str = "exact") -> Breakdown:
 
 def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
     text = "\n".join(run_lines(manifest(), broken_down(0.0, 0.5, 1.0)))
-    assert text.startswith("m on alice/echo 1.2\nreward    0.5000 (95 % interval ")
+    assert text.startswith("m on alice/echo 1.2\nreward    0.5000 (95% interval ")
     assert "4 of 4: 4 examples, 1 each; 1 failed" in text
     assert "failed    model 1" in text
     assert "max_turns_reached 3" in text

@@ -155,7 +155,7 @@ def coverage(rollouts: int, spread: float, *, binary: bool, examples: int, runs:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(("examples", "rollouts", "spread"), [(10, 8, 0.4), (40, 4, 0.4), (30, 4, 0.0)])
 def test_intervals_cover_the_true_mean(binary: bool, examples: int, rollouts: int, spread: float) -> None:
-    # 95 % nominal; 400 runs give a standard error of 1.1 points.
+    # 95% nominal; 400 runs give a standard error of 1.1 points.
     assert 0.915 <= coverage(rollouts, spread, binary=binary, examples=examples) <= 1.0
 
 

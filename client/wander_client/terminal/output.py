@@ -1,7 +1,7 @@
 """Output of commands: results on stdout, everything else on stderr, in one of four modes.
 
 human  color and live progress, on a terminal
-plain  no color, TSV tables, one progress line per 10 %; used if stdout is not a terminal, and for agents
+plain  no color, TSV tables, one progress line per 10%; used if stdout is not a terminal, and for agents
 json   one object on stdout: {"schema": "wander.<command>/1", "data": ..., "warnings": [...]}
 quiet  only results and errors
 """
@@ -211,7 +211,7 @@ class Output:
 
     @contextmanager
     def progress(self, title: str, total: int | None, *, unit: str = "") -> Iterator[Progress]:
-        """Show progress on stderr: a live bar on a terminal, otherwise one line per 10 % or 30 s."""
+        """Show progress on stderr: a live bar on a terminal, otherwise one line per 10% or 30 s."""
         if not self._progress:
             yield Progress(title, total)
         elif self.human and sys.stderr.isatty():
@@ -265,7 +265,7 @@ class Progress:
 
 
 class LineProgress(Progress):
-    """Progress as one line per 10 % or 30 s, for logs."""
+    """Progress as one line per 10% or 30 s, for logs."""
 
     def __init__(self, title: str, total: int | None, unit: str) -> None:
         super().__init__(title, total)
@@ -274,14 +274,14 @@ class LineProgress(Progress):
         self._last = time.monotonic()
 
     def update(self, done: int, note: str = "") -> None:
-        """Print a line if another 10 % are finished or 30 s have passed."""
+        """Print a line if another 10% are finished or 30 s have passed."""
         super().update(done, note)
         step = 10 * done // self.total if self.total else 0
         if step <= self._step and time.monotonic() - self._last < 30:
             return
         self._step = max(step, self._step)
         self._last = time.monotonic()
-        total = f"/{self.total} ({100 * done // self.total} %)" if self.total else ""
+        total = f"/{self.total} ({100 * done // self.total}%)" if self.total else ""
         tail = f"  {one_line(note)}" if note else ""
         _print(sys.stderr, f"{self.title}  {done}{total}{self._unit}{tail}")
 

@@ -84,7 +84,7 @@ class LeaderboardRow(Record):
     rank_high: Count
     """Upper end of the range of ranks. `rank_low` is 1 plus the number of rows that are certainly better, and
     `rank_high` is the number of rows minus the number of rows that are certainly worse. A row is certainly
-    better than another row if its `level` is higher, or if the levels are equal and the 95 % intervals do not
+    better than another row if its `level` is higher, or if the levels are equal and the 95% intervals do not
     overlap. Each row is the first run of a model by an account. Runs that the hub could not verify share the
     last ranks."""
     run_id: RunId
@@ -104,7 +104,7 @@ class LeaderboardRow(Record):
     replay cannot derive it."""
     metrics: dict[Text, float] = Field(default_factory=dict)
     metric_intervals: dict[Text, tuple[float, float]] = Field(default_factory=dict)
-    """Lower and upper end of the 95 % interval of each metric's mean; empty for runs with too few
+    """Lower and upper end of the 95% interval of each metric's mean; empty for runs with too few
     examples."""
     tokens_per_rollout: float | None = None
     usd_per_rollout: float | None = None
@@ -160,7 +160,7 @@ class LeaderboardRow(Record):
     """Names of the row's fields that nothing proves, because only the submitter states them."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
-        """Return the 95 % interval of a metric's mean, or `(None, None)` if it has no interval."""
+        """Return the 95% interval of a metric's mean, or `(None, None)` if it has no interval."""
         return self.metric_intervals.get(metric, (None, None))
 
 

@@ -374,7 +374,7 @@ class MetricSummary(Record):
     std: float
     count: Count
     low: float | None = None
-    """Lower end of the 95 % interval of the mean, clustered by example; None if too few examples have a
+    """Lower end of the 95% interval of the mean, clustered by example; None if too few examples have a
     value."""
     high: float | None = None
     """Upper end of the same interval."""
@@ -389,7 +389,7 @@ class Histogram(Record):
 
 
 class PassRate(Record):
-    """The estimated probability that an example passes in `k` attempts, with 95 % intervals.
+    """The estimated probability that an example passes in `k` attempts, with 95% intervals.
 
     Both estimates are unbiased means over the examples with at least `k` scored rollouts.
     """
@@ -422,7 +422,7 @@ class RunSummary(Record):
     scored."""
     reward_low: float | None
     reward_high: float | None
-    """Upper end of the 95 % interval of the mean, clustered by example."""
+    """Upper end of the 95% interval of the mean, clustered by example."""
     reward_std: float | None
     metrics: dict[Text, MetricSummary] = Field(default_factory=dict)
     histogram: Histogram | None = None

@@ -121,7 +121,7 @@ def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -
     assert (home / "m" / "config.json").is_file()
     again = wander("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "2")
     assert again.status != 0
-    assert "playing  2/2 (100 %) transcripts" in again.err
+    assert "playing  2/2 (100%) transcripts" in again.err
     assert "`m` already exists" in again.err
 
 

@@ -63,7 +63,7 @@ def run_markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
     return "\n".join(parts) + "\n"
 
 
-_CONTRAST = ("difference", "95 % interval", "p", "better", "worse", "same", "verdict")
+_CONTRAST = ("difference", "95% interval", "p", "better", "worse", "same", "verdict")
 """Columns of a comparison, after the run's label."""
 
 
@@ -112,7 +112,7 @@ def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
                 str(metric.count),
             ]
         )
-    return ("metric", "mean", "95 % interval", "std", "count"), rows
+    return ("metric", "mean", "95% interval", "std", "count"), rows
 
 
 def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
@@ -125,7 +125,7 @@ def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
         ]
         for rate in summary.pass_rates
     ]
-    return ("k", "pass@k", "95 % interval", "pass^k", "95 % interval", "examples"), rows
+    return ("k", "pass@k", "95% interval", "pass^k", "95% interval", "examples"), rows
 
 
 def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
@@ -139,7 +139,7 @@ def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]
         ]
         for score in breakdown.strata
     ]
-    return ("stratum", "reward", "95 % interval", "examples"), rows
+    return ("stratum", "reward", "95% interval", "examples"), rows
 
 
 def failure_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
@@ -187,7 +187,7 @@ def run_facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, st
         counts += f"; {summary.failed} failed"
     rows = [("reward", reward_text(summary)), ("rollouts", counts)]
     if breakdown.detectable is not None:
-        shown = f"a difference of {breakdown.detectable:.4f} from a run on other examples, with 80 % power"
+        shown = f"a difference of {breakdown.detectable:.4f} from a run on other examples, with 80% power"
         rows.append(("detects", shown))
     if summary.failures:
         rows.append(("failed", _shares(summary.failures)))
@@ -216,12 +216,12 @@ def token_text(usage: Usage) -> str:
 
 
 def reward_text(summary: RunSummary) -> str:
-    """Format the mean reward with its 95 % interval: `0.7310 (95 % interval 0.6500 to 0.8010)`."""
+    """Format the mean reward with its 95% interval: `0.7310 (95% interval 0.6500 to 0.8010)`."""
     if summary.reward_mean is None:
         return "none: no rollout was scored"
     if summary.reward_low is None or summary.reward_high is None:
         return f"{summary.reward_mean:.4f} (too few rollouts for an interval)"
-    return f"{summary.reward_mean:.4f} (95 % interval {summary.reward_low:.4f} to {summary.reward_high:.4f})"
+    return f"{summary.reward_mean:.4f} (95% interval {summary.reward_low:.4f} to {summary.reward_high:.4f})"
 
 
 def histogram_lines(summary: RunSummary) -> list[str]:

@@ -149,7 +149,7 @@ def _place(
 def _chart_together(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, Any]]:
     """Return the title and chart, by name, of the charts that combine all runs of a report."""
     scores = charts.chart_intervals(list(_scores(runs)), "metric")
-    drawn = {"scores": ("Rewards and metrics, with 95 % intervals", scores)}
+    drawn = {"scores": ("Rewards and metrics, with 95% intervals", scores)}
     if rates := list(_rates(runs)):
         title = "Passing once (pass@k) and always (pass^k) in k rollouts"
         drawn["passes"] = (title, charts.chart_pass_rates(rates))

@@ -1,16 +1,17 @@
 """Tests whether a run agrees with the run that it repeats.
 
-Two runs with identical rollouts, bit for bit, agree regardless of their number. Usually the rollouts differ,
-because sampling is random and kernels differ. The question is then whether the difference between the mean
-rewards is small enough not to matter. The test is paired by example, as in `wander.evals.stats.comparison`:
+Two runs whose rollouts are identical, bit for bit, agree even if there are only a few rollouts. Usually the
+rollouts differ, because sampling is random and kernels differ. The question is then whether the difference
+between the mean rewards is too small to matter. The test is paired by example, as in
+`wander.evals.stats.comparison`:
 
-- `agrees`: the 90 % interval of the difference lies within the margin. This is the two one-sided test of
-  equivalence at 5 % (Schuirmann 1987, doi:10.1007/BF01068419): a run that is too small shows no agreement.
-- `differs`: the 95 % interval of the difference leaves out zero, and equivalence is not shown.
-- `inconclusive`: neither of the two. `needed` estimates how many examples would decide.
+- `agrees`: the 90% interval of the difference lies within the margin. This is the two one-sided test of
+  equivalence at 5% (Schuirmann 1987, doi:10.1007/BF01068419): a run that is too small shows no agreement.
+- `differs`: the 95% interval of the difference excludes zero, and equivalence is not shown.
+- `inconclusive`: neither of the two. `needed` estimates how many examples would be enough to decide.
 
-If all examples differ by the same amount, a share of the unseen ones may still differ by the whole range (at
-5 % per side). Equal rewards of different rollouts on only a few examples therefore show no agreement either.
+If all examples differ by the same amount, a share of the unseen examples may still differ by the whole range
+(at 5% per side). So a few examples with equal rewards but different rollouts do not show agreement either.
 
 The margin is a share of the range of the reward, which is the sum of the absolute weights of the reward
 functions.
@@ -114,7 +115,7 @@ def _is_same_pin(one: RunManifest, other: RunManifest, name: str) -> bool:
 
 
 def _interval(comparison: Comparison, span: float) -> tuple[float | None, float | None]:
-    """Return the 90 % interval of the paired difference. `span` is the range of the reward."""
+    """Return the 90% interval of the paired difference. `span` is the range of the reward."""
     differences = [pair.difference for pair in comparison.by_example]
     count, mean = len(differences), comparison.difference
     if count < 2:
@@ -124,7 +125,7 @@ def _interval(comparison: Comparison, span: float) -> tuple[float | None, float 
 
 
 def _half_width(count: int, deviation: float, span: float) -> float:
-    """Return half the 90 % interval of a mean of differences. Without spread, allow for unseen examples."""
+    """Return half the 90% interval of a mean of differences. Without spread, allow for unseen examples."""
     if deviation > 1e-12 * max(1.0, span) * sqrt(count):
         return quantile(0.95, count - 1) * deviation / sqrt(count)
     return float((1 - 0.05 ** (1 / count)) * span)

@@ -2,7 +2,7 @@
 
 Two means with overlapping intervals may still differ clearly, because both runs played the same examples. The
 difference between each example's means has a much smaller spread than the means themselves. The comparison is
-therefore paired: the 95 % interval and the two-sided p-value are those of Student's t over the examples'
+therefore paired: the 95% interval and the two-sided p-value are those of Student's t over the examples'
 differences (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 4).
 
 If every example differs by the same amount, there is no spread to estimate from, and a few equal differences
@@ -56,11 +56,11 @@ class Comparison(Record):
     difference: float
     low: float | None
     high: float | None
-    """95 % interval of the difference, or None for a single example."""
+    """95% interval of the difference, or None for a single example."""
     p_value: float | None
     """Two-sided p-value of the hypothesis that the runs do not differ. None for a single example."""
     detectable: float | None
-    """Smallest true difference that this number of examples detects with a power of 80 %. None without
+    """Smallest true difference that this number of examples detects with a power of 80%. None without
     spread."""
     examples: int
     """Examples that both runs scored."""
@@ -179,7 +179,7 @@ def group_scores(rollouts: Iterable[Rollout]) -> dict[str, ScoredExample]:
 
 
 def detectable_difference(error: float, df: float) -> float:
-    """Return the difference that a two-sided t test at 5 % detects with a power of 80 %.
+    """Return the difference that a two-sided t test at 5% detects with a power of 80%.
 
     `error` is the standard error of the difference. This is the usual approximation: the sum of both
     quantiles times the standard error (Miller 2024, section 5).

@@ -1,4 +1,4 @@
-"""Computes 95 % intervals of a mean: Gaffke's for graded values, Wilson's for values of only 0 and 1.
+"""Computes 95% intervals of a mean: Gaffke's for graded values, Wilson's for values of only 0 and 1.
 
 `wander.evals.stats.summary` explains which interval applies when, and why. `benchmarks/coverage.py` measures
 how often the intervals contain the true mean.
@@ -27,9 +27,9 @@ _PRECISION = 1e-7
 
 
 def mean_interval(values: Sequence[float], bounds: Interval | None = None) -> Interval | tuple[None, None]:
-    """Return Gaffke's 95 % interval of the mean of independent values that lie within `bounds`.
+    """Return Gaffke's 95% interval of the mean of independent values that lie within `bounds`.
 
-    For values in [0, 1], the upper end is the 97.5 % quantile of their mean under uniformly random
+    For values in [0, 1], the upper end is the 97.5% quantile of their mean under uniformly random
     (Dirichlet) weights, with an additional value of 1. The lower end is computed the same way with an
     additional 0. For 0/1 values this is Clopper and Pearson's interval. For equal values it covers unseen
     values: a share of `1 - 0.025^(1/n)` may be different. (Gaffke 2005, "Three test statistics for a
@@ -60,7 +60,7 @@ def mean_interval(values: Sequence[float], bounds: Interval | None = None) -> In
 
 
 def _upper_bound(shares: Iterable[float]) -> float:
-    """Return Gaffke's upper bound at 97.5 % of the mean of values in [0, 1].
+    """Return Gaffke's upper bound at 97.5% of the mean of values in [0, 1].
 
     The quantile of the weighted mean comes from a saddlepoint approximation (Barndorff-Nielsen's r*), which
     is within half a percent of the exact one, so no random numbers are drawn. With `t` as parameter, the
@@ -123,7 +123,7 @@ def is_rounding(error: float, mean: float) -> bool:
 
 
 def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> Interval:
-    """Return Wilson's 95 % interval for 0/1 rewards.
+    """Return Wilson's 95% interval for 0/1 rewards.
 
     `means` contains one mean per example, and `rollouts` is the total number of rollouts.
     """
@@ -140,7 +140,7 @@ def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> Interval
 
 
 def wilson_interval(p: float, n: float) -> Interval:
-    """Return Wilson's 95 % score interval of a share `p` observed over `n` trials (n may be fractional)."""
+    """Return Wilson's 95% score interval of a share `p` observed over `n` trials (n may be fractional)."""
     z2 = _Z * _Z
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n))

@@ -7,7 +7,7 @@ How the numbers are computed:
   do not enter any mean: an endpoint that was down is not a low score.
 - `reward_mean` is the mean over examples of each example's mean over its scored rollouts. An example with
   failed rollouts therefore weighs as much as the others.
-- The 95 % interval is clustered by example, because rollouts of one example are not independent: the sample
+- The 95% interval is clustered by example, because rollouts of one example are not independent: the sample
   consists of the K example means.
 - If every reward is 0 or 1, the interval is Wilson's, which stays inside [0, 1] and does not collapse when
   all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the clustered standard

@@ -42,7 +42,7 @@ _MOST_NODES = 2_000_000
 memory."""
 _MOST_RATIO = 1000
 _FREE_RATIO = 256 << 20
-"""Bytes that any file may unpack to. Transcripts compress to a tenth, records of games to 1 %."""
+"""Bytes that any file may unpack to. Transcripts compress to a tenth, records of games to 1%."""
 _PACKED_STEP = 4096
 """Compressed bytes per step. Four bytes may unpack to 128 KiB, so a larger step could fill the memory."""
 _BLOCK = 1 << 20

@@ -1,8 +1,8 @@
 """Generates the JSON Schema of the run record from the models that read and write it.
 
-Version 1 is what `"schema": "wander.run/1"` in a `run.json` refers to, for all files of that folder. Fields
-with a default may be added within a version, because records without them stay valid. Every other change (a
-removed field, a new required field, another type) needs version 2.
+`"schema": "wander.run/1"` in a `run.json` means that all files of the folder follow version 1. Fields with a
+default may be added within a version, because records without them stay valid. Every other change (a removed
+field, a new required field, a different type) needs version 2.
 """
 
 from __future__ import annotations
