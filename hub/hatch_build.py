@@ -16,12 +16,12 @@ LEFT_OUT = {"__pycache__", "images"}
 
 
 class ShipNeighbors(BuildHookInterface[Any]):
-    """Puts what is `SHIPPED` into the wheel, and into the source archive as it is."""
+    """Adds the `SHIPPED` files to the wheel, and unchanged to the source archive."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the files to what is built; an editable install reads the repository's own."""
+        """Add the files to the build. An editable install reads the files of the repository instead."""
         if version == "editable":
             return
         root = Path(self.root)

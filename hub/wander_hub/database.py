@@ -152,13 +152,12 @@ def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
 
 
 class UnreleasedDatabase(Exception):
-    """The database was made by a hub from before 0.1.0; `hint` explains how to move its content to this
-    release."""
+    """The database was created by a hub older than 0.1.0. `hint` explains how to move it to this release."""
 
     def __init__(self, revision: str) -> None:
         super().__init__(f"this database was made before Wander 0.1.0 (schema {revision})")
         self.hint = (
-            "run `wander-hub backup FOLDER` with commit 13dc2cf7, the last one before 0.1.0, then "
+            "run `wander-hub backup FOLDER` with commit 13dc2cf7, the last commit before 0.1.0, then "
             "`wander-hub restore FOLDER --data NEW` with this release"
         )
 
@@ -196,10 +195,10 @@ class Database:
 
     @contextmanager
     def read(self, reader: Identity | None = None, *, one_moment: bool = False) -> Iterator[Session]:
-        """Open a read-only session, whose changes are rolled back. It sees what `reader` may see, or for None
-        the public.
+        """Open a read-only session, whose changes are rolled back.
 
-        With `one_moment`, all statements of the session see the same snapshot.
+        Queries return only rows that `reader` may see. If it is None, they return only public rows. With
+        `one_moment`, all statements of the session see the same snapshot.
         """
         with self._read(info={**self.session_info, READER: reader}) as session:
             if one_moment:

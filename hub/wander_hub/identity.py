@@ -55,7 +55,7 @@ class Identity:
     """Id of the browser session, which has all permissions of its user; None for a caller with a token."""
 
     def __hash__(self) -> int:
-        """Return a hash of who reads, because statements are cached by identity."""
+        """Return a hash of the fields that identify the reader, because statements are cached by reader."""
         return hash((self.user_id, self.token_id, self.browser_session, self.only_run))
 
     def may(

@@ -38,7 +38,8 @@ IN_MEMORY = 4 * 1024 * 1024
 """Size in bytes above which assembled files are kept on disk instead of in memory."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
-"""A client waits for the answer, and obstore's default would retry for three minutes."""
+"""Retries of requests to the object store. A client is waiting, and obstore's default is to retry for three
+minutes."""
 PRIVATE = 0o700
 """Mode of a folder that only the hub's user may access."""
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")

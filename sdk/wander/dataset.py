@@ -95,7 +95,7 @@ class Dataset:
         if count is None:
             length = self.length
             if length is None:
-                raise DatasetError(f"the {self.split} dataset is endless", hint="give the number of examples")
+                raise DatasetError(f"the {self.split} dataset is endless", hint="pass the number of examples")
             count = max(0, length - start)
         examples: list[Example] = []
         for index in range(start, start + count):

@@ -116,7 +116,7 @@ class Environment(Player):
         self._shown: tuple[list[Messages], int] = ([], 0)
         """Conversations of the examples to show, and the number of them for each question."""
         if self._examples_to_show < 0:
-            raise ConfigError(f"cannot show `{few_shot}` examples", hint="give 0 or more")
+            raise ConfigError(f"cannot show `{few_shot}` examples", hint="pass 0 or more")
         self.seed = seed
         self.name = name
         self.summary = summary

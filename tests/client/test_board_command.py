@@ -101,7 +101,7 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
     (home / "runs" / "good").rename(home / "aside")  # so that it is read from the hub
     shown = room.wander("runs", "show", data["run_id"])
     (home / "aside").rename(home / "runs" / "good")
-    assert "as the submitter states them" in shown.out
+    assert "self-reported by the submitter" in shown.out
     board = room.wander("leaderboard", NAME)
     assert "self-reported and not verified" in board.err
     assert "stated_by_the_submitter" in room.wander("leaderboard", NAME, "--csv", "-").out.splitlines()[0]

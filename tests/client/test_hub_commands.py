@@ -233,7 +233,7 @@ def test_a_run_that_holds_a_secret_is_not_posted(
     (other / "alerts.jsonl").write_text('{"message": "401 for jk-of-the-endpoint-of-judges"}\n')
     result = published.wander("post", str(other), "--json")
     assert (result.status, result.json["error"]["code"]) == (1, "secret_found")
-    assert "`alerts.jsonl` holds the value of JUDGES_API_KEY" in result.json["error"]["message"]
+    assert "`alerts.jsonl` contains the value of JUDGES_API_KEY" in result.json["error"]["message"]
 
 
 def test_posting_without_a_token_needs_login(hub: HubRoom, home: Path) -> None:

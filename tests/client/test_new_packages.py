@@ -177,13 +177,13 @@ def test_a_new_package_never_overwrites(wander: Wander, home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("json", "a module of Python's own"),
-        ("tests", "a module of Python's own"),
-        ("class", "a keyword of Python"),
-        ("match", "a keyword of Python"),
+        ("json", "a module of the Python standard library"),
+        ("tests", "a module of the Python standard library"),
+        ("class", "a Python keyword"),
+        ("match", "a Python keyword"),
         ("numpy", "a well-known package"),
         ("huggingface-hub", "a well-known package"),
-        ("wander", "a package of Wander"),
+        ("wander", "a Wander package"),
     ],
 )
 def test_a_name_that_something_else_has_is_refused(name: str, said: str, wander: Wander, home: Path) -> None:

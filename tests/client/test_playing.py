@@ -79,7 +79,7 @@ def test_a_slip_at_the_keyboard_costs_no_turn(play: Play, shop: Path) -> None:
     assert result.status == 0
     assert "there is no tool `prise`" in result.err
     assert "did you mean `price`?" in result.err
-    assert "`cup` is not of the form name=value" in result.err
+    assert "`cup` does not have the form name=value" in result.err
     assert "`/call` needs the name of a tool" in result.err
     assert result.out.count("price(item: string)") == 2
     assert "total_tool_calls         0" in result.out

@@ -146,7 +146,7 @@ CONTENTS = {
 @pytest.mark.parametrize("before", [0, (1 << 20) - 7])
 def test_files_are_refused_by_their_content(what: str, before: int, tmp_path: Path) -> None:
     (line,) = refused(tmp_path, {"my_env/data.txt": b" " * before + CONTENTS[what]})
-    assert line.startswith("my_env/data.txt: it holds a")
+    assert line.startswith("my_env/data.txt: it contains a")
     assert CONTENTS[what].decode() not in line
 
 
@@ -168,7 +168,7 @@ def test_text_that_only_looks_similar_is_published(content: bytes) -> None:
 def test_secrets_of_this_machine_are_found_whatever_they_look_like(tmp_path: Path) -> None:
     files = {"a.txt": b"x" * 5000 + b"correct horse battery", "b.txt": b"correct horse"}
     lines = refused(tmp_path, files, **{"the value of MY_KEY": "correct horse battery"})
-    assert lines == ["a.txt: it holds the value of MY_KEY"]
+    assert lines == ["a.txt: it contains the value of MY_KEY"]
 
 
 def test_what_the_user_allows_is_published(tmp_path: Path) -> None:

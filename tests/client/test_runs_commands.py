@@ -59,7 +59,7 @@ def test_diff_tells_pins_rewards_and_where_messages_part(wander: Wander, pair: l
         in shown.out
     )
     assert "2\t0\t0.5\t0\n0\t0\t0\t1\n" in shown.out, "the loss comes first"
-    assert "0/0: the runs part at message 1" in shown.out
+    assert "0/0: the runs differ from message 1" in shown.out
     assert "-two\n+TWO\n three" in shown.out
     data = wander("runs", "diff", *pair, "--json").data
     assert [one["field"] for one in data["manifest"]] == ["model.name"]

@@ -190,7 +190,10 @@ def test_a_rollout_with_another_seed_than_its_siblings_is_refused(wander: Wander
     lines = re.sub(rb'"seed":\d+', b'"seed":7', b"".join(jsonl.blocks(packed)))
     (places[1] / "rollouts.jsonl").write_bytes(lines)
     error = merge(wander, places).json["error"]
-    assert "`part-1` was changed: rollout `0/1` has another seed than rollout `0/0`" in error["message"]
+    assert (
+        "`part-1` was changed: rollouts `0/1` and `0/0` of the same example have different seeds"
+        in error["message"]
+    )
 
 
 def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder: Path, home: Path) -> None:

@@ -258,7 +258,7 @@ async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(post
         seen.add((tuple(names), *reasons))
         told = (await posted.board(board=one))["elsewhere"]
         assert [(each["model"], each["because"]) for each in told] == list(zip(names, reasons, strict=True))
-    assert seen == {(("b",), "at most 64 tokens a turn"), (("a",), "no token limit"), ((),)}
+    assert seen == {(("b",), "at most 64 tokens per turn"), (("a",), "no token limit"), ((),)}
 
 
 async def test_another_opponent_is_another_board(posted):
@@ -391,11 +391,11 @@ async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
     assert float(cells["metric:lcs_low_95"]) == pytest.approx(row["reward_low"])
     shown = f"{row['reward_low']:.2f} to {row['reward_high']:.2f}"
     place = "/alice/reverse-text/leaderboard"
-    told = f'data-label="lcs" title="95 % interval, clustered by example: {shown}">'
+    told = f'data-label="lcs" title="95% interval, clustered by example: {shown}">'
     for query in ("?column=metrics", "?column=rank&column=metric:lcs"):
         assert told in (await posted.hub.get(place + query, headers=HTML)).text
     assert told not in (await posted.hub.get(place, headers=HTML)).text
-    assert ">95 %<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
+    assert ">95%<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
 
 
 async def test_csv_has_a_header_and_no_formulas(posted):

@@ -114,8 +114,8 @@ async def test_a_check_that_cannot_run_says_why(hub, monkeypatch):
     assert worker(hub).run_one()
     found = (await hub.get(PATH)).json()
     assert (found["state"], found["summary"]) == ("failed", None)
-    assert "answered without a report" in found["error"]
-    assert "failed: `wander check` answered without a report" in (await hub.get("/alice/reverse-text")).text
+    assert "did not return a report" in found["error"]
+    assert "failed: `wander check` did not return a report" in (await hub.get("/alice/reverse-text")).text
 
 
 async def test_checks_of_a_private_environment_are_for_those_who_see_it(hub, commands):

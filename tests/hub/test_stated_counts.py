@@ -26,22 +26,32 @@ FORGERIES: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None, st
         [turn(WORDS, 1)],
         (5, 1),
         None,
-        "turn 1 states 1 tokens but has at least 31",
+        "turn 1 has at least 31 tokens, but reports 1",
     ),
-    "one token for a rollout, none for its turns": ([turn(WORDS)], (5, 1), None, "states 1 completion"),
+    "one token for a rollout, none for its turns": (
+        [turn(WORDS)],
+        (5, 1),
+        None,
+        "completion tokens, but it reports 1",
+    ),
     "one token and one id for a long answer": (
         [turn(WORDS, 1, tokens=ids(1))],
         (5, 1),
         None,
-        "turn 1 states 1",
+        "but reports 1",
     ),
-    "less in all than in its turns": ([turn("a", 9), turn("b", 9)], (5, 10), None, "states 10 completion"),
-    "less prompt than in its turns": ([turn("a", 9, 50)], (20, 9), None, "states 20 prompt tokens"),
+    "less in all than in its turns": (
+        [turn("a", 9), turn("b", 9)],
+        (5, 10),
+        None,
+        "completion tokens, but it reports 10",
+    ),
+    "less prompt than in its turns": ([turn("a", 9, 50)], (20, 9), None, "but it reports 20"),
     "less than its ids": (
         [turn("a", 3, tokens=ids(9))],
         (5, 3),
         None,
-        "turn 1 states 3 tokens but has at least 8",
+        "turn 1 has at least 8 tokens, but reports 3",
     ),
     "over its own limit": ([turn("a", 1), turn("b", 90)], (5, 91), 64, "turn 2 has at least 89 tokens"),
     "over its own limit by its ids": (
@@ -138,4 +148,4 @@ async def test_one_token_for_an_answer_without_turns_is_refused(hub: Any, run_of
     rollouts[2] |= {"turns": [], "completion": said, "usage": {"completion_tokens": 1}}
     answer = await hub.post_run(manifest, rollouts)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts"), answer.text
-    assert "states 1 completion tokens but its turns have at least 31" in answer.json()["detail"]
+    assert "its turns have at least 31 completion tokens, but it reports 1" in answer.json()["detail"]

@@ -119,7 +119,7 @@ def test_redirects_are_not_followed(monkeypatch):
     with webhook_receiver() as receiver, webhook_receiver() as inside:
         receiver.answers, receiver.location = [307], inside.url
         outcome = sender().send(receiver.url, HEADERS, b"{}")
-    assert (outcome.status, outcome.error) == (307, "it answered 307; redirects are not followed")
+    assert (outcome.status, outcome.error) == (307, "it returned status 307; redirects are not followed")
     assert (len(receiver.received), inside.received) == (1, [])
 
 

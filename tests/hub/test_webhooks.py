@@ -204,7 +204,7 @@ async def test_it_is_tried_again_ever_later_and_given_up(hub, receiver, deliver,
         let_time_pass(hub)
     for pause, usual in zip(pauses, delivery.PAUSES, strict=True):
         assert 0.79 * usual <= pause <= 1.21 * usual + 1
-    assert (found["state"], found["status"], found["error"]) == ("failed", 500, "it answered 500")
+    assert (found["state"], found["status"], found["error"]) == ("failed", 500, "it returned status 500")
     assert len({one.headers["webhook-id"] for one in receiver.received}) == 1
     hook = (await hub.get(f"{HOOKS}/{number}", headers=hub.auth())).json()
     assert hook["failing_since"]

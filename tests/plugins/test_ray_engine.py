@@ -151,13 +151,13 @@ def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
     commands += [("view",), ("post",), ("runs", "show")]
     for command in commands:
         assert refused(*command, str(place), "--json") == (
-            f"`{place}` holds the shards of a run that an engine plays",
+            f"`{place}` contains the shards of a run, not a whole run",
             go_on,
         )
     said, hint = refused(*words, "--out", str(out))
-    assert ("which an engine plays" in said, go_on in hint) == (True, True)
-    assert "which an engine plays" in refused(*words, "-m", "scripted:say_env:wrong", "--out", str(out))[0]
-    with pytest.raises(UsageError, match="which an engine plays"):
+    assert ("which is not finished" in said, go_on in hint) == (True, True)
+    assert "which is not finished" in refused(*words, "-m", "scripted:say_env:wrong", "--out", str(out))[0]
+    with pytest.raises(UsageError, match="which is not finished"):
         say_env.evaluate_sync("scripted:say_env:solver", n=2, out=out)
 
     def play_both(*_: object) -> None:

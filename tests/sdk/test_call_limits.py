@@ -276,7 +276,7 @@ async def test_nothing_waits_for_ever_for_an_endpoint_that_takes_nothing_any_mor
     with pytest.raises(RateLimited) as caught:
         await evaluated(client, single_turn(500), concurrency=4, max_retries=0)
     await client.close()
-    assert "has refused every call" in str(caught.value)
+    assert "has rejected every call" in str(caught.value)
 
 
 async def test_a_quota_that_is_used_up_ends_the_run(chat_server: Any, faults: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def test_an_endless_dataset_has_no_length_and_no_end():
     assert dataset[10**6].prompt[0]["content"] == "1000000"
     with pytest.raises(DatasetError, match="is endless") as caught:
         dataset.examples()
-    assert caught.value.hint == "give the number of examples"
+    assert caught.value.hint == "pass the number of examples"
     assert SingleTurnEnv(ProceduralRows(lambda index: {"question": "q"})).info.train_examples is None
 
 

@@ -148,7 +148,7 @@ async def test_without_any_verdict_the_rollout_fails_and_scores_nothing():
     assert rollout.reward is None
     assert rollout.metrics == {}
     assert rollout.failure.boundary == "rubric"
-    assert "no readable verdict in 2 attempts" in rollout.failure.message
+    assert "no valid verdict in 2 attempts" in rollout.failure.message
     assert len(rollout.info[PUBLIC_KEY]) == 2
 
 

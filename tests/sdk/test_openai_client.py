@@ -118,7 +118,7 @@ async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, 
         ("404", ModelError, False, 1, "does not exist"),
         ("500", ModelError, True, 3, "kaboom"),
         ("html", InvalidResponse, False, 1, "Welcome"),
-        ("truncated", InvalidResponse, True, 3, "broken JSON"),
+        ("truncated", InvalidResponse, True, 3, "invalid JSON"),
         ("empty", InvalidResponse, True, 3, "empty body"),
         ("no_choices", InvalidResponse, True, 3, "no choices"),
         ("error_in_200", InvalidResponse, True, 3, "upstream is busy"),
@@ -186,7 +186,7 @@ async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: d
     chat_server.script = lambda body, number: faults["hang"]
     client = OpenAIClient("m", chat_server.url, timeout=0.1, max_retries=1)
     client.attempts.retry_seconds = 0.01
-    with pytest.raises(ModelError, match="no answer in time") as caught:
+    with pytest.raises(ModelError, match="did not respond in time") as caught:
         await client.complete(request())
     await client.close()
     assert caught.value.retryable

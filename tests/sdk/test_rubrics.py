@@ -71,7 +71,7 @@ async def test_a_name_that_nothing_provides_is_told():
 
     rollout = await scored(Rubric([asks]))
     assert rollout.failure is not None
-    assert "`asks` takes `tempo`, which no rollout provides" in rollout.failure.message
+    assert "`asks` has a parameter `tempo`, which no rollout provides" in rollout.failure.message
 
 
 async def test_sync_async_partial_method_and_callable_object_count():

@@ -84,7 +84,7 @@ class EvaluationFlags:
     ] = None
     serve: Annotated[Literal["vllm"] | None, Option(help="start a server for the model")] = None
     exhaustive: Annotated[
-        bool, Option("--exhaustive", help="play every reply to every opening, with greedy decoding")
+        bool, Option("--exhaustive", help="play every possible line of every opening, with greedy decoding")
     ] = False
     pass_env: Annotated[list[str] | None, Option(help="environment variable to pass to the environment")] = (
         None

@@ -535,7 +535,7 @@ class HubApi:
 
     def _no_hub(self, answer: Answer) -> ClientError:
         return Unavailable(
-            f"`{answer.url}` answered {answer.status} in an unknown format",
+            f"`{answer.url}` returned status {answer.status} in an unknown format",
             hint=f"check that `{self.url}` is a Wander hub of this version (see `wander --version`)",
             code="unexpected_answer",
             retryable=False,

@@ -42,10 +42,10 @@ KINDS = {
     "multi-turn": Kind("a game or a conversation, turn by turn", "Guess a number that is higher or lower."),
     "tool": Kind("the model calls Python functions", "Look prices up and add them."),
     "stateful-tool": Kind(
-        "tools that work on the rollout's own state", "Move money until all have the same."
+        "tools that work on the rollout's own state", "Move money until everybody has the same amount."
     ),
     "mcp": Kind("the tools of an MCP server", "Ask a library about its books over MCP.", "mcp"),
-    "rlm": Kind("a context too long to read, worked on with code", "Count what a long log reports."),
+    "rlm": Kind("a context too long to read, explored with Python code", "Count what a long log reports."),
     "group": Kind("several environments mixed by weight", "Add numbers and spell words backwards."),
     "judge": Kind(
         "free text that a judge model scores", "Answer why, and let a judge compare.", options=JUDGE
@@ -158,12 +158,12 @@ def package_name(word: str) -> str:
 def _owner_of(module: str) -> str | None:
     """Return the owner of a module's name, or None if the name is free."""
     if keyword.iskeyword(module) or keyword.issoftkeyword(module):
-        return "a keyword of Python"
+        return "a Python keyword"
     if module in sys.stdlib_module_names or module in ("test", "tests"):
-        return "a module of Python's own"
+        return "a module of the Python standard library"
     ours = ("sdk", "client", "compat", "hub", "integrations", "ray")
     if module == "wander" or module in {f"wander_{name}" for name in ours}:
-        return "a package of Wander"
+        return "a Wander package"
     if module in POPULAR:
         return "a well-known package"
     return None

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
     from wander.types import Example, Rollout
 
-HELP = "`/undo` takes a choice back, `/hint` counts how each would end, `/quit` leaves"
+HELP = (
+    "`/undo` takes back your last choice, `/hint` counts the results after each choice, "
+    "`/quit` leaves the game"
+)
 
 
 class Opponent:
-    """Plays one rollout, choice by choice: each choice replays it from the start up to the next open choice.
+    """Plays one rollout, one choice at a time.
 
-    The model is asked once for each conversation, so its earlier answers do not change.
+    After each choice, the rollout is replayed from the start up to the next choice. The model is called once
+    per conversation, so its earlier answers do not change.
     """
 
     def __init__(

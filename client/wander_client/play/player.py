@@ -16,16 +16,16 @@ from wander_client.play.typed_calls import describe_tool, example_call, parse_ca
 from wander_client.runs.text import message_text
 from wander_client.terminal.output import Output
 
-COMMANDS = "`/undo` takes the last one back, `/hint` asks for help, `/quit` leaves"
+COMMANDS = "`/undo` takes back your last answer, `/hint` asks a model, `/quit` leaves the game"
 
 
 class PlayerClient(Client):
-    """Shows the new messages of every turn and asks for the answer, one line.
+    """Shows the new messages of each turn, and reads the answer from one typed line.
 
-    `wrap` turns what is typed into what the environment expects: `{}` stands for the typed text. Where the
-    environment offers tools they are listed first, and `/call NAME key=value` calls one. `hints` is asked by
-    `/hint` what it would answer. `/undo` ends the rollout with `undone` set: played again, it goes up to the
-    last answer but one by itself.
+    `wrap` is a template for the answer, in which `{}` is replaced by the typed text. If the environment has
+    tools, they are listed first, and `/call NAME key=value` calls a tool. `/hint` shows the answer of the
+    client `hints`. `/undo` ends the rollout and sets `undone`. When the rollout is then replayed, all answers
+    except the last one are repeated automatically.
     """
 
     model = "human"
@@ -41,7 +41,7 @@ class PlayerClient(Client):
         self._wrap = wrap
         self._hints = hints
         self._given: list[Message] = []
-        """Answers so far, which are given again when the rollout is replayed."""
+        """Answers so far, which are repeated when the rollout is replayed."""
         self.undone = False
         self._seen: list[Message] = []
         self._tools: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ class PlayerClient(Client):
                 await self._hint(request)
                 continue
             if typed.strip() == "/undo":
-                if self._given:  # the rollout ends, and is played again without the last answer
+                if self._given:  # ends the rollout, which is then replayed without the last answer
                     self._given.pop()
                     self.undone = True
                     raise ModelError("an answer was taken back")
@@ -114,7 +114,7 @@ class PlayerClient(Client):
             try:
                 return parse_call(rest, self._tools).as_message(call_id)
             except UsageError as error:
-                # A slip at the keyboard costs no turn, unlike a call that the environment refuses.
+                # A typo does not cost a turn, unlike a call that the environment rejects.
                 self._output.error(error)
                 return None
         text = line.replace("\\n", "\n")
@@ -127,7 +127,7 @@ class PlayerClient(Client):
         output = self._output
         output.line()
         if not self._tools:
-            output.line(f"this environment offers no tools; a line is an answer, {COMMANDS}")
+            output.line(f"this environment offers no tools; each line is an answer, {COMMANDS}")
             return
         output.line("-- tools", style="hint")
         for tool in self._tools:
@@ -138,7 +138,7 @@ class PlayerClient(Client):
         output.line()
         output.line(
             f"call one with `{example_call(self._tools[0])}` (or a JSON object after the name); "
-            f"any other line is your answer; `/tools` lists them again, {COMMANDS}",
+            f"any other line is your answer; `/tools` lists the tools again, {COMMANDS}",
             style="dim",
         )
 

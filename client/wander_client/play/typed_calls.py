@@ -128,7 +128,7 @@ def _pair(word: str, fields: Mapping[str, Any], tool: Schema) -> tuple[str, Any]
     key, equals, value = word.partition("=")
     if not equals or not key:
         raise UsageError(
-            f"`{word}` is not of the form name=value",
+            f"`{word}` does not have the form name=value",
             hint=f"write `{example_call(tool)}`; text with spaces in quotes",
         )
     if type_name(fields.get(key, {})) == "string":

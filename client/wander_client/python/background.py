@@ -124,9 +124,9 @@ def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameter
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Add an error's hint and details to its traceback, with options as Python keywords.
+    """Add an error's hint and details to its traceback, and name options by their Python keywords.
 
-    Errors of the system or the connection become `ClientError`s, as in the command.
+    Like the command, this converts errors of the operating system and the connection to `ClientError`.
     """
     try:
         yield

@@ -123,7 +123,7 @@ class Run(os.PathLike[str]):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the reward, clustered by example, or None if there are too few scored rollouts."""
+        """95% interval of the reward, clustered by example, or None if there are too few scored rollouts."""
         low, high = self.summary.reward_low, self.summary.reward_high
         return None if low is None or high is None else (low, high)
 

@@ -138,7 +138,7 @@ def describe_standing(run: FoundRun) -> dict[str, Any]:
         "level_reason": detail.level_reason,
         "posted_by": detail.posted_by,
         "posted_at": detail.posted_at,
-        "not_proved": f"{STATED}: these are as the submitter states them",
+        "not_proved": f"{STATED}: self-reported by the submitter",
     }
 
 

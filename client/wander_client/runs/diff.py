@@ -25,7 +25,7 @@ _OF_ONE_RUN = {"run_id", "started_at", "ended_at", "endpoints", "spending"}
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """A field of the manifests that differs; None where a run does not have it."""
+    """A field of the manifests that differs. The value is None if a run does not have the field."""
 
     field: str
     before: Any
@@ -53,14 +53,14 @@ class RunDiff:
     same: int = 0
     """Rollouts with the same messages and the same reward."""
     said_otherwise: int = 0
-    """Rollouts with the same reward and other messages."""
+    """Rollouts with the same reward but different messages."""
     only_before: int = 0
     """Rollouts that the second run does not have."""
     only_after: int = 0
     other_questions: list[str] = field(default_factory=list)
     """Differences in split and arguments, which may give the same id to different examples."""
     changed: list[RewardChange] = field(default_factory=list)
-    """Sorted by loss of reward, largest first."""
+    """Changed rollouts, sorted by loss of reward, largest first."""
     first_key: Key | None = None
     """The first rollout, in the second run's order, whose messages differ."""
 
@@ -130,12 +130,12 @@ def message_difference_lines(difference: MessageDifference) -> list[StyledLine]:
     """Return styled lines that show the difference."""
     from difflib import unified_diff
 
-    head = f"{difference.example_id}/{difference.index}: the runs part at message {difference.place}"
+    head = f"{difference.example_id}/{difference.index}: the runs differ from message {difference.place}"
     if difference.before is None or difference.after is None:
         ends, goes_on = ("first", "second") if difference.before is None else ("second", "first")
         message = difference.after if difference.before is None else difference.before
         assert message is not None, "two missing messages do not differ"
-        lines = [f"{head}: the {ends} run ends, the {goes_on} goes on", *_message_lines(message)]
+        lines = [f"{head}: the {ends} run ends, the {goes_on} run continues", *_message_lines(message)]
         return [(lines[0], "bold"), *((line, None) for line in lines[1:])]
     before, after = _message_lines(difference.before), _message_lines(difference.after)
     styles = {"+": "good", "-": "error", "@": "hint"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
 
 RUNS = "posted-runs"
-"""Folder in the cache that holds downloaded runs: a posted run never changes."""
+"""Folder in the cache for downloaded runs. They stay valid, because a posted run never changes."""
 
 
 class LocalRun:
@@ -32,7 +32,7 @@ class LocalRun:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.place = str(folder.path)
-        """The folder; for a posted run its id on the hub."""
+        """Path of the folder. For a posted run, its ID on the hub."""
         self.manifest = folder.manifest
 
     @cached_property

@@ -64,7 +64,7 @@ class RunFilter:
 def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
     """Yield a row for every run below a folder, newest first; warns about runs that cannot be read."""
     for run in local_runs(place, output):
-        from wander.errors import RunError  # here, as it takes longer than the rest of an empty list
+        from wander.errors import RunError  # late, because importing it takes longer than listing no runs
 
         manifest = run.manifest
         try:
@@ -77,9 +77,9 @@ def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
 
 
 def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[str, Any]]:
-    """Yield a row for every run on the hub that the user may see, the newest first.
+    """Yield a row for every run on the hub that the user may see, newest first.
 
-    `environment` as `owner/name` has the hub look for it; of a pattern all runs are read.
+    If `environment` is an `owner/name`, the hub filters the runs. If it is a pattern, all runs are read.
     """
     exact = environment if environment and "/" in environment and not set("*?[") & set(environment) else None
     with context.hub() as hub:

@@ -51,7 +51,9 @@ def _find_runs(runs_dir: Path, output: Output) -> Iterator[Path]:
         for folder in (place, *_folders_in(place, output, links=False)):
             seen += 1
             if seen > MOST_RUNS:
-                output.warn(f"`{runs_dir}` has more than {MOST_RUNS:,} folders; the others are left out")
+                output.warn(
+                    f"`{runs_dir}` has more than {MOST_RUNS:,} folders; the remaining folders are ignored"
+                )
                 return
             if os.path.lexists(folder / "run.json"):
                 yield folder
@@ -86,9 +88,9 @@ def short_ids(run_ids: Sequence[str]) -> list[str]:
 
 
 def run_folder(context: Invocation, word: str | None) -> RunFolder:
-    """Return the run of a word, or the newest: a path, a run's id, how it begins or ends, or a folder's name.
+    """Return the run that a word names, or the newest run.
 
-    Raises `NotFound`.
+    The word is a path, a run's ID, the beginning or end of an ID, or the name of a folder. Raises `NotFound`.
     """
     from wander.evals.store.folder import RunFolder
 
@@ -126,15 +128,15 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
     if len(matching) > 1:
         names = "\n".join(f"{run.manifest.run_id}  {run.path}" for run in matching[:10])
         raise UsageError(
-            f"`{word}` matches {len(matching)} runs", hint="give more characters of the id", detail=names
+            f"`{word}` matches {len(matching)} runs", hint="pass more characters of the ID", detail=names
         )
     return matching[0]
 
 
 def resumable_folder(context: Invocation, word: Path) -> Path:
-    """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it.
+    """Return the folder of the run that `--resume` names: a folder, or any name that `run_folder` accepts.
 
-    Raises `RunError` for a folder with links in it: a resumed run would write through them.
+    Raises `RunError` if the folder contains links, because a resumed run would write through them.
     """
     from wander.evals.store.folder import require_plain_folder
 

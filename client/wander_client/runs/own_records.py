@@ -1,9 +1,9 @@
-"""Records of commands in run folders, signed so that only this user's own records are obeyed.
+"""Signed records of commands in run folders, so that only this user's own settings are applied.
 
-A command keeps in the run's folder what it was asked for: endpoint, key variable, programs, workers, the
-sandbox. A folder that somebody sent also contains such a record. Obeying it would send keys to its author,
-or run programs that its author chose. So each record carries an HMAC over its content, made with a key that
-never leaves this machine. A record without a valid one is shown, and never obeyed.
+A command saves its settings in the run's folder: endpoint, key variable, programs, workers and sandbox. A
+folder from somebody else contains such a record, too. Applying its settings could send the user's keys to its
+author, or run programs that its author chose. So each record has an HMAC over its content, whose key never
+leaves this machine. The settings of a record without a valid HMAC are shown, but never applied.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_command(path: Path, kind: type[Kept]) -> KeptCommand[Kept]:
     Raises `FileNotFoundError`, and `ClientError` for a file that cannot be read as such a command.
     """
     try:
-        # Not the parser of records: a path of the user's may hold what is not valid UTF-8.
+        # The stricter parser of other records would reject paths of the user that are not valid UTF-8.
         text = jsonl.read_whole(path)
         jsonl.require_few_parts(text)
         stored = json.loads(text)
@@ -92,11 +92,11 @@ def read_command(path: Path, kind: type[Kept]) -> KeptCommand[Kept]:
 def foreign_record(folder: Path, asks: Iterable[str], hint: str) -> ClientError:
     """Return the error for a record that this user did not write on this machine.
 
-    `asks` are the options that it asks for, one a line.
+    `asks` contains the options in the record, one per line.
     """
     return ClientError(
         f"`{folder}` was not started by you on this machine, so the options in it are not used",
-        detail="\n".join(["it asks for", *(f"  {line}" for line in asks)]),
+        detail="\n".join(["its options are:", *(f"  {line}" for line in asks)]),
         hint=hint,
         code="foreign_record",
     )
@@ -125,7 +125,7 @@ def _make_key(path: Path) -> None:
         file.write(secrets.token_bytes(_KEY_BYTES))
         os.fsync(file.fileno())
     try:
-        # Of two processes that make a key at the same time, the first wins.
+        # If two processes create a key at the same time, the first key is used.
         with contextlib.suppress(FileExistsError):
             os.link(fresh, path)
     finally:

@@ -104,20 +104,20 @@ def send(
 
 
 def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
-    """Warn if this machine's clock, or the clock of the run's machine, differs from the hub's."""
+    """Warn if the hub's clock differs from that of this machine, or of the machine that played the run."""
     here, hub = datetime.fromtimestamp(time.time(), UTC), posted.posted_at
     began = posted.manifest.started_at
     if abs(here - hub) > _CLOCKS_APART:
-        wrong = f"the clock of this machine says {here:%Y-%m-%d %H:%M} UTC"
+        wrong = f"the clock of this machine shows {here:%Y-%m-%d %H:%M} UTC"
     elif began - hub > _CLOCKS_APART:
-        wrong = f"the run began at {began:%Y-%m-%d %H:%M} UTC, according to the machine that played it"
+        wrong = f"the run started at {began:%Y-%m-%d %H:%M} UTC, according to the machine that played it"
     else:
         return
     context.output.warn(f"{wrong}, but the hub's time is {hub:%Y-%m-%d %H:%M} UTC: correct the clock")
 
 
 def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
-    """Refuse to publish keys and tokens of this machine, in case a tool printed them."""
+    """Raise `ClientError` if a run contains a key or token of this machine: a tool may have printed it."""
     from wander.evals.store.jsonl import blocks
 
     from wander_client.packages.building.leaks import secret_variables
@@ -134,7 +134,7 @@ def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
             for what, value in wanted.items():
                 if value in rest + block:
                     raise ClientError(
-                        f"`{path.name}` holds {what}",
+                        f"`{path.name}` contains {what}",
                         hint="revoke that secret; this run must not be posted",
                         code="secret_found",
                     )

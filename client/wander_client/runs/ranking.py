@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
-    """Return what a row shows by the names of columns, those of people and those of programs."""
+    """Return the cells of a row by column name, for tables and for programs."""
     low, high = row.rank_low, row.rank_high
     cells: dict[str, Cell] = {
         "rank": str(low) if low == high else f"{low}-{high}",
@@ -43,7 +43,7 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
 
 
 def protocol_text(board: Leaderboard | BoardInfo) -> str:
-    """Return what makes the rows of a board comparable."""
+    """Return a line with the settings that all rows of a board share."""
     rollouts = board.rollouts_per_example
     text = (
         f"{board.split} split, {board.examples} examples x {rollouts} rollout{'' if rollouts == 1 else 's'}"
@@ -51,11 +51,11 @@ def protocol_text(board: Leaderboard | BoardInfo) -> str:
     if board.arguments:
         text += f", {json.dumps(board.arguments, ensure_ascii=False)}"
     if board.max_tokens is not None:
-        text += f", at most {board.max_tokens} tokens a turn"
+        text += f", at most {board.max_tokens} tokens per turn"
     text += "".join(f", {player}: {name}" for player, name in board.players.items())
     return f"{text}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
 def number_text(value: float | None) -> str:
-    """Return a score with four digits, or nothing for none."""
+    """Return a score with four decimals, or an empty text for None."""
     return "" if value is None else f"{value:.4f}"

@@ -31,7 +31,7 @@ def require_run(folder: Path) -> None:
     """Raise `UsageError` if a folder contains a run's shards rather than a run."""
     if folder.name.endswith(_ENDING) and _holds_shards(folder):
         raise UsageError(
-            f"`{folder}` holds the shards of a run that an engine plays", hint=_how_to_end(run_of(folder))
+            f"`{folder}` contains the shards of a run, not a whole run", hint=_how_to_end(run_of(folder))
         )
 
 
@@ -39,7 +39,7 @@ def require_no_shards(out: Path) -> None:
     """Raise `UsageError` if a folder contains the shards of a run that an engine has not finished."""
     if _holds_shards(parts_of(out)):
         raise UsageError(
-            f"`{parts_of(out)}` holds shards of `{out}`, which an engine plays",
+            f"`{parts_of(out)}` contains the shards of `{out}`, which is not finished",
             hint="choose another folder with " + name_option("out") + ", or " + _how_to_end(out),
         )
 
@@ -62,4 +62,4 @@ def _how_to_end(out: Path) -> str:
     if not out.exists():
         return "resume it with " + name_option("resume", str(out), command="wander eval")
     place = shlex.quote(str(parts_of(out)))
-    return f"make a run of the shards: `wander runs merge {place}/[0-9]* --out NEW`"
+    return f"merge the shards into a run: `wander runs merge {place}/[0-9]* --out NEW`"

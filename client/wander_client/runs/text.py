@@ -72,7 +72,7 @@ def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:
 
 
 def interval(summary: RunSummary) -> str:
-    """Return the mean reward with its 95 % interval."""
+    """Return the mean reward with its 95% interval."""
     if summary.reward_mean is None:
         return "none: no rollout was scored"
     text = f"{summary.reward_mean:.4f}"

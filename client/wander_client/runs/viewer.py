@@ -77,7 +77,7 @@ class RunViewer(App[bool]):
     Input { border: none; height: 1; padding: 0; }
     #status { height: 1; text-style: dim; }
     """
-    # With priority the app itself acts, key after key, so that what is typed after `/` finds its line open.
+    # With priority, the app handles each key immediately, so the line is open before text after `/` arrives.
     BINDINGS: ClassVar = [
         *(
             Binding(key, action.format(by), priority=True)

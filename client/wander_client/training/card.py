@@ -63,7 +63,7 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
     lines += ["", "```toml", *toml_lines(settings), "```"]
     measured = [line for line in read_evaluations(folder) if not steps or line.step <= steps[-1]]
     if measured:
-        lines += ["", "## Evaluations during training", "", "| step | cell | examples | reward | 95 % |"]
+        lines += ["", "## Evaluations during training", "", "| step | cell | examples | reward | 95% |"]
         lines += ["|---:|---|---:|---:|---|"]
     for one in measured[-MOST_EVALUATIONS:]:
         reward = "" if one.reward is None else f"{one.reward:.4f}"
@@ -90,5 +90,5 @@ def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
         rows.append(f"| {name} | {count} | {reward} | {spread} | `{manifest.run_id}` |")
     if not rows:
         return []
-    head = ["| environment | examples x rollouts | reward | 95 % | run |", "|---|---:|---:|---|---|"]
+    head = ["| environment | examples x rollouts | reward | 95% | run |", "|---|---:|---:|---|---|"]
     return ["", "## Results", "", *head, *rows]

@@ -40,7 +40,7 @@ class PlannedWork:
     evaluation_rollouts: int | None
     """None if every line is played, since their number depends on the policy."""
     tokens_at_most: int | None
-    """Most tokens that the policy samples; None if turns or tokens per turn are unlimited."""
+    """Maximum number of tokens that the policy samples; None if turns or tokens per turn are unlimited."""
     settings: dict[str, Any]
 
 

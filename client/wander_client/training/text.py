@@ -105,7 +105,7 @@ def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str
                 str(evaluation.failed),
             ]
         )
-    return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows
+    return ("step", "cell", "reward", "95% interval", "examples", "failed"), rows
 
 
 def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:

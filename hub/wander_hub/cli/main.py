@@ -35,7 +35,7 @@ COMMANDS = {
     "migrate": ("operation:migrate", "upgrade the database to the newest schema"),
     "doctor": ("operation:doctor", "check settings, database, storage, disk, proxy and sandbox"),
     "fsck": ("operation:fsck", "check that database, files, index pages, runs and boards agree"),
-    "retry": ("operation:retry", "retry jobs that failed or wait for the hub"),
+    "retry": ("operation:retry", "retry jobs that failed or are waiting"),
     "audit": ("operation:show_audit", "print the audit log as JSON lines"),
     "backup": ("operation:backup", "copy the whole hub into a folder, while it runs"),
     "restore": ("operation:restore", "load a backup into an empty hub"),

@@ -86,7 +86,8 @@ def backup(folder: Path, data: Path | None, as_json: bool) -> None:
     settings = read_settings(data=data)
     with open_database(settings) as database:
         counts = back_up(database, Storage.of(settings), folder)
-        print_row(counts, as_json, f"`{folder}` holds {counts['rows']} rows and {counts['objects']} objects")
+        text = f"`{folder}` contains {counts['rows']} rows and {counts['objects']} objects"
+        print_row(counts, as_json, text)
 
 
 @click.command()
@@ -134,11 +135,11 @@ def doctor(data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
-    """Retry the replays and checks that failed or wait for the hub to work again.
+    """Retry the jobs that failed, or that are waiting because of a problem with the hub.
 
     \b
-    wander-hub retry                         after the sandbox works or the disk has space again
-    wander-hub retry --kind webhook          all deliveries that failed or wait for another attempt
+    wander-hub retry                         retry replays and checks, for example after a full disk
+    wander-hub retry --kind webhook          retry all failed and waiting deliveries of webhooks
     """
     from wander_hub.jobs import TableQueue
     from wander_hub.operation import job_queue
@@ -157,7 +158,7 @@ def version(as_json: bool) -> None:
 
 
 @click.command("audit")
-@click.option("--owner", help="only changes to what this owner has")
+@click.option("--owner", help="only changes to objects of this owner")
 @click.option("--actor", help="only changes by this user")
 @click.option("--action", help="only this action, such as `version.yank`, or this group, such as `version`")
 @click.option("--target", help="only this target, such as `alice/reverse-text`")

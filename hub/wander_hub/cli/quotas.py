@@ -76,7 +76,7 @@ def show_quota(owner: str, data: Path | None, as_json: bool) -> None:
 def set_quota(
     owner: str, stored_bytes: _Limit, versions: _Limit, runs: _Limit, data: Path | None, as_json: bool
 ) -> None:
-    """Give an owner limits of its own. Limits that are not given return to the hub's defaults.
+    """Set the limits of an owner. Limits without an option are reset to the hub's defaults.
 
     \b
     wander-hub quota set ada --stored-bytes 50GiB --runs unlimited
@@ -96,7 +96,7 @@ def set_quota(
 @data_option
 @json_option
 def list_quotas(data: Path | None, as_json: bool) -> None:
-    """List the owners that have limits of their own."""
+    """List the owners whose limits differ from the hub's defaults."""
     from wander_hub.quotas import service
 
     with reading(data) as session:

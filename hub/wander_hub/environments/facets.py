@@ -1,4 +1,4 @@
-"""Counts of what a search could be narrowed to: kinds, tags, licenses, and what was checked."""
+"""Facets of a search, with the number of results for each kind, tag, license and check status."""
 
 from __future__ import annotations
 

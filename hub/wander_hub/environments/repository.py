@@ -47,18 +47,19 @@ than executing it."""
 
 
 def readable(session: Session) -> ColumnElement[bool]:
-    """Return the condition on environments that the session's reader may see.
+    """Return the condition that selects the environments that the session's reader may see.
 
-    A session without a reader sees what is public, so forgetting the reader shows too little and not too
-    much.
+    A session without a reader sees only public environments. So if code forgets to set the reader, it shows
+    too little rather than too much.
     """
     return readable_by(session.info.get(READER))
 
 
 def readable_by(reader: Identity | None) -> ColumnElement[bool]:
-    """Return the condition on environments that a reader may see; None is the public.
+    """Return the condition that selects the environments that a reader may see. None means the public.
 
-    A limited token sees its own part, and of the rest only what is public, not what is internal.
+    A token for one owner or environment sees these objects and public environments, but no other internal
+    environments.
     """
     if reader is None:
         return Environment.private.is_(False)

@@ -204,10 +204,11 @@ def require_identity(request: Request) -> Identity:
 
 
 class Needs:
-    """Dependency of a route that changes data: a caller whose token has the scope for it.
+    """Dependency of a route that changes data. Requires a token with the scope for this change.
 
-    Every such route declares one, or the hub does not start (`find_undeclared_routes`). Whether the caller's
-    role allows the change is checked by the service, in the transaction of the change.
+    Every route that changes data must declare this dependency, or the hub does not start
+    (`find_undeclared_routes`). The service checks whether the caller's role allows the change, in the
+    transaction of the change.
     """
 
     def __init__(self, permission: Permission) -> None:

@@ -20,7 +20,7 @@ from wander_hub.database import QUIET, Database, now
 from wander_hub.environments.models import Downloads, Environment, Version
 
 FLUSH_SECONDS = 10.0
-"""Longest time that a count waits to be written, and so the most that a kill can lose."""
+"""Maximum age of a count before it is written. If the hub is killed, the counts of this time are lost."""
 _AT_ONCE = 5000
 
 

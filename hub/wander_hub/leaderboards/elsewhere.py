@@ -62,7 +62,7 @@ def set_apart(board: Leaderboard, other: BoardInfo) -> str:
     differences = []
     if other.max_tokens != board.max_tokens:
         limit = (
-            "no token limit" if other.max_tokens is None else f"at most {other.max_tokens:,} tokens a turn"
+            "no token limit" if other.max_tokens is None else f"at most {other.max_tokens:,} tokens per turn"
         )
         differences.append(limit)
     if other.arguments != board.arguments:

@@ -106,7 +106,7 @@ class BoardEntry(Base):
     shortfall: Mapped[float]
     """Negated mean reward, so that ascending order has the best run first."""
     low: Mapped[float | None]
-    """Lower end of the 95 % interval; None for a run that is too small for one."""
+    """Lower end of the 95% interval; None for a run that is too small for one."""
     high: Mapped[float | None]
     tokens: Mapped[float | None]
     """Tokens per rollout."""

@@ -240,10 +240,10 @@ class _Boards:
             led[board.id] = first.run_id if first is not None else None
 
     def _choose(self, board: Board, model: str, account: int) -> None:
-        """Give the turn to the first run of a model by an account, or to no run if that run was withdrawn.
+        """Rank the first run of a model and account, or no run if the first run was withdrawn.
 
-        Unverifiable runs come after all others, as if they had not been posted, so letting runs fail on
-        purpose gains nothing over posting only the best run.
+        Unverifiable runs are sorted after all other runs, as if they had not been posted. So a submitter
+        cannot gain a better rank by making runs fail on purpose.
         """
         of_row = (
             BoardEntry.board_id == board.id,

@@ -93,7 +93,7 @@ def store_objects(file: IO[bytes], storage: Storage, needed: Mapping[str, int | 
         key = _OBJECT.fullmatch(name)
         sha256 = key[1] + key[2] if key else ""
         if sha256 not in needed:
-            raise bad_copy(f"no row needs `{name[:100]}`")
+            raise bad_copy(f"it contains `{name[:100]}`, which no row refers to")
         if needed[sha256] not in (None, size):
             raise bad_copy(f"`{name}` has {size:,} bytes instead of {needed[sha256]:,}")
         with tempfile.TemporaryFile() as content:

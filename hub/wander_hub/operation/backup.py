@@ -66,8 +66,8 @@ ROWS = "database.jsonl.zst"
 _DERIVED = ("alembic_version", "environment_search", "sqlite_")
 """Name prefixes of tables without a model, which each database creates for itself."""
 _NOT_COPIED = ("content_revision", "transfers", "transfer_parts")
-"""Tables that are not copied: transfers, which clients send again, and the change counter, which belongs to
-one database."""
+"""Tables that are not copied. Clients repeat interrupted transfers, and each database has its own counter of
+changes."""
 AT_ONCE, _CHARACTERS_AT_ONCE = 500, 8 * 2**20
 """Maximum number of rows, and of their characters, in one statement."""
 _WINDOW = 8 * 2**20

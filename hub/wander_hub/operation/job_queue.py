@@ -150,8 +150,10 @@ def find_held_up(session: Session) -> HeldUp | None:
 
 
 def retry_all(session: Session, queue: TableQueue, kind: str | None = None) -> RetriedJobs:
-    """Retry all jobs that failed or wait after a failure: of one kind, or all kinds that the hub can hold
-    up."""
+    """Retry all jobs of a kind that failed, or that are waiting after a failure.
+
+    Without `kind`, this retries replays of runs and checks of versions.
+    """
     count = queue.retry_all(session, RETRIED if kind is None else [kind])
     audit.about(session, target=f"{count} jobs")
     return RetriedJobs(retried=count)

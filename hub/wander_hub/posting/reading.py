@@ -190,7 +190,7 @@ def check_tokens(rollout: Rollout, manifest: RunManifest, where: str) -> None:
             least = max(least, len(turn.tokens.completion_ids) - 1)
         most = max(stated - 1, least)
         if 0 < stated < least:
-            raise bad_rollouts(where, f"turn {number} states {stated:,} tokens but has at least {least:,}")
+            raise bad_rollouts(where, f"turn {number} has at least {least:,} tokens, but reports {stated:,}")
         if limit is not None and most > limit:
             fault = f"turn {number} has at least {most:,} tokens, but `max_tokens` in run.json is {limit:,}"
             raise bad_rollouts(where, fault)
@@ -206,7 +206,7 @@ def check_tokens(rollout: Rollout, manifest: RunManifest, where: str) -> None:
     ):
         if 0 < total < least:
             raise bad_rollouts(
-                where, f"it states {total:,} {label} tokens but its turns have at least {least:,}"
+                where, f"its turns have at least {least:,} {label} tokens, but it reports {total:,}"
             )
 
 

@@ -154,10 +154,9 @@ def mint_token(
         )
         raise refusal(
             "several_publishers",
-            f"several {several}, but a token is for one of them: choose with `wander publish --owner OWNER`, "
-            "print a token for uv and twine with `wander env publisher token OWNER/NAME`, or add a "
-            "publisher for "
-            "all environments of an owner (`wander env publisher add OWNER ...`)",
+            f"several {several}, but a token is valid for only one of them: choose with `wander publish "
+            "--owner OWNER`, print a token for uv and twine with `wander env publisher token OWNER/NAME`, or "
+            "add a publisher for all environments of an owner (`wander env publisher add OWNER ...`)",
         )
     _use_once(session, claims)
     shared = security.new_token() if len(chosen) > 1 else None

@@ -171,7 +171,7 @@ def change_quota(
 
 
 def list_own(session: Session, settings: Settings) -> list[OwnerQuota]:
-    """Return the owners that have limits of their own, by name."""
+    """Return the owners that have their own limits, by name."""
     query = select(Owner).join(Quota, Quota.owner_id == Owner.id).order_by(Owner.name)
     return [describe_quota(session, settings, owner) for owner in session.scalars(query)]
 

@@ -23,7 +23,7 @@ from wander.types import Rollout
 
 MOST = 256
 """Maximum number of rollouts of a run that are compared. The share in a sample of this size is accurate to
-about 3 %."""
+about 3%."""
 _OTHER = re.compile(r"[\W_]+")
 _DIGEST_BYTES = 9
 

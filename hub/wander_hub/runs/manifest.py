@@ -168,7 +168,7 @@ def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Enviro
         raise HubProblem(
             422,
             "local_environment",
-            f"the run used `{pin.name}` from a local path, which others cannot get",
+            f"the run used `{pin.name}` from a local folder, which nobody else can install",
             hint="run `wander publish`, evaluate `owner/name`, then post that run",
         )
     try:

@@ -1,8 +1,8 @@
 """The steps of a transfer: announce all files, send their parts in any order, finish.
 
-Sending a part again changes nothing, and other bytes replace it, so an interrupted sender only sends what is
-missing. An object is stored before the row that refers to it, and deleted after that row. The kinds of
-transfers differ only in their `TransferRules`.
+Sending the same part again changes nothing, and a part with different bytes replaces the old part. So an
+interrupted sender only sends the missing parts. An object is stored before the row that refers to it, and
+deleted after that row. The kinds of transfers differ only in their `TransferRules`.
 """
 
 from __future__ import annotations

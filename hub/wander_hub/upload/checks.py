@@ -152,7 +152,8 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
     if claimed_name and names.normalize_environment(claimed_name) != package.name:
         raise refusal(
-            "name_mismatch", f"the form says `{claimed_name[:100]}`, the file says `{package.name}`"
+            "name_mismatch",
+            f"the names differ: `{claimed_name[:100]}` in the form, `{package.name}` in the file",
         )
     try:
         fits = not claimed_version or names.normalize_version(claimed_version) == package.version
@@ -160,7 +161,8 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
         fits = False
     if claimed_version and not fits:
         raise refusal(
-            "version_mismatch", f"the form says {claimed_version[:100]}, the file says {package.version}"
+            "version_mismatch",
+            f"the versions differ: {claimed_version[:100]} in the form, {package.version} in the file",
         )
     if "+" in package.version:
         findings.note("local_version", f"{package.version} is a local version")

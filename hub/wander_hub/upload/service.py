@@ -151,9 +151,9 @@ def place_for(
     open_days: int | None = None,
     replace: bool = False,
 ) -> Place:
-    """Return where files of a version, given by name and digest, would go.
+    """Return the destination of a version's files, which are given by name and digest.
 
-    Refuses them for every reason that does not depend on their bytes.
+    Rejects the files for any reason that can be found without reading their content.
     """
     environment = _environment_for(session, owner, name, caller, visibility)
     if environment is None:

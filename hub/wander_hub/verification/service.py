@@ -254,10 +254,10 @@ def _made_with(reader: Identity | None) -> Select[Any]:
 
 
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
-    """Cancel a verification as its requester, or put it off as a manager of the environment.
+    """Cancel a verification for its requester, or postpone it for a manager of the environment.
 
-    A manager stops the current attempt, but only once. The verification then moves back in the queue, behind
-    the jobs of other users.
+    A manager can postpone a verification only once. This stops the current attempt, and moves the
+    verification behind the jobs of other users in the queue.
     """
     verification = find(session, number)
     requester = verification.requested_by.name if verification.requested_by else None
@@ -269,7 +269,7 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
         queue.cancel(session, verification.job_id)
     elif verification.job.state == "running" and not queue.put_off(session, verification.job_id):
         hint = "it ends when its time limit is reached"
-        raise HubProblem(409, "put_off_before", f"verification {number} was already put off", hint=hint)
+        raise HubProblem(409, "put_off_before", f"verification {number} was already postponed", hint=hint)
     session.refresh(verification.job)
     return info_of(verification)
 

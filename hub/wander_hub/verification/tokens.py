@@ -67,8 +67,9 @@ def _load(path: Path, _: int) -> tuple[Tokenizer, str]:
 def written(rollout: Rollout) -> list[str]:
     """Return the texts that the policy wrote in a rollout, one for each message.
 
-    Turns have the endpoint's answers, and the completion has what was scored; the longer text counts. If an
-    environment adds messages to the completion, only the turns show which messages are the policy's.
+    Turns contain the endpoint's answers, and the completion contains the scored texts. If the two differ, the
+    longer text is returned. If an environment adds messages to the completion, only the turns show which
+    messages are the policy's.
     """
     turns = [_text(turn.message) for turn in rollout.turns]
     scored = [_text(message) for message in rollout.completion if message.get("role") == "assistant"]

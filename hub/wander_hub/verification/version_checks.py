@@ -106,7 +106,7 @@ class Checker:
             summary = CheckSummary.of(made_with.wander, checks)
             seconds, earned = float(data["seconds"]), _EARNED.validate_python(data.get("earned", {}))
         except (ValidationError, KeyError) as error:
-            raise JobRefused(f"`wander check` answered without a report: {error}") from error
+            raise JobRefused(f"`wander check` did not return a report: {error}") from error
 
         def keep(session: Session) -> None:
             row = session.get_one(VersionCheck, version_id)

@@ -122,7 +122,7 @@ def _read_answer(data: dict[str, Any]) -> tuple[ReplayReport, VerifiedWith | Non
             data[name] = hide_paths(data[name]) if data.get(name) else None
         return ReplayReport.model_validate(data), made_with
     except (ValidationError, KeyError) as error:
-        raise RuntimeError(f"`wander runs replay` answered without a report: {error}") from error
+        raise RuntimeError(f"`wander runs replay` did not return a report: {error}") from error
 
 
 def confine(settings: Settings) -> Settings:

@@ -158,7 +158,7 @@ def name_board(board: BoardInfo | Leaderboard) -> str:
         f"{count(board.examples)} examples × {count(board.rollouts_per_example)}",
     ]
     if board.max_tokens:
-        parts.append(f"at most {count(board.max_tokens)} tokens a turn")
+        parts.append(f"at most {count(board.max_tokens)} tokens per turn")
     if board.arguments:
         parts.append(shorten(canonical_json(board.arguments), 60))
     return ", ".join(parts)

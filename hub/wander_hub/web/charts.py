@@ -23,11 +23,11 @@ _BUCKETS = 240
 _SHORT = 2 * 86_400
 """Seconds: the chart of a shorter history shows minutes, a longer one only dates."""
 _MOST_LINKS = 100
-"""Most links in a chart, so that readers who tab through the links get past it."""
+"""Maximum number of links in a chart, so that readers who tab through the links get past it."""
 _ALONE = 72
 """Width in pixels of the only bar of a histogram whose values are all equal."""
 _KEY_LETTERS = 48
-"""Most characters of a name in a legend."""
+"""Maximum number of characters of a name in a legend."""
 _MOST_IN_KEY = 8
 _KEPT = 120
 """Number of drawn curves in the cache: five pages, or 40 MB if each compares six runs."""
@@ -36,7 +36,7 @@ _KEPT_BARS = 4096
 _DIGIT = 12
 """Width in pixels of a digit in a wide chart on a phone, which enlarges the letters."""
 _NARROW, _SMALL_DIGIT = 400, 7
-"""Charts up to this width look the same on phones, with digits of this width in pixels."""
+"""Width up to which a chart looks the same on a phone, and the width of its digits, both in pixels."""
 
 
 class HistoryDot(NamedTuple):
@@ -319,7 +319,7 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
             label = f"{cell} {_interval(mean, low, high)} at step {step}"
             marks += _dot(x, y, 3.5, label, css, focusable=True)
         lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks
-    title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
+    title = f"Mean reward of {len(cells)} evaluations over the steps, with 95% intervals"
     drawn = _svg(width, height, "chart large", title, f"{grid}{ticks}{lines}")
     ends = [(cell, points[-1][1]) for cell, points in cells.items()]
     return _keyed(drawn, [(f"series-{place % 8}", *end) for place, end in enumerate(ends)])

@@ -93,7 +93,7 @@ class EnvironmentView:
     successor: str | None
     parent: str | None
     downloads: list[int]
-    """Downloads of each of the last days, the newest last."""
+    """Downloads per day, oldest day first."""
     required_by: list[EnvironmentSummary]
     forks: list[EnvironmentSummary]
     maintained: bool

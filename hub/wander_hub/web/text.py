@@ -21,7 +21,7 @@ _HIDDEN, _HIDDEN_SPAN = re.compile(_HIDDEN_CHARACTER), re.compile(rf"({_HIDDEN_C
 """Characters that are invisible or reorder their neighbors. Tab, line feed and the joiners of emoji stay."""
 
 _MOST_CODES = 1000
-"""Most hidden characters of one text that are written as codes."""
+"""Maximum number of hidden characters in a text that are written as codes."""
 _SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
 _LAST_YEAR = 9999

@@ -80,7 +80,7 @@ def _fault(status: int) -> str | None:
     if 200 <= status < 300:
         return None
     note = "; redirects are not followed" if 300 <= status < 400 else ""
-    return f"it answered {status}{note}"
+    return f"it returned status {status}{note}"
 
 
 def _cleaned(text: str) -> str:

@@ -12,8 +12,9 @@ from wander.parsers import message_text
 from wander.types import Example, Message, Record, Rollout
 
 SHARE = 0.5
-"""Difference in frequency between a prompt's own answer and the answers of other examples from which a check
-reports a leak. A prompt that lists every choice, or shows solved examples, leaks nothing."""
+"""Threshold of the check: the minimum difference between how often prompts contain their own answer and how
+often they contain the answers of other examples. A prompt that lists every choice, or shows solved examples,
+is therefore not reported as a leak."""
 _MOST_OTHERS = 10
 _LEAST = 3
 """Minimum length of an answer whose occurrence cannot be a coincidence."""

@@ -51,7 +51,7 @@ class JudgedAnswer(Record):
     form: int | None = None
     """Index in `FORMS` of the first format that the rubric reads."""
     obeys: str | None = None
-    """How the answer influenced the verdict, or None if it did not."""
+    """Description of how the answer influenced the verdict, or None if it did not."""
 
 
 async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAnswer | None:

@@ -63,7 +63,7 @@ def choose(
         matches = [option for option in options if canonical_json(option) == wanted]
         if not matches:
             raise EnvironmentFault(
-                f"the line asks for {wanted}, which is not among the options {canonical_json(list(options))}"
+                f"the line requires {wanted}, which is not among the options {canonical_json(list(options))}"
             )
         chosen = matches[0]
     elif requested.get("stop"):

@@ -78,13 +78,13 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
     except ValueError as error:
         if (page := page_text(answer.body)) is not None:
             raise InvalidResponse(
-                f"`{base_url}` answered with a web page: {page}",
+                f"`{base_url}` returned a web page: {page}",
                 hint="correct the base URL: it usually ends in `/v1`",
             ) from error
         shown = one_line(answer.body[:4000].decode("utf-8", "replace")) or "an empty body"
         raise InvalidResponse(
-            f"`{base_url}` answered with broken JSON ({error}): {shown}",
-            hint="look at the server's log",
+            f"`{base_url}` returned invalid JSON ({error}): {shown}",
+            hint="check the server's log",
             retryable=True,
         ) from error
     if (failure := failure_in(data)) is not None:
@@ -106,7 +106,7 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidResponse(
-            f"`{base_url}` answered with token ids or log-probabilities that cannot be read",
+            f"`{base_url}` returned invalid token ids or log-probabilities",
             hint="check the server's version, or do not request them",
         ) from error
 
@@ -176,7 +176,7 @@ def _error_of_failure(failure: Any, data: Any, base_url: str, model: str) -> Mod
         return ContentFiltered(f"`{base_url}` filtered the conversation: {said}")
     shown = said if not isinstance(failure, str) else f"{failure}: {one_line(data)}"
     return InvalidResponse(
-        f"`{base_url}` answered 200 with a failure: {shown}",
+        f"`{base_url}` returned status 200 with an error: {shown}",
         hint="the provider behind the endpoint failed; resume with "
         + name_option("only_failed", True)
         + " when it works again",
@@ -186,7 +186,7 @@ def _error_of_failure(failure: Any, data: Any, base_url: str, model: str) -> Mod
 
 def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
     return InvalidResponse(
-        f"`{base_url}` answered with something that is not a chat completion: {one_line(data)}",
+        f"`{base_url}` returned something that is not a chat completion: {one_line(data)}",
         hint="check that the base URL is the address of an OpenAI-compatible chat endpoint",
     )
 

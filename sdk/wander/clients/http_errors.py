@@ -138,14 +138,14 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
         return ContentFiltered(f"`{base_url}` filtered the conversation ({status}): {said}")
     if status in (401, 403):
         return AuthenticationFailed(
-            f"`{base_url}` refused the key ({status}): {said}",
+            f"`{base_url}` rejected the API key ({status}): {said}",
             hint="set `OPENAI_API_KEY` to a key that this endpoint accepts",
         )
     if status == 429:
         asked = retry_after(answer.headers)
         wait = f" and asked to wait {asked:.3g} s" if asked else ""
         return RateLimited(
-            f"`{base_url}` refused the call because of its rate limit (429){wait}: {said}",
+            f"`{base_url}` rejected the call because of its rate limit (429){wait}: {said}",
             hint="wait until the limit is reset, then resume",
             retryable="insufficient_quota" not in said,
         )

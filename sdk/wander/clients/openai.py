@@ -95,7 +95,7 @@ class OpenAIClient(Client):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.netloc:
                 raise ConfigError(
-                    f"`{url}` is not the address of an endpoint", hint="give it as `http://HOST:PORT/v1`"
+                    f"`{url}` is not the URL of an endpoint", hint="for example: `http://HOST:PORT/v1`"
                 )
             key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
             transport = AiohttpTransport(
@@ -260,17 +260,17 @@ class OpenAIClient(Client):
     def _unreachable(self, error: TransportError) -> ModelError:
         if error.kind == "garbled":
             return InvalidResponse(
-                f"`{self.base_url}` gave no readable answer: {error}",
+                f"`{self.base_url}` sent an unreadable response: {error}",
                 hint="check that the base URL is an OpenAI-compatible endpoint, and its `https` or `http`",
             )
         if error.kind == "untrusted":
             return EndpointUnreachable(
-                f"no trusted connection to `{self.base_url}`: {error}",
+                f"cannot establish a TLS connection to `{self.base_url}`: {error}",
                 hint="use `http://` if the server has no TLS, or set `SSL_CERT_FILE` to its certificate",
             )
         if error.kind == "timed out":
             return ModelError(
-                f"`{self.base_url}` gave no answer in time",
+                f"`{self.base_url}` did not respond in time",
                 hint="raise `timeout`, lower the concurrency, or check whether the server still works",
                 retryable=True,
             )

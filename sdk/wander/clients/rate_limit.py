@@ -53,8 +53,9 @@ _FIRST_CALLS, _FIRST_RATE, _FIRST_DOUBLING = 16, 100.0, 0.1
 strict endpoint then refuses dozens of calls instead of thousands. After half a second the rate no longer
 limits anything."""
 _DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 60.0, 1.0, 0.5
-"""Seconds in which the rate doubles after it was lowered: usually, and if less than a second was measured.
-They halve with each second that has almost no refusals, but not shortly below the rate that was refused."""
+"""Seconds until a lowered rate has doubled: the normal value, the value if less than a second was measured,
+and the minimum. The time is halved after each second with almost no refusals, unless the rate is just below
+the rate that was refused."""
 _PROBE_RATE, _PROBES = 10.0, 15
 """Calls per second, and number of calls, that test whether an endpoint refuses everything."""
 _LEAST_RATE, _MOST_RATE = 0.5, 1e6

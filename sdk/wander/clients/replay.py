@@ -40,7 +40,7 @@ class RecordClient(Client):
         self.model = model
         self._rollouts = rollouts
         self.missing: dict[str, str] = {}
-        """Description of the answer that a rollout asked for and its record lacks, by rollout id."""
+        """Descriptions of answers that rollouts asked for, but that are not on record, by rollout id."""
 
     def _info(self, rollout_id: str) -> dict[str, Any]:
         rollout = self._rollouts.get(rollout_id)

@@ -118,7 +118,7 @@ class Attempts:
         if is_too_long and pace.refused_in_a_row >= _GIVE_UP_AFTER:
             failure = f"`{url}` asked to wait {requested:.0f} s before the next call: {reason}"
         elif pace.in_flight == 0 and now - pace.accepted_at >= self.patience:
-            failure = f"`{url}` has refused every call for {self.patience:.0f} s ({answer.status}: {reason})"
+            failure = f"`{url}` has rejected every call for {self.patience:.0f} s ({answer.status}: {reason})"
         if failure is not None:
             limiter.give_up(pace, RateLimited(failure, hint=_WAIT))
             raise RateLimited(failure, hint=_WAIT)

@@ -91,7 +91,7 @@ def load_model(
     except Exception as error:  # the libraries raise any exception for a damaged folder
         raise ModelNotFound(
             f"cannot load a model from `{name}`: {_first_line(error)}",
-            hint="give a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
+            hint="pass a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -268,7 +268,7 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
     if folder.is_dir():
         raise ModelNotFound(
             f"`{folder}` does not contain a model: it has no config.json",
-            hint="create a model with `wander model new tiny`, or give the folder of a checkpoint",
+            hint="create a model with `wander model new tiny`, or pass the folder of a checkpoint",
         )
     if text.lower() in {"smollm2", SMOLLM2.lower(), f"HuggingFaceTB/{SMOLLM2}".lower()}:
         return str(pull_smollm2()), SMOLLM2

@@ -336,7 +336,7 @@ def ending_problem(form: ChatFormat) -> str | None:
         return None
     return (
         f"the model's turns cannot end: its chat template closes them with `{token}`, which neither the "
-        "tokenizer nor generation_config.json names as an end, so each takes all the tokens that it may. Add "
+        "tokenizer nor generation_config.json declares as an end, so each turn runs up to its limit. Add "
         f"{form.tokenizer.convert_tokens_to_ids(token)} to `eos_token_id` in its generation_config.json"
     )
 

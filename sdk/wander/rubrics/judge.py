@@ -216,7 +216,7 @@ class Judge:
                 {"role": "user", "content": AGAIN},
             ]
         raise RubricError(
-            f"the judge `{self.client.model}` gave no readable verdict in {self.attempts} attempts: {unread}",
+            f"the judge `{self.client.model}` gave no valid verdict in {self.attempts} attempts: {unread}",
             hint="change the judge's prompt to ask for a format that `verdict` reads",
         )
 

@@ -205,5 +205,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(OSError):  # what was not written yet cannot be any more
+        with suppress(OSError):  # buffered data cannot be written after the process has exited
             pipe.close()

@@ -86,7 +86,7 @@ class RewardFunction:
                 arguments[name] = values[name]
         except KeyError as error:
             raise RubricError(
-                f"reward function `{self.name}` takes `{error.args[0]}`, which no rollout provides",
+                f"reward function `{self.name}` has a parameter `{error.args[0]}`, which no rollout provides",
                 hint=f"available parameters: {', '.join(f'`{name}`' for name in values)}",
             ) from None
         if self.takes_all:

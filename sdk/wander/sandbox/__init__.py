@@ -2,7 +2,7 @@
 
     environment = await WorkerEnvironment.start(python, "wordle", log_path=log, sandbox=SandboxPolicy())
 
-`docs/sandbox.md` tells what it keeps out and what it does not.
+`docs/sandbox.md` explains which attacks it stops, and which it does not.
 """
 
 from wander.sandbox.policy import SandboxPolicy, parse_limits

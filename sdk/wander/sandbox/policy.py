@@ -76,7 +76,7 @@ def parse_limits(pairs: Iterable[str], base: SandboxPolicy | None = None) -> San
             continue
         path = Path(value).expanduser().absolute()
         if not path.exists():
-            raise ConfigError(f"`{value}` does not exist", hint="give an existing folder or file")
+            raise ConfigError(f"`{value}` does not exist", hint="pass an existing folder or file")
         given[key] = (*given[key], str(path))
     try:
         return SandboxPolicy(**given)

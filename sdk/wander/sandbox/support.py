@@ -186,8 +186,8 @@ def explain_failure(said: str) -> SandboxError:
         return SandboxError(f"{fault}, and the sandbox runs as another user", hint=remedy)
     if any(part in said for part in _AS_ROOT):
         return SandboxError(
-            f"root in this container lacks rights that the sandbox needs: {said}",
-            hint="run `wander` as an ordinary user, or give it CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID",
+            f"root in this container lacks capabilities that the sandbox needs: {said}",
+            hint="run `wander` as a normal user, or grant CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID",
         )
     if not any(part in said for part in _FORBIDDEN):
         return SandboxError(

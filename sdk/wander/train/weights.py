@@ -26,7 +26,7 @@ from wander.train.settings.library_arguments import hand_on
 
 
 def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
-    """Load the model of a training, or another one that computes as it does."""
+    """Load the model to train, or another model from `path` with the same device, type and attention."""
     return load_model(
         path or section.path, device=section.device, dtype=section.dtype, attention=section.attention
     )

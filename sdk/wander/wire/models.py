@@ -231,7 +231,7 @@ def _check_names(sizes: Mapping[str, int]) -> None:
     if len({name.lower() for name in sizes}) != len(sizes):
         raise ConfigError("two files have names that differ only in case")
     if CONFIG not in sizes:
-        raise ConfigError(f"there is no `{CONFIG}`", hint="give the folder that contains it and the weights")
+        raise ConfigError(f"there is no `{CONFIG}`", hint="pass the folder that contains it and the weights")
     if not any(name.endswith(WEIGHTS) for name in sizes):
         hint = "save the weights as safetensors, for example with `save_pretrained(folder)` of transformers"
         raise ConfigError("there are no weights: no file ends in `.safetensors`", hint=hint)

@@ -66,7 +66,7 @@ STATED = (
     "examples were chosen, what the endpoint refused, filtered or cut short, and the tokens, seconds and "
     "cost that the completions took"
 )
-"""Claims that no level proves, because only the submitter states them."""
+"""Claims that no level proves, because they are self-reported by the submitter."""
 
 STATED_BUT_COUNTED = STATED.replace("the tokens", "the prompt tokens")
 """The same for a run whose completion tokens agree with its texts (`TokenCheck`)."""
@@ -231,7 +231,7 @@ class Agreement(Record):
     difference: float
     low: float | None
     high: float | None
-    """Upper end of the 90 % interval of the difference; both ends are None for a single example."""
+    """Upper end of the 90% interval of the difference; both ends are None for a single example."""
     p_value: float | None
     """Two-sided p-value for the hypothesis that there is no difference."""
     margin: float

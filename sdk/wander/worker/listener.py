@@ -254,8 +254,8 @@ class Listener:
                     hint="start the worker there with the folder: `wander worker FOLDER --listen ...`",
                 )
         elif place.exists() and (place.is_dir() or place.suffix == ".py"):
-            # A host that requests nothing gets what is served. A requested name must match, because runs
-            # record it.
+            # A host that does not name a folder gets the served folder. A requested name must match, because
+            # runs record it.
             if wanted or folder not in (None, place.resolve().name):
                 reason = f"this worker serves the folder `{place.name}`, not `{wanted or folder}`"
                 return _failure(reason, hint="request the folder that it serves")

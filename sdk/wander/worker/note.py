@@ -69,7 +69,7 @@ class Note:
         os.register_at_fork(after_in_child=self._stop_sharing)
 
     def leave(self, words: LastWords) -> None:
-        """Write the last words. If they are too long, their location is left out."""
+        """Write the last words. If they are too long, they are written without their location."""
         text = words.model_dump_json().encode()
         if len(text) > _SILENCE_AT - _NUMBER.size:
             text = words.model_copy(update={"where": ""}).model_dump_json().encode()

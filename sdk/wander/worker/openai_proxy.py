@@ -253,7 +253,8 @@ class OpenAIProxy:
         try:
             data = json.loads(answer.body)
         except ValueError:
-            return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with invalid JSON")
+            fault = f"returned invalid JSON with status {answer.status}"
+            return 502, _error(f"`{attempts.transport.base_url}` {fault}")
         # Otherwise a failed judge would look like a judge with an empty answer.
         if answer.status == 200 and path in _COMPLETIONS and (failure := failure_in(data)) is not None:
             return 502, _error(f"`{attempts.transport.base_url}` failed: {one_line(failure)}")

@@ -255,7 +255,7 @@ def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_played(
         seed=0,
         size=SIZE,
     )
-    with pytest.raises(ConfigError, match="has another vocabulary"):
+    with pytest.raises(ConfigError, match="have different vocabularies"):
         train_grpo(opener_of(bandit), distilling(puller, other), tmp_path / "run")
     pinned = distilling(puller, winner).model_dump()
     pinned["teacher"]["weights_sha256"] = "0" * 64

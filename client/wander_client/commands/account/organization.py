@@ -1,4 +1,4 @@
-"""`wander auth org`: organizations, and the owners you have a role on."""
+"""`wander auth org`: organizations, and the owners in which you have a role."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Yes
 
 app = CommandGroup(
-    help="""Create and delete organizations, and list the owners you have a role on.
+    help="""Create and delete organizations, and list the owners in which you have a role.
 
     \b
     wander env owner add acme ada        invite somebody
-    wander env owner leave acme          give up your own role""",
+    wander env owner leave acme          leave an organization""",
 )
 
 _OWNERS = "/api/v1/owners"
@@ -58,7 +58,7 @@ def remove(
 
 @app.command("list")
 def list_owners() -> None:
-    """List the owners you have a role on.
+    """List the owners in which you have a role.
 
     \b
     wander auth org list

@@ -47,13 +47,13 @@ def add(
     user: Annotated[str, Argument(help="user name")],
     role: Annotated[str, Option(help="reader, maintainer or owner")] = "maintainer",
 ) -> None:
-    """Invite a user to a role, or change the role of a member.
+    """Offer a role to a user, or change the role of a member.
 
     \b
     wander env owner add acme ada --role owner
     wander env owner add acme/wordle bob --role reader
 
-    An invitation expires after 14 days. If you administer the hub, the user gets the role immediately.
+    The user has 14 days to accept the role. If you administer the hub, the user gets the role immediately.
     """
     from wander.wire import Role
     from wander.wire.changes import MemberList, NewRole

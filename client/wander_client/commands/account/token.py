@@ -19,7 +19,8 @@ app = CommandGroup(
     publish   upload environments
     manage    everything else: yank, deprecate, fork, roles, tokens
 
-    A token with the scope `manage` can create tokens with its own scopes. Revoking it also revokes them.""",
+    A token with the scope `manage` can create other tokens, with the same or fewer scopes. If you revoke it,
+    the tokens that it created are revoked, too.""",
 )
 
 DEFAULT_DAYS = 90

@@ -30,9 +30,10 @@ def install(
     wander install admin/tictactoe@0.1.0 admin/reverse-text
 
     Wander checks the digest of the wheel and of every package in the version's lock. If anything fails,
-    nothing is installed. Packages of the environment's owner and of `wander` come only from the hub. All
-    other packages come from the index that pip or uv is configured for.
-    An environment that is installed both with and without its lock is used as you installed it last.
+    nothing is installed. Wander's own packages and all packages that belong to the environment's owner come
+    only from the hub. All other packages come from the index that pip or uv is configured for.
+
+    If you install an environment both with and without its lock, commands follow your last `wander install`.
     Packages are installed from wheels. `--build` also lets uv build packages without a wheel, which runs
     their code with your permissions.
     """

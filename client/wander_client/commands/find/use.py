@@ -47,9 +47,9 @@ def star(
 
 def use(
     environment: Annotated[str, Argument(help="owner/name")],
-    days: Annotated[int, Option(min=1, max=366, help="days of downloads to show")] = 30,
+    days: Annotated[int, Option(min=1, max=366, help="number of days for which to show downloads")] = 30,
 ) -> None:
-    """Show who uses an environment: downloads, dependents, forks, models and authors of its runs.
+    """Show how an environment is used: downloads, dependents, forks, and the models and authors of its runs.
 
     \b
     wander env use admin/tictactoe

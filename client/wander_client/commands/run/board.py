@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
 
 app = CommandGroup(
-    help="""Change how an environment's boards are shown, and hide runs with a public reason.
-    A board exists as soon as there is a complete run of its task set and protocol. `wander leaderboard` shows
-    it.""",
+    help="""Change how an environment's boards are shown, or hide runs and publish the reason.
+
+    A board is created by the first complete run of a task set with a protocol (arguments, token limit and
+    number of rollouts). `wander leaderboard` shows the board.""",
 )
 
 _HELP = "run `wander env board --help` for the possible changes"

@@ -59,7 +59,7 @@ def _show(comparison: Comparison, first: FoundRun, second: FoundRun, limit: int,
         f"{comparison.ties} the same"
     )
     if comparison.detectable:
-        output.line(f"detectable  {comparison.detectable:.4f} with this number of examples, at 80 % power")
+        output.line(f"detectable  {comparison.detectable:.4f} with this number of examples, at 80% power")
     worst = [pair for pair in comparison.by_example[:limit] if pair.difference < 0]
     best = [pair for pair in comparison.by_example[::-1][:limit] if pair.difference > 0]
     if worst or best:

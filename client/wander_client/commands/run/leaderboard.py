@@ -56,8 +56,8 @@ def leaderboard(
 
     A board lists comparable runs: they have the same version, examples, arguments, token limit and number of
     rollouts. By default, only the first run per model and account is ranked, so posting again does not change
-    a rank. Ranks are ranges: rows with overlapping 95 % intervals share them. Filters hide rows, but do not
-    change ranks.
+    a rank. Rows with overlapping 95% intervals share a range of ranks, such as 2-4. Filters hide rows, but do
+    not change ranks.
     """
     from wander_client.names import parse_name
 
@@ -202,7 +202,7 @@ _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by"
 
 
 _TITLES = {
-    "interval": "95 % interval",
+    "interval": "95% interval",
     "tokens": "tokens, stated",
     "usd": "usd, stated",
     "cut_short": "cut short, stated",

@@ -24,9 +24,9 @@ def merge(
     wander eval acme/wordle -m NAME --shard 1/2 --out parts/1
     wander runs merge parts/0 parts/1 --out runs/wordle
 
-    Every shard must be complete, must be passed exactly once and must have the same settings; otherwise
-    nothing is written. The rollouts of the merged run are byte for byte those of the shards, and its numbers
-    are those of a run without shards. Exit status 6 means that some rollouts failed.
+    Pass every shard exactly once. All shards must be complete and have the same settings, or else nothing is
+    written. The merged run contains the rollouts of the shards, byte for byte, and has the same results as a
+    run without shards. Exit status 6 means that some rollouts failed.
     """
     from wander_client.runs.text import show_summary
     from wander_client.suites.merge import merge as merge_folders

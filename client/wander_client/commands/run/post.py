@@ -44,9 +44,9 @@ def post(
     wander post runs/RUN --name "longer prompt"
     wander post runs/nightly                post all runs of a suite
 
-    The hub computes all results from the rollouts again. If the upload is interrupted, run the same command
-    to continue it. Posting the same run twice changes nothing. If you post several runs and the check of one
-    fails, none of them is sent.
+    The hub recomputes all results from the rollouts. If the upload is interrupted, run the same command again
+    to continue. Posting the same run twice changes nothing. If you post several runs and one of them cannot
+    be posted, no run is sent.
     """
     from wander_client.errors import UsageError
     from wander_client.runs import posting

@@ -56,8 +56,8 @@ def replay(
     wander runs replay runs/RUN --env ./my-env       # how does my change affect recorded games?
     wander runs replay RUN_ID --level rescored       # only the rubric, on the stored transcripts
 
-    Messages, metrics and rewards must be the same, bit for bit. Exit status 1 means that they differ or that
-    the environment cannot be replayed. Exit status 6 means that rollouts are missing or failed.
+    Messages, metrics and rewards must be the same, bit for bit. Exit status 1 means that a rollout differs or
+    that the environment cannot be replayed. Exit status 6 means that rollouts are missing or failed.
     """
     import asyncio
 

@@ -50,12 +50,12 @@ def rerun(
     wander runs rerun runs/RUN --margin 0.05 --json
 
     The new run uses the environment version, arguments, examples, seed and sampling of the first run. The
-    runs agree if all rollouts are identical, or if the 90 % interval of the paired difference lies within the
-    margin. They differ if the 95 % interval excludes zero. Otherwise the runs are too small to tell, and the
-    answer says how many examples are needed. Exit status 0 means that the runs agree.
+    runs agree if all rollouts are identical, or if the 90% interval of the paired difference lies within the
+    margin. They differ if the 95% interval excludes zero. Otherwise the runs are too small to tell, and the
+    output shows how many examples are needed. Exit status 0 means that the runs agree.
 
-    If you post the new run, it names the run that it repeats. If it agrees and another user posted the first
-    run, the page and the leaderboard show that you repeated it.
+    If you post the new run, its page links to the first run. If the runs agree and another user posted the
+    first run, the first run's page and the leaderboard show that you repeated it.
     """
     import asyncio
 

@@ -41,8 +41,8 @@ def view(
     limit: Annotated[int, Option(min=1, help="rows to show")] = 30,
     listed: Annotated[bool, Option("--list", help="print a list instead of opening the viewer")] = False,
 ) -> None:
-    """Read the rollouts of a run, here or on the hub. A terminal opens an interactive viewer (`?` shows its
-    keys).
+    """Read the rollouts of a run, on this machine or on the hub. In a terminal, this opens an interactive
+    viewer; press `?` for its keys.
 
     \b
     wander view

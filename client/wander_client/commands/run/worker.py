@@ -34,12 +34,12 @@ def worker(
     wander worker admin/tictactoe --listen 0.0.0.0:7100 --token-file token
 
     \b
-    on the machine that has the model and the key, with a copy of the token:
+    # then, on the machine with the model and its API key, and with a copy of the token file:
     wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
-    Each connection gets its own process, and Ctrl-C stops all of them. Messages are not encrypted. In a
-    network that you share with others, listen on a socket that only you can open (`--listen unix:///PATH`) or
-    on 127.0.0.1, and forward it with `ssh -L`.
+    Each connection gets its own process, and Ctrl-C stops all of them. Messages are not encrypted. On a
+    shared network, listen on a socket that only you can open (`--listen unix:///PATH`) or on 127.0.0.1, and
+    forward it with `ssh -L`.
     """
     from wander_client.environments.location import default_log, locate
     from wander_client.environments.sandbox import warn_unconfined

@@ -31,7 +31,7 @@ def push(
     Sends weights (safetensors only), JSON and text files. Leaves out optimizer states and other files that
     only training needs, and rejects pickled weights and code. If the folder has no README.md, Wander writes a
     model card with settings and results of its runs. Runs and leaderboard rows with the same weights link to
-    the model. `hf:` pushes to a Hugging Face repository, with the token of Hugging Face's own tools.
+    the model. `hf:` pushes to a Hugging Face repository, with the token that `hf auth login` stored.
     """
     from wander.wire.environments import wanted_visibility
     from wander.wire.models import parse_model

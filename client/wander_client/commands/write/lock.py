@@ -39,8 +39,8 @@ def lock(
     wander env lock acme/wordle@0.1.0 --attach              # for a version that you uploaded with twine
 
     The lock is a `pylock.toml` (PEP 751), which pip and uv can install. The lock of a version never changes.
-    It lists files with their URLs on PyPI, even if they came from a mirror, except for the hosts of
-    `--keep-host`.
+    The URLs in it are those of PyPI, even if this machine uses a mirror. `--keep-host` keeps the URLs of
+    another index.
     """
     from packaging.utils import canonicalize_name
 

@@ -67,9 +67,9 @@ def fork(
     wander env fork acme/wordle@0.2.0 ./my-wordle --owner lab
     wander env fork acme/wordle --name harder-wordle
 
-    The fork appears on the hub, and its page names the original. The source goes to a new folder. Change it
-    there, raise `version` in pyproject.toml, and publish it. A fork with a new name appears on the hub when
-    you publish it.
+    Without `--name`, the fork is on the hub immediately, and its page links to the original. With `--name`,
+    the fork is on the hub only after you publish it. In both cases, the source is copied to a new folder.
+    Change it there, raise `version` in pyproject.toml, and run `wander publish`.
     """
     from wander_client.packages.origins.fork import fork
 

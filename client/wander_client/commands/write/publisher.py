@@ -17,9 +17,9 @@ app = CommandGroup(
     help="""Manage CI workflows that can publish without a stored token (trusted publishing).
 
     \b
-    A GitHub Actions or GitLab CI job proves with a signed identity token which repository and workflow it
-    runs in. The hub exchanges this token for a token that is valid for 15 minutes. `wander publish` and `uv
-    publish` do this automatically. For other tools, `wander env publisher token` prints the token.""",
+    A GitHub Actions or GitLab CI job has a signed identity token that names its repository and workflow. The
+    hub exchanges this token for an API token that is valid for 15 minutes. `wander publish` and `uv publish`
+    request the API token automatically. For other tools, `wander env publisher token` prints it.""",
 )
 
 
@@ -111,7 +111,8 @@ def token(
         ),
     ] = None,
 ) -> None:
-    """Print a 15-minute token in a trusted workflow, for tools that cannot request one.
+    """Print a token that is valid for 15 minutes. Run this in a trusted workflow, for tools other than
+    `wander publish` and `uv publish`.
 
     \b
     TWINE_PASSWORD=$(wander env publisher token acme/wordle) twine upload -u __token__ ...

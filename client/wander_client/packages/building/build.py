@@ -1,8 +1,9 @@
 """Build the wheel and the source archive of a project folder.
 
-A build runs the project's code, or that of the tools that it names. So its requirements are installed
-first, as wheels, by uv, which knows this machine's indexes and their passwords. Then the backend runs
-without any of that: in the sandbox, or with the user's rights after the user said so.
+A build runs the project's code, or the code of the tools that it names. So uv, which knows the passwords of
+this machine's indexes, first installs the build requirements from wheels. Then the backend runs without these
+passwords, in the sandbox. If the user allows it, the backend runs outside the sandbox with the user's
+permissions.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class Builder:
 
     data_dir: Path
     policy: SandboxPolicy | None
-    """Limits of the sandbox for build backends; None runs them with the user's rights."""
+    """Limits of the sandbox in which backends run. If None, they run with the user's permissions."""
 
     @contextlib.contextmanager
     def build(self, folder: Path, *, with_source: bool = True) -> Iterator[dict[Kind, Path]]:
-        """Yield the wheel of a project, and the source archive that it was built from; they are gone after.
+        """Yield the wheel of a project, and the source archive that it was built from.
 
-        Raises `ClientError`.
+        Both files are deleted after the block. Raises `ClientError`.
         """
         require_plain_project(folder, with_ignored=self.policy is not None)
         system = read_build_system(folder)
@@ -100,7 +101,7 @@ class Builder:
             wanted = place / "requirements.txt"
             wanted.write_text("".join(f"{each}\n" for each in requires), encoding="utf-8")
             options = ["install", "--quiet", "-r", str(wanted)]
-            install_into(place, options, doing=f"{doing}: installing what its build requires")
+            install_into(place, options, doing=f"{doing}: installing the build requirements")
 
         digest = hashlib.sha256("\n".join(["build", *sorted(requires)]).encode()).hexdigest()
         key = key_of(digest, python.version)
@@ -184,10 +185,10 @@ class _FolderContents:
 
 
 def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
-    """Raise `ClientError` that names what a build would hang on, follow out of the folder, or never finish.
+    """Raise `ClientError` for a folder that cannot be built: special files, links out of it, too many bytes.
 
-    Repositories, caches and virtual environments are passed over. Without `with_ignored`, so are files that
-    git ignores: build backends leave them out, but the sandbox copies the whole folder.
+    Repositories, caches and virtual environments are not checked. `with_ignored` chooses whether to check
+    files that git ignores: build backends leave these files out, but the sandbox copies the whole folder.
     """
     contents = _list_contents(folder)
     total = sum(contents.sizes.values())
@@ -206,14 +207,14 @@ def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ClientError(
             f"`{folder.name}` has more than {_LARGEST >> 20:,} MiB, "
-            f"`{largest}` alone {sizes[largest] >> 20:,} MiB",
+            f"and `{largest}` has {sizes[largest] >> 20:,} MiB of them",
             hint="move files that are not part of the package out of the folder",
             code="unsafe_package",
         )
 
 
 def _list_contents(folder: Path) -> _FolderContents:
-    """Return the contents of a folder, also behind its links; raises `ClientError` for too many files."""
+    """Return the contents of a folder, following links. Raises `ClientError` for too many files."""
     contents, count = _FolderContents(), 0
     root = os.path.realpath(folder)
     above: set[str] = set()
@@ -238,7 +239,7 @@ def _list_contents(folder: Path) -> _FolderContents:
             count += len(found)
             if count > MOST_FILES:
                 raise ClientError(
-                    f"`{folder.name}` holds more than {MOST_FILES:,} files",
+                    f"`{folder.name}` contains more than {MOST_FILES:,} files",
                     hint="move files that are not part of the package out of the folder",
                     code="unsafe_package",
                 )
@@ -277,26 +278,29 @@ def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Pat
 
     ends = ".whl" if kind == "wheel" else ".tar.gz"
     if not name.endswith(ends):
-        raise ClientError(f"{doing} gave `{name[:100]}`, which is not a {kind}", code="build_failed")
+        raise ClientError(f"{doing} returned `{name[:100]}`, which is not a {kind}", code="build_failed")
     made = path_below(place, kind, name)
     with made.open("wb") as file:
         while piece := out.read(1 << 20):
             if file.tell() > _LARGEST:
-                raise ClientError(f"{doing} gave more than {_LARGEST >> 20} MiB", code="build_failed")
+                raise ClientError(f"{doing} returned more than {_LARGEST >> 20} MiB", code="build_failed")
             file.write(piece)
     return made
 
 
 def too_large(name: str, file: str) -> ClientError:
     """Return the error for a package with too many bytes; `file` exceeds the limit."""
-    message = f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB or {MOST_FILES:,} files, with `{file}`"
+    message = (
+        f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB or {MOST_FILES:,} files; "
+        f"`{file}` exceeds the limit"
+    )
     return ClientError(
         message, hint="leave out files that are not part of the package", code="unsafe_package"
     )
 
 
 def extract_bounded(path: Path, work: Path) -> None:
-    """Unpack a tar archive of plain files; raises `ClientError` for one with too many bytes or files."""
+    """Unpack a tar archive of plain files. Raises `ClientError` if it has too many bytes or files."""
     room, files = LARGEST_SOURCE, MOST_FILES
 
     def count(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:

@@ -57,30 +57,30 @@ _NAMES = {
 _TOKENS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("a private key", ("-----BEGIN ",), r"(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
     ("a private key", ("AGE-SECRET-KEY-1",), r"[0-9A-Z]{20}"),
-    ("a token of a Wander hub", ("wnd_",), r"[A-Za-z0-9]{40}"),
-    ("a key of AWS", ("AKIA", "ASIA"), r"[0-9A-Z]{16}"),
-    ("a token of GitHub", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{36}"),
-    ("a token of GitHub", ("github_pat_",), r"[A-Za-z0-9_]{60}"),
-    ("a token of GitLab", ("glpat-", "gldt-", "glrt-", "glptt-"), r"[A-Za-z0-9_-]{20}"),
-    ("a key of Anthropic", ("sk-ant-",), r"[A-Za-z0-9_-]{32}"),
-    ("a key of OpenAI", ("sk-proj-", "sk-svcacct-", "sk-admin-"), r"[A-Za-z0-9_-]{32}"),
-    ("a key of OpenAI", ("sk-",), r"[A-Za-z0-9]{40}"),
-    ("a key of OpenRouter", ("sk-or-v1-",), r"[0-9a-f]{40}"),
-    ("a token of Hugging Face", ("hf_",), r"[A-Za-z0-9]{30}"),
-    ("a key of Google", ("AIza",), r"[0-9A-Za-z_-]{35}"),
-    ("a key of Google", ("GOCSPX-",), r"[A-Za-z0-9_-]{20}"),
-    ("a token of Slack", ("xoxb-", "xoxp-", "xoxa-", "xoxs-", "xoxe-", "xapp-"), r"[A-Za-z0-9-]{20}"),
-    ("a key of Stripe", ("sk_live_", "rk_live_"), r"[0-9A-Za-z]{20}"),
-    ("a token of npm", ("npm_",), r"[A-Za-z0-9]{36}"),
-    ("a token of PyPI", ("pypi-AgE",), r"[A-Za-z0-9_-]{50}"),
-    ("a token of Docker", ("dckr_pat_", "dckr_oat_"), r"[A-Za-z0-9_-]{20}"),
-    ("a key of SendGrid", ("SG.",), r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{40}"),
-    ("a key of Groq", ("gsk_",), r"[A-Za-z0-9]{40}"),
-    ("a key of xAI", ("xai-",), r"[A-Za-z0-9]{60}"),
-    ("a token of Replicate", ("r8_",), r"[A-Za-z0-9]{37}"),
-    ("a key of NVIDIA", ("nvapi-",), r"[A-Za-z0-9_-]{60}"),
-    ("a key of Together", ("tgp_v1_",), r"[A-Za-z0-9_-]{30}"),
-    ("a token of DigitalOcean", ("dop_v1_", "doo_v1_", "dor_v1_"), r"[0-9a-f]{60}"),
+    ("a Wander hub token", ("wnd_",), r"[A-Za-z0-9]{40}"),
+    ("an AWS access key", ("AKIA", "ASIA"), r"[0-9A-Z]{16}"),
+    ("a GitHub token", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{36}"),
+    ("a GitHub token", ("github_pat_",), r"[A-Za-z0-9_]{60}"),
+    ("a GitLab token", ("glpat-", "gldt-", "glrt-", "glptt-"), r"[A-Za-z0-9_-]{20}"),
+    ("an Anthropic API key", ("sk-ant-",), r"[A-Za-z0-9_-]{32}"),
+    ("an OpenAI API key", ("sk-proj-", "sk-svcacct-", "sk-admin-"), r"[A-Za-z0-9_-]{32}"),
+    ("an OpenAI API key", ("sk-",), r"[A-Za-z0-9]{40}"),
+    ("an OpenRouter API key", ("sk-or-v1-",), r"[0-9a-f]{40}"),
+    ("a Hugging Face token", ("hf_",), r"[A-Za-z0-9]{30}"),
+    ("a Google API key", ("AIza",), r"[0-9A-Za-z_-]{35}"),
+    ("a Google client secret", ("GOCSPX-",), r"[A-Za-z0-9_-]{20}"),
+    ("a Slack token", ("xoxb-", "xoxp-", "xoxa-", "xoxs-", "xoxe-", "xapp-"), r"[A-Za-z0-9-]{20}"),
+    ("a Stripe API key", ("sk_live_", "rk_live_"), r"[0-9A-Za-z]{20}"),
+    ("an npm token", ("npm_",), r"[A-Za-z0-9]{36}"),
+    ("a PyPI token", ("pypi-AgE",), r"[A-Za-z0-9_-]{50}"),
+    ("a Docker token", ("dckr_pat_", "dckr_oat_"), r"[A-Za-z0-9_-]{20}"),
+    ("a SendGrid API key", ("SG.",), r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{40}"),
+    ("a Groq API key", ("gsk_",), r"[A-Za-z0-9]{40}"),
+    ("an xAI API key", ("xai-",), r"[A-Za-z0-9]{60}"),
+    ("a Replicate token", ("r8_",), r"[A-Za-z0-9]{37}"),
+    ("an NVIDIA API key", ("nvapi-",), r"[A-Za-z0-9_-]{60}"),
+    ("a Together API key", ("tgp_v1_",), r"[A-Za-z0-9_-]{30}"),
+    ("a DigitalOcean token", ("dop_v1_", "doo_v1_", "dor_v1_"), r"[0-9a-f]{60}"),
 )
 """Secrets in file contents: description, prefixes, and a pattern for the rest."""
 _BLOCK = 1 << 20
@@ -105,10 +105,10 @@ class Leak:
 def require_no_leaks(
     folder: Path, wheel: Path, sdist: Path, *, allowed: Collection[str], values: Mapping[str, str]
 ) -> None:
-    """Raise `ClientError` that names every file of the two archives that must not be published.
+    """Raise `ClientError` that lists every file of the two archives that must not be published.
 
-    `folder` is what they were built from. `allowed` are names of files and folders that the user wants to
-    publish anyway, `values` the secrets of this machine by what they are called.
+    `folder` is the folder that they were built from. `allowed` contains the files and folders that the user
+    wants to publish anyway. `values` contains the secrets of this machine by their descriptions.
     """
     found = {leak.name: leak for leak in _leaks_in(folder, wheel, sdist, values)}
     leaks = [leak for leak in found.values() if not any(_lies_in(leak.name, place) for place in allowed)]
@@ -118,7 +118,7 @@ def require_no_leaks(
     if len(leaks) > _SHOWN:
         lines.append(f"and {len(leaks) - _SHOWN} more")
     raise ClientError(
-        f"the package holds {counted(len(leaks), 'file')} that must not be published",
+        f"the package contains {counted(len(leaks), 'file')} that must not be published",
         detail="\n".join(lines),
         hint="leave them out of the package, in the settings of its build backend; "
         f"if a file is harmless, add `--allow-file {leaks[0].name}`",
@@ -140,7 +140,7 @@ def secret_variables() -> dict[str, str]:
 
 
 def _leaks_in(folder: Path, wheel: Path, sdist: Path, values: Mapping[str, str]) -> Iterator[Leak]:
-    import tarfile  # late: posting a run reads no archive
+    import tarfile  # late, because posting a run does not read archives
     import zipfile
 
     names: dict[str, list[str]] = {}
@@ -171,12 +171,12 @@ def find_by_name(name: str) -> str | None:
     *folders, last = name.lower().split("/")
     for folder in folders:
         if (kept := _KEEPS.get(folder)) is not None:
-            return f"`{folder}` holds {kept}"
+            return f"`{folder}` usually contains {kept}"
     if any(fnmatchcase(last, pattern) for pattern in _EXAMPLES):
         return None
     for kept, patterns in _NAMES.items():
         if any(fnmatchcase(last, pattern) for pattern in patterns):
-            return f"a file of this name holds {kept}"
+            return f"a file with this name usually contains {kept}"
     return None
 
 
@@ -188,13 +188,13 @@ def find_in_content(content: IO[bytes], values: Mapping[str, str]) -> str | None
         text = rest + block
         found = next((what for what, value in wanted.items() if value in text), None) or _find_token(text)
         if found is not None:
-            return f"it holds {found}"
+            return f"it contains {found}"
         rest = text[-_OVERLAP:]
     return None
 
 
 def _find_token(text: bytes) -> str | None:
-    # To look for each beginning takes a tenth of the time of one regular expression for all of them.
+    # Searching for each prefix takes a tenth of the time of a single regular expression for all prefixes.
     for what, beginnings, following in _TOKENS:
         for beginning in map(str.encode, beginnings):
             at = text.find(beginning)
@@ -207,7 +207,7 @@ def _find_token(text: bytes) -> str | None:
 
 
 def _leaks_of_folder(folder: Path, names: Mapping[str, list[str]]) -> Iterator[Leak]:
-    """Yield files that are ignored by git in their repository, and files that links bring in from outside."""
+    """Yield files that git ignores, and files from outside the folder that links include."""
     root = _top_of_repository(folder) or folder.resolve()
     sources: dict[str, str] = {}
     for name, places in names.items():
@@ -228,11 +228,14 @@ def _top_of_repository(folder: Path) -> Path | None:
 
 
 def list_ignored(folder: Path, places: list[str]) -> list[str]:
-    """Return the paths in a folder that git ignores, even outside a repository; none if git is missing."""
+    """Return the paths in a folder that git ignores.
+
+    A `.gitignore` also applies outside a repository. If git is not installed, returns an empty list.
+    """
     words = ["check-ignore", "-z", "--stdin"]
     given = b"\0".join(os.fsencode(place) for place in places)
     found = _git(folder, words, given)
-    if found is not None and found.returncode == 128:  # no repository: its `.gitignore` holds all the same
+    if found is not None and found.returncode == 128:  # not in a repository, but its `.gitignore` applies
         with tempfile.TemporaryDirectory(prefix="wander-git-") as empty:
             _git(folder, ["init", "--quiet", "--bare", empty])
             found = _git(folder, [f"--git-dir={empty}", f"--work-tree={folder}", *words], given)

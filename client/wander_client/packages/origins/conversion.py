@@ -1,7 +1,7 @@
-"""Convert somebody else's package for a hub: find out what it is, add what it lacks.
+"""Convert a package by another author into a package that a hub accepts, by adding the missing parts.
 
-Only `pyproject.toml` and the README of a copy are changed. What the environment is, is read from its source;
-none of its code runs here.
+Only `pyproject.toml` and the README of a copy are changed. The library and the environment are detected by
+reading the source, without running any of the package's code.
 """
 
 from __future__ import annotations
@@ -196,10 +196,10 @@ def _complete(converted: ConvertedProject, path: Path, origin: PackageOrigin) ->
 
 
 def _write_sources(project: dict[str, Any], sources: dict[str, Any]) -> bool:
-    """Write addresses that only `[tool.uv.sources]` states into the requirements; return whether any was.
+    """Copy URLs from `[tool.uv.sources]` into the requirements. Return whether a requirement changed.
 
-    A wheel's metadata has the requirements, and not what that table adds to them. Raises `ClientError` for a
-    repository: its contents are not a release, and building it would run its code.
+    A wheel's metadata contains the requirements, but not this table. Raises `ClientError` for a repository,
+    because its contents are not a release, and building it would run its code.
     """
     found = {canonicalize_name(name): source for name, source in sources.items() if isinstance(source, dict)}
     written = False

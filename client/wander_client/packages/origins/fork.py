@@ -45,7 +45,7 @@ class Forked:
     source: str
     """The forked version, as `owner/name@version`."""
     detail: EnvironmentDetail | None
-    """The copy on the hub; None under a new name, which begins to be there when it is published."""
+    """The fork on the hub, or None for a fork with a new name, which must be published first."""
 
 
 def fork(
@@ -56,21 +56,22 @@ def fork(
     owner: str | None = None,
     name: str | None = None,
 ) -> Forked:
-    """Copy a version to a folder, and on the hub to another owner, or give it a new `name` in the folder.
+    """Copy a version's source to a folder, and fork the environment on the hub.
 
-    Published files carry their name, so the hub copies none under another.
+    With a new `name`, only the copy in the folder is renamed, and nothing changes on the hub: the published
+    files contain the old name, so the hub cannot copy them.
     """
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
 
     if name is not None and owner is not None:
         raise UsageError(
-            "under a new name nothing is copied on the hub",
-            hint="give " + name_option("owner") + " when you publish it",
+            "a fork with a new name has no owner until you publish it",
+            hint="pass " + name_option("owner") + " when you publish it",
         )
     new = None if name is None else package_name(name)
     place = (folder or Path(new or environment.name)).expanduser()
-    require_free(place, f"name another folder: `wander env fork {environment} FOLDER`")
+    require_free(place, f"choose another folder: `wander env fork {environment} FOLDER`")
     place.parent.mkdir(parents=True, exist_ok=True)
     with (
         context.hub(login=new is None) as hub,
@@ -89,8 +90,8 @@ def fork(
             target = (owner or hub.whoami().user).lower()
             if (target, environment.name) == (environment.owner, environment.name):
                 raise UsageError(
-                    f"`{target}` has `{environment.name}` already",
-                    hint="name the fork: " + name_option("name", "NEW-NAME"),
+                    f"`{target}` already has an environment `{environment.name}`",
+                    hint="choose another name for the fork: " + name_option("name", "NEW-NAME"),
                 )
             path = environment_path(environment.owner, environment.name, "fork")
             copied = NewPlace(owner=target, version=version.version)
@@ -109,8 +110,8 @@ def _rename(pyproject: Path, name: str) -> None:
         (old,) = points
     except (OSError, KeyError, ValueError) as error:
         raise ClientError(
-            "its source has no `pyproject.toml` that says which environment it is",
-            hint="leave the name out, and change it in the fork",
+            "the source cannot be renamed: it has no `pyproject.toml` that declares exactly one environment",
+            hint="fork it without a new name, and rename it yourself",
             code="bad_pyproject",
         ) from error
     project["name"] = name

@@ -62,11 +62,13 @@ def parse_address(text: str) -> GitAddress:
         url = Path(url).expanduser().resolve().as_uri()
     if not _ADDRESS.match(url):
         raise UsageError(
-            f"`{text}` is not the address of a repository",
-            hint="give one like `https://example.org/envs.git@main#subdirectory=environments/wordle`",
+            f"`{text}` is not the URL of a repository",
+            hint="for example: `https://example.org/envs.git@main#subdirectory=environments/wordle`",
         )
     if revision is not None and (not revision or revision.startswith("-")):
-        raise UsageError(f"`{revision}` is not a revision", hint="give a branch, a tag or a commit after `@`")
+        raise UsageError(
+            f"`{revision}` is not a revision", hint="write a branch, a tag or a commit after `@`"
+        )
     inner = re.search(r"(?:^|&)subdirectory=([^&]+)", fragment)
     return GitAddress(url, revision, inner[1].strip("/") if inner else None)
 
@@ -100,7 +102,7 @@ def _fetch(address: GitAddress, target: Path) -> None:
     except ClientError as error:
         raise ClientError(
             f"`{address.revision or 'HEAD'}` of `{address.url}` cannot be fetched",
-            hint="check the address, the revision, and that git itself may read it",
+            hint="check the URL and the revision, and that `git fetch` can read the repository",
             code="git_failed",
             detail=error.detail,
         ) from None
@@ -128,7 +130,7 @@ def _git(*arguments: str) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise ClientError("git is not installed", hint="install git, or give a folder") from None
+        raise ClientError("git is not installed", hint="install git, or pass a folder") from None
     except subprocess.TimeoutExpired:
         raise Unavailable(f"git took more than {_SECONDS} s") from None
     if done.returncode:

@@ -1,7 +1,7 @@
 """Download an environment from Prime Intellect's hub, or import a folder that `prime env pull` wrote.
 
-By name it is the download that their own command makes: `GET environmentshub/OWNER/NAME/@VERSION` names an
-archive of the sources. Public environments need no key; `PRIME_API_KEY` is sent where it is set.
+The download uses the same route as the `prime` command: `GET environmentshub/OWNER/NAME/@VERSION` returns the
+URL of an archive with the sources. Public environments need no key. If `PRIME_API_KEY` is set, it is sent.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, 
     name = _NAME.fullmatch(source)
     if name is None or source.startswith((".", "/", "~")):
         raise UsageError(
-            f"`{source}` is neither an environment of that hub nor a folder",
-            hint="write `owner/name` or `owner/name@version`, or give what `prime env pull` wrote",
+            f"`{source}` is neither an environment on Prime Intellect's hub nor a folder",
+            hint="pass `owner/name` or `owner/name@version`, or the folder that `prime env pull` wrote",
         )
     return _download(name[1], name[2], name[3] or "latest", work, builder)
 
 
 def _read_stated(folder: Path, origin: PackageOrigin) -> PackageOrigin:
-    """Return the origin from the metadata that `prime env pull` left in the folder, if it is there."""
+    """Return the origin in the metadata of `prime env pull`, or `origin` if there is no metadata."""
     try:
         said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def _download(
 ) -> tuple[Path, PackageOrigin]:
     base = os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or USUAL_BASE
     what = f"{owner}/{name}@{version}"
-    hint = "run `prime env pull` and give the folder that it wrote"
+    hint = "run `prime env pull`, and pass the folder that it wrote"
     connection = HubConnection(
         base.rstrip("/").removesuffix("/api/v1"), os.environ.get("PRIME_API_KEY") or None
     )
@@ -71,20 +71,20 @@ def _download(
         if answer.status in (401, 403, 404):
             raise NotFound(
                 f"`{what}` does not exist or is not public",
-                hint="set `PRIME_API_KEY`, or run `prime env pull` and give the folder that it wrote",
+                hint="set `PRIME_API_KEY`, or run `prime env pull` and pass the folder that it wrote",
             )
         _require_success(what, answer.status, hint)
         try:
             said = json.loads(answer.content)
         except (ValueError, RecursionError) as error:
             hint = "check `PRIME_API_BASE_URL`"
-            raise ClientError(f"`{base}` did not answer with JSON", hint=hint) from error
+            raise ClientError(f"`{base}` returned a response that is not JSON", hint=hint) from error
         detail = said.get("data", said) if isinstance(said, dict) else {}
         detail = detail if isinstance(detail, dict) else {}
         stated = detail.get("tracked_package_url") or detail.get("package_url")
         if not isinstance(stated, str):
             raise ClientError(f"the hub did not return an archive for `{what}`", hint=hint)
-        # A signed address of a file store gets no key.
+        # The key is not sent to the signed URL of a file store.
         with connection.stream("GET", connection.join(answer.url, stated), elsewhere=True) as archive:
             _require_success(what, archive.status, hint)
             with path.open("wb") as file:
@@ -99,4 +99,4 @@ def _download(
 
 def _require_success(what: str, status: int, hint: str) -> None:
     if not 200 <= status < 300:
-        raise Unavailable(f"`{what}` cannot be downloaded: the answer has status {status}", hint=hint)
+        raise Unavailable(f"`{what}` cannot be downloaded: the server returned status {status}", hint=hint)

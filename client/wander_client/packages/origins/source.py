@@ -1,6 +1,6 @@
 """Copy an existing package into a work folder, with a note of its origin.
 
-From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring those of elsewhere.
+The package is a folder, an sdist or a wheel on this machine. `git` and `prime` fetch remote packages.
 """
 
 from __future__ import annotations
@@ -83,19 +83,23 @@ def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Pack
         copy = _copy(path, work / path.name)
         return project_in(copy, builder), PackageOrigin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
-        raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
+        raise NotFound(f"`{source}` does not exist", hint="pass a folder, an sdist or a wheel")
     origin = PackageOrigin(path.name, sha256=file_digest(path))
     if path.suffix == ".whl":
         return unpack_wheel(path, work), origin
     if path.name.endswith((".tar.gz", ".tgz", ".zip")):
         return project_in(unpack_source(path, work), builder), origin
     raise UsageError(
-        f"`{source}` is not a package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)"
+        f"`{source}` is not a package", hint="pass a folder, an sdist (.tar.gz) or a wheel (.whl)"
     )
 
 
 def _copy(folder: Path, target: Path) -> Path:
-    """Copy a project's folder; raises `ClientError` for special files, too many bytes and links out of it."""
+    """Copy a project's folder.
+
+    Raises `ClientError` for special files, for links that lead out of the folder, and for a folder that is
+    too large.
+    """
     room = LARGEST_SOURCE
 
     def copy_file(source: str, place: str) -> None:
@@ -109,7 +113,7 @@ def _copy(folder: Path, target: Path) -> Path:
 
     try:
         shutil.copytree(folder, target, ignore=_LEFT_OUT, symlinks=True, copy_function=copy_file)
-    except OSError as error:  # of several files that cannot be copied, with each of them
+    except OSError as error:  # `shutil.Error` lists every file that cannot be copied
         faults = error.args[0] if isinstance(error, shutil.Error) else [(folder, target, error)]
         path, _, fault = faults[0]
         raise ClientError(f"`{path}` cannot be copied: {fault}", code="unsafe_file") from error
@@ -118,7 +122,7 @@ def _copy(folder: Path, target: Path) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the sha256 of the paths and contents of a folder, without files that Python compiled."""
+    """Return the SHA-256 digest of the paths and contents of a folder, without `__pycache__`."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__":
@@ -129,8 +133,8 @@ def folder_digest(folder: Path) -> str:
 def project_in(folder: Path, builder: Builder) -> Path:
     """Return a folder whose `pyproject.toml` has a `[project]` table.
 
-    A project with other metadata (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
-    and the folder is made from its wheel.
+    If a project has only other metadata (`setup.py`, `setup.cfg` or Poetry's table), its own backend builds a
+    wheel, and the returned folder is the unpacked wheel.
     """
     try:
         stated = read_project(folder)
@@ -161,7 +165,7 @@ def unpack_source(path: Path, work: Path) -> Path:
         return work
     folders = [each for each in work.iterdir() if each.is_dir()]
     if len(folders) != 1:
-        raise ClientError(f"`{path.name}` is not a source distribution: it holds {len(folders)} folders")
+        raise ClientError(f"`{path.name}` is not a source distribution: it contains {len(folders)} folders")
     return folders[0]
 
 
@@ -173,11 +177,11 @@ def unpack_wheel(path: Path, work: Path) -> Path:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
             if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
-                raise ClientError(f"`{path.name}` holds files that would land outside of its folder")
+                raise ClientError(f"`{path.name}` contains paths that lead outside its folder")
             information = next((name for name in names if name.endswith(".dist-info/METADATA")), None)
             if information is None:
                 raise ClientError(f"`{path.name}` has no metadata")
-            archive.extractall(folder)  # noqa: S202 - the names were looked at
+            archive.extractall(folder)  # noqa: S202 - the names were checked above
     except (zipfile.BadZipFile, OSError) as error:
         raise ClientError(f"`{path.name}` is not a wheel: {error}") from error
     info = folder / information.split("/")[0]
@@ -185,7 +189,7 @@ def unpack_wheel(path: Path, work: Path) -> Path:
     listing = info / "entry_points.txt"
     groups = parse_entry_points(listing.read_text(encoding="utf-8")) if listing.is_file() else {}
     shutil.rmtree(info)
-    # Some wheels ship their pyproject.toml, which may name other files; ours takes its place.
+    # Some wheels contain their pyproject.toml, which may name other files. Ours replaces it.
     kept = sorted({name.split("/")[0] for name in names} - {info.name, "pyproject.toml"})
     body = metadata.get_payload()
     (folder / "README.md").write_text(str(body).strip() + "\n" if body else "", encoding="utf-8")

@@ -126,7 +126,7 @@ def as_messages(messages: Any, form: Form = "model") -> list[AnyMessage]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content: itself, or its text parts joined by spaces."""
+    """Return the text of a message's content. If the content is a list, join its text parts with spaces."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):

@@ -282,9 +282,10 @@ def _check_wheel_file(text: bytes, filename: FileName) -> None:
         raise refusal("bad_wheel_file", f"WHEEL has Root-Is-Purelib `{purelib[:50]}`, neither true nor false")
     build = _single_field(fields, "Build") if "Build" in fields else ""
     if build != filename.build:
-        stated = f"`{build[:50]}`" if build else "none"
+        stated = f"`{build[:50]}`" if build else "no build number"
+        named = f"`{filename.build}`" if filename.build else "no build number"
         raise refusal(
-            "tag_mismatch", f"WHEEL has the build {stated}, the file name `{filename.build or 'none'}`"
+            "tag_mismatch", f"the build numbers differ: {stated} in WHEEL, {named} in the file name"
         )
     tags: set[str] = set()
     for value in fields.get_all("Tag", []):

@@ -32,7 +32,7 @@ from wander_hub.web.visit import Visit
 FEWEST, MOST = 2, 6
 _MOST_ROLLOUTS = 10_000
 _MOST_BYTES = 64 * 1024 * 1024
-"""Most bytes of the rollouts of one run, which is read completely once."""
+"""Maximum size in bytes of a run's rollouts, which are read completely, but only once."""
 _APART = 5
 """Number of examples on the page, from those with the largest differences."""
 Ends = dict[str, tuple[tuple[float, int], tuple[float, int]]]

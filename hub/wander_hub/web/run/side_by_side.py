@@ -155,7 +155,9 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
     chosen = list(numbers) or apart
     if len(chosen) != len(scored):
         fault = f"got {len(chosen)} rollouts for {len(scored)} runs"
-        raise HubProblem(422, "invalid_request", fault, hint="name one rollout of each run, or none")
+        raise HubProblem(
+            422, "invalid_request", fault, hint="select one rollout for each run, or no rollouts"
+        )
     asked = {"run": [one.run_id for one in found]}
     groups = [
         list_siblings(visit.session, visit.storage, one.run, number, example_id)

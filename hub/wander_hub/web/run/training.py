@@ -46,9 +46,9 @@ _OF_POINT = 30
 """Size of a cached point, in numbers."""
 _MOST_MESSAGES = 40
 _MOST_POINTS, _MOST_LINES, _MOST_SAMPLES, _MOST_SHOWN = 500_000, 100_000, 2_000, 12
-"""Most metric values and lines that are read from a file, most samples, and most samples of one step."""
+"""Limits: metric values and lines that are read from a file, samples, and samples of one step."""
 _LONGEST_TEXT = 1000
-"""Most characters of an alert. The page shortens it further."""
+"""Maximum number of characters of an alert. The page shortens it further."""
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
 _NOT_CURVES = {"step", "steps", "epoch", "failed"}
 _DUPLICATES = {

@@ -17,9 +17,9 @@ from wander_hub.web.text import count, duration
 _MOST_MESSAGES = 400
 """Messages of one rollout on a page."""
 _LONGEST_TEXT = 60_000
-"""Most characters of one message on a page. The JSON has the full text."""
+"""Maximum number of characters of a message on a page. The JSON has the full text."""
 _LONGEST_LAID_OUT = 10_000
-"""Longest arguments of a call that are indented. Deep ones would grow a hundredfold."""
+"""Maximum length of a call's arguments that are indented. Deeply nested ones could grow a hundredfold."""
 _FOLD_LINES = 20
 _FOLD_CHARACTERS = 2500
 

@@ -24,9 +24,9 @@ from wander_hub.web.source.files import draw_lines, find_wheel, open_wheel, read
 from wander_hub.web.text import visible
 
 _MOST_COMPARED = 2_000
-"""Most lines of a file that is compared. In the worst case, the cost grows with the square of the lines."""
+"""Maximum number of lines of a file that is compared. In the worst case, the cost grows with their square."""
 _MOST_CHANGED, _MOST_FILES = 20_000, 300
-"""Most lines, and most files, whose lines are compared for one page."""
+"""Maximum number of lines, and of files, whose lines are compared for one page."""
 _MOST_NAMED = 2_000
 _NOT_COMPARED = "Too many changes to compare on one page"
 _OF_LINE = 150

@@ -55,7 +55,7 @@ class Channel:
 
 
 class Session:
-    """The variables of a REPL, and the cells that change them."""
+    """The state of a REPL: its variables, which persist between cells."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

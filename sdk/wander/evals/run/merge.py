@@ -198,8 +198,8 @@ def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tu
         for _, rollout, line, shard in heapq.merge(*parts, key=itemgetter(0)):
             if before and before.example_id == rollout.example_id and before.seed != rollout.seed:
                 raise RunError(
-                    f"`{shard.path}` was changed: rollout `{rollout.example_id}/{rollout.index}` has another "
-                    f"seed than rollout `{before.example_id}/{before.index}` of the same example",
+                    f"`{shard.path}` was changed: rollouts `{rollout.example_id}/{rollout.index}` and "
+                    f"`{before.example_id}/{before.index}` of the same example have different seeds",
                     hint=_AGAIN,
                 )
             before = rollout

@@ -1,7 +1,7 @@
-"""Calls that are JSON objects, between markers or bare.
+"""Parses tool calls that are JSON objects, with or without markers around them.
 
-An object is parsed to its own end, so a closing marker inside a string does not end the call. After an object
-that cannot be parsed, the search continues with the next object, so one malformed call does not hide others.
+A JSON object ends with its closing brace, so a closing marker inside a string does not end the call. If an
+object cannot be parsed, the search continues with the next object, so a malformed call does not hide others.
 """
 
 from __future__ import annotations

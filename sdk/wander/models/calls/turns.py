@@ -136,7 +136,10 @@ _PROBE = {
 _ARGUMENTS = {"at": 7}
 
 Render = Callable[[list[Message], "Tools | None", bool], str]
-"""Function that renders messages with tools, up to an answer or not; raises `InvalidResponse`."""
+"""Function that renders messages with tools. The flag chooses whether to add the start of an answer.
+
+Raises `InvalidResponse`.
+"""
 Span = Callable[[int, int], "tuple[int, int] | None"]
 """Function that returns the range of tokens for a range of a turn's text."""
 

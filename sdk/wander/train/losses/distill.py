@@ -73,7 +73,7 @@ def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str
     if own != other or len(set(sizes)) > 1:
         differing = len(dict(own.items() ^ other.items())) or abs(sizes[0] - sizes[1])
         raise ConfigError(
-            f"the teacher `{teacher.name}` has another vocabulary than `{student.name}`: "
+            f"the teacher `{teacher.name}` and `{student.name}` have different vocabularies: "
             f"{differing} tokens differ",
             hint="use a teacher of the same model family, or learn from its rollouts: `wander model sft`",
         )

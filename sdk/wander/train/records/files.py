@@ -52,7 +52,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     try:
         return read_entries(folder / METRICS)
     except FileNotFoundError:
-        raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run") from None
+        raise RunError(f"`{folder}` has no {METRICS}", hint="pass the folder of a training run") from None
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
@@ -118,11 +118,11 @@ class CellEvaluation(Record):
     reward: float | None
     """Mean over the examples; None if every rollout failed."""
     interval: Interval | None = None
-    """95 % interval of the reward."""
+    """95% interval of the reward."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Mean of every reward function and metric. For an exhaustive cell, numbers of lines by their ending."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
-    """95 % intervals of the metrics."""
+    """95% intervals of the metrics."""
     turns: float | None = None
     truncated: int = 0
     tokens: float = 0.0

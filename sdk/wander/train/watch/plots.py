@@ -199,7 +199,7 @@ def thin_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _evaluations(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
-    """Return the rewards of the evaluations with their 95 % intervals."""
+    """Return the rewards of the evaluations with their 95% intervals."""
     places = run.places(across)
     rows = []
     for evaluation in run.evaluations:

@@ -157,7 +157,10 @@ class WorkerEnvironment(EnvironmentHandle):
 
     @property
     def lost_reason(self) -> str | None:
-        """How a worker that was not restarted ended, with its log's path and last lines, or None."""
+        """Description of how a worker ended, with the path and the last lines of its log.
+
+        None if all workers are alive or were restarted.
+        """
         return self._pool.lost_reason
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:

@@ -50,7 +50,10 @@ class WorkerPool:
 
     @property
     def lost_reason(self) -> str | None:
-        """How a worker that was not restarted ended, with its log's path and last lines, or None."""
+        """Description of how a worker ended, with the path and the last lines of its log.
+
+        None if all workers are alive or were restarted.
+        """
         return next((slot.lost_reason for slot in self.slots if slot.lost_reason), None)
 
     @property
@@ -103,7 +106,7 @@ class Slot:
         self.filling: asyncio.Task[None] | None = None
         """Task that starts a worker, or None."""
         self.lost_reason: str | None = None
-        """How the last worker ended, with the end of its log. None while a worker is alive."""
+        """Description of how the last worker ended, with the end of its log. None while a worker is alive."""
         self._hold(session)
 
     @property
@@ -113,7 +116,7 @@ class Slot:
 
     @property
     def lost(self) -> str:
-        """How the last worker ended, in words suitable for a public record."""
+        """Public description of how the last worker ended."""
         return self._session.lost or "the environment was closed"
 
     def count_finished(self) -> None:

@@ -47,7 +47,7 @@ from wander.worker.protocol import (
 from wander.worker.remote.link import RemoteLink
 
 CLOSE_SECONDS = 8.0
-"""Seconds that a worker gets to tear its environment down."""
+"""Seconds that a worker gets to close its environment."""
 EXIT_SECONDS = 3.0
 """Seconds that its process then gets to exit."""
 _MOST_CALLS = 1000
@@ -58,7 +58,7 @@ cancelled."""
 _MOST_NOTICES = 1000
 """Maximum number of reports by a worker about rollouts without progress. More are treated as a flood."""
 _PING_ROUNDS = 6
-"""Number of half `stall_seconds` that a worker gets to answer when a rollout is past its time limit."""
+"""Time that a worker gets to answer if a rollout exceeds its time limit, in units of `stall_seconds / 2`."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class WorkerSession:
         """Failure message for the overdue requests."""
         self.info: EnvironmentInfo
         self.lost: str | None = None
-        """How the worker ended, in words suitable for a public record. None while it is alive."""
+        """Public description of how the worker ended. None while the worker is alive."""
         self.lost_reason: str | None = None
         """`lost` with the path and the end of the log, for the user who runs the worker."""
         self.on_lost: Callable[[], None] = lambda: None
