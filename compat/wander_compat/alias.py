@@ -167,7 +167,7 @@ class AliasLoader(importlib.abc.Loader):
 
 
 class _PackageLoader(importlib.abc.Loader):
-    """Creates a package without content of its own."""
+    """Creates an empty package."""
 
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> Any:

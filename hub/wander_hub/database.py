@@ -284,7 +284,7 @@ class Database:
     def _turn(self) -> Iterator[None]:
         """Hold the migration lock on PostgreSQL; on SQLite, the writing transaction is the lock.
 
-        The lock belongs to a connection of its own and is polled. Waiting for it within a transaction would
+        A separate connection holds the lock and polls for it. Waiting for it within a transaction would
         block an index that is built concurrently.
         """
         if self.engine.dialect.name != "postgresql":

@@ -92,8 +92,8 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--sandbox", "--set", "in_process=true"], "exclude each other"),
-        (["--no-sandbox", "--sandbox-limit", "memory=1G"], "exclude each other"),
+        (["--sandbox", "--set", "in_process=true"], "cannot be used together"),
+        (["--no-sandbox", "--sandbox-limit", "memory=1G"], "cannot be used together"),
         (["--sandbox-limit", "memry=1G"], "`memry=1G` is not a limit of the sandbox"),
         (["--sandbox-limit", "memory=none"], "needs a number"),
     ],

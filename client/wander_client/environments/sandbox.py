@@ -47,7 +47,7 @@ def choose_policy(
 
     if limits and sandbox is False:
         raise UsageError(
-            "`--no-sandbox` and `--sandbox-limit` exclude each other", hint="pass only one of them"
+            "`--no-sandbox` and `--sandbox-limit` cannot be used together", hint="pass only one of them"
         )
     if sandbox is False or (sandbox is None and not limits and not default):
         return None
@@ -182,7 +182,7 @@ def require_confined(
     if policy is None:
         return
     if in_process:
-        raise UsageError("`--sandbox` and `in_process` exclude each other", hint="pass only one of them")
+        raise UsageError("`--sandbox` and `in_process` cannot be used together", hint="pass only one of them")
     if is_scripted(model):
         message = f"`{model}` is code in the environment's package and runs outside the sandbox"
         if location.installed is not None:

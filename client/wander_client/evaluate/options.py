@@ -154,7 +154,7 @@ def read_options(typed: Mapping[str, Any]) -> dict[str, Any]:
     limits = settings.pop("sandbox_limit", None)
     if limits and settings.get("sandbox") is False:
         raise UsageError(
-            "`--no-sandbox` and `--sandbox-limit` exclude each other", hint="pass only one of them"
+            "`--no-sandbox` and `--sandbox-limit` cannot be used together", hint="pass only one of them"
         )
     return {**overrides, **settings, **({"sandbox": limits} if limits else {})}
 

@@ -181,7 +181,7 @@ class HubApi:
     def held_files(self, owner: str, project: str) -> list[IndexFile] | None:
         """Return the files of a project that the hub itself stores for an owner's environments, or None.
 
-        Raises `LoginRequired` if the hub does not tell, because the name may be private.
+        Raises `LoginRequired` if the hub needs a token to answer, because the name may be private.
         """
         path = f"/{quote_part(owner)}/index/{quote_part(project)}/"
         try:

@@ -1,6 +1,6 @@
 """The model for a classic environment: each call goes to the host, and is recorded as a turn of the rollout.
 
-Wander's own environments use seeded generators of their own. Published classic ones call `random.choice`.
+Wander's own environments use their own seeded generators. Published classic ones call `random.choice`.
 Therefore, whenever the environment continues after a model call, the global generators are seeded from the
 position in the rollout (`settle`). A rollout then draws the same numbers everywhere, no matter what else is
 running, as long as it waits for nothing but the model.

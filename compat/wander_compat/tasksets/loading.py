@@ -30,7 +30,7 @@ def load_taskset(
     further settings of the library's environment. Agents play in processes of this machine unless the package
     pins another runtime. Raises `ConfigError` for settings that the library rejects.
     """
-    # Judges without an endpoint of their own call the host, which has the key and records the answers.
+    # Judges without their own endpoint call the host, which has the key and records the answers.
     for theirs, ours in (("PRIME_INFERENCE_URL", BASE_VARIABLE), ("PRIME_API_KEY", KEY_VARIABLE)):
         if ours in os.environ:
             os.environ.setdefault(theirs, os.environ[ours])

@@ -88,7 +88,7 @@ def format_dataset(
 ) -> Dataset:
     """Return the dataset with a `prompt` for every row and integers as `example_id`.
 
-    A row with messages of its own keeps them, after the system prompt. Any other row gets a prompt that
+    A row with its own messages keeps them, after the system prompt. Any other row gets a prompt that
     consists of the system prompt, the few-shot examples and its question.
     """
     dataset = with_example_ids(dataset)

@@ -34,7 +34,7 @@ _KEPT = 5
 """Minutes after which counts are deleted."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRANSFERS = "/api/v1/transfers/"
-"""Prefix of the paths for parts of uploads, which have a budget of their own because there are many parts."""
+"""Prefix of the paths for parts of uploads, which have their own budget because there are many parts."""
 _LONGEST_ADDRESS = 45
 _UNPROVEN = "wander.unproven"
 """Key of the scope that marks unverified credentials, and prefix of the address that they count against."""
@@ -130,7 +130,7 @@ class RequestLimits:
         if secret is not None and not self._failures.spend(address, 0):
             return _refusal(self._failures, address, "too many requests from this address had invalid tokens")
         budget = self._budget_for(scope)
-        # Made-up credentials would each get a budget of their own on routes that do not verify them.
+        # Made-up credentials would each get their own budget on routes that do not verify them.
         unproven = scope[_UNPROVEN] = secret is not None and secret not in self._proven
         if unproven and not budget.spend(_UNPROVEN + address):
             detail = "too many requests from this address had unverified credentials"

@@ -71,5 +71,5 @@ def name_request(given: str | None = None) -> str:
     # A token sent as the id would end up in the log.
     usable = given is not None and _USABLE_ID.fullmatch(given) and without_secrets(given) == given
     name = given if given is not None and usable else f"{_PROCESS[0]}{next(_NUMBERS):08x}"
-    CURRENT_REQUEST.set(name)  # every request runs in a context of its own
+    CURRENT_REQUEST.set(name)  # every request runs in its own context
     return name

@@ -1,4 +1,4 @@
-"""Ownership of names in the combined index: each owner has the namespace of its own name (PEP 752).
+"""Ownership of names in the combined index: each owner has the namespace with the owner's name (PEP 752).
 
 The owner `alice` has `alice` and `alice-*`, so two owners never offer the same name in the combined index,
 and nobody can publish under another owner's name. If one owner's name is a prefix of another's (`lab` and

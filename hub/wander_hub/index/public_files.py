@@ -5,7 +5,7 @@ and a second link for a file of the combined index, such as `files/alice-echo/al
 owner of a name in the combined index never changes: it is the oldest owner whose namespace covers the name.
 
 A link is removed before the change that hides its file is committed. It is created after the change that
-shows the file, in a transaction of its own that locks the environment and checks it again. So even if a
+shows the file, in its own transaction that locks the environment and checks it again. So even if a
 process dies or two changes coincide, a file that must not be sent never has a link; a public file without a
 link is sent by the hub.
 """

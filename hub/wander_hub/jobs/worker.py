@@ -145,7 +145,7 @@ class Attempts:
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)
 
     def _beat(self, context: JobContext) -> None:
-        """Renew the lease and store the progress until the work ends; runs in a thread of its own."""
+        """Renew the lease and store the progress until the work ends; runs in its own thread."""
         rest = self._queue.lease_seconds / 3
         stored, due = dict(context.progress), time.monotonic() + rest
         while not context.stopping.wait(min(rest, PROGRESS_SECONDS)):

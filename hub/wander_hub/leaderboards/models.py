@@ -75,9 +75,9 @@ class Board(Base):
 class BoardEntry(Base):
     """A run on a board. The row is narrow, so that a hundred thousand of them can be sorted and filtered.
 
-    Of all runs of one model by one account, only the first verifiable run has the turn, so posting again does
-    not move a row. A withdrawn run keeps its turn, so no later run takes its place until an owner of the
-    environment hides it. Runs with the turn and the same answers are folded under the earliest of them, which
+    Only the first verifiable run of a model and account is eligible for a row ("has the turn"), so posting
+    again does not move a row. A withdrawn run keeps its turn, so no later run replaces it until an owner of
+    the environment hides it. Eligible runs with the same answers are folded under the earliest of them, which
     counts for all.
     """
 
@@ -119,10 +119,10 @@ class BoardEntry(Base):
     on_top: Mapped[bool] = mapped_column(default=False)
     """Whether it precedes earlier runs with the same answers, as in `Run`."""
     counts: Mapped[bool]
-    """Whether it is a row: it has the turn of its model and account, and is neither withdrawn nor folded."""
+    """Whether the run is a row: it has its model and account's turn, and is neither withdrawn nor folded."""
     folded_into: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Id of the first run with the turn that shares at least half of its completions with this run, which
-    also has the turn; None if it is not folded."""
+    """Id of the run that this run is folded under: the first eligible run that shares at least half of this
+    run's completions. None if it is not folded."""
 
     @property
     def place(self) -> Place:

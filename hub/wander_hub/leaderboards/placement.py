@@ -157,7 +157,7 @@ class _Boards:
         self._rows: dict[tuple[Board, str, int], None] = {}
         """Boards, models and accounts whose turn may have moved to another run."""
         self._folds: dict[BoardEntry, Board] = {}
-        """Runs with the turn that may have to be folded under another run."""
+        """Eligible runs that may have to be folded under another run."""
 
     def of_run(self, run: Run, manifest: RunManifest) -> Board:
         """Return the board of a run, which is created if necessary."""

@@ -232,12 +232,12 @@ def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tu
 
 
 def has_turn() -> ColumnElement[bool]:
-    """Return the condition on entries that have the turn of their model and account."""
+    """Return the condition that selects eligible entries (see `BoardEntry`)."""
     return BoardEntry.counts | BoardEntry.folded_into.is_not(None)
 
 
 def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
-    """Return the other runs with the turn on a board that share at least half of a run's completions."""
+    """Return the other eligible runs of the board that share at least half of a run's completions."""
     own = select(RunCompletion.digest).where(RunCompletion.run_id == entry.run_id)
     digests = session.scalars(own).all()
     shared = (

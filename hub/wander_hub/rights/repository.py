@@ -63,7 +63,7 @@ def tokens_made_with(session: Session, ids: Sequence[int]) -> Sequence[Token]:
 
 
 def grants_of_user(session: Session, user_id: int) -> list[tuple[str, Role]]:
-    """Return the environments where a user has a role of their own, by name, each with the role."""
+    """Return the environments where a user has their own role, by name, each with the role."""
     query = visible(session).join(Grant, Grant.environment_id == Environment.id)
     query = query.where(Grant.user_id == user_id).order_by(Owner.name, Environment.name)
     rows = session.execute(query.with_only_columns(Owner.name, Environment.name, Grant.role))

@@ -34,13 +34,13 @@ MISPLACED = text(
     "board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN ''"
     " WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' ELSE level END"
 )
-"""Condition for runs whose placement on a board is out of date, which have an index of their own."""
+"""Condition for runs whose placement on a board is out of date, which have their own index."""
 INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
-"""Condition for evaluations that boards leave out, which have an index of their own."""
+"""Condition for evaluations that boards leave out, which have their own index."""
 MOST_STRATA = 100
 """Maximum number of strata of a run that are distinguished. A manifest may have one for each example."""
 TRAINING = text("kind = 'training'")
-"""Condition for training runs, which have an index of their own because they are rare."""
+"""Condition for training runs, which have their own index because they are rare."""
 
 
 class Run(Base):

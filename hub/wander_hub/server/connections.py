@@ -1,7 +1,7 @@
 """Timeouts for slow connections, which protect the hub even without a proxy in front of it.
 
 uvicorn by itself waits forever for the head of the first request, accepts a head of any length, and waits
-forever for a client that does not read its answer. Bodies have limits of their own (`http/bodies.py`).
+forever for a client that does not read its answer. Bodies have their own limits (`http/bodies.py`).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ count as faults of the hub."""
 
 
 class ClientProgram:
-    """Runs `wander` for jobs, in folders of its own."""
+    """Runs `wander` for jobs, in separate folders."""
 
     def __init__(
         self,

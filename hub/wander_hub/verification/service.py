@@ -45,7 +45,7 @@ MOST_WAITING = 20
 KIND = "replay"
 """Kind of the jobs that replay a run."""
 SHOWN_DIVERGENCES = 100
-"""Number of divergences in the report itself. All of them are listed on a page of their own."""
+"""Number of divergences in the report itself. All of them are listed on their own page."""
 _LEAST_SECONDS = 60.0
 _NEWEST = 200
 _LOOKED_AT = 20

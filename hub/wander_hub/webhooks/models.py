@@ -13,7 +13,7 @@ from wander_hub.database import Base
 from wander_hub.environments.models import Environment
 
 UNSENT = text("state = 'new'")
-"""Condition for deliveries without a job, which have an index of their own."""
+"""Condition for deliveries without a job, which have their own index."""
 
 
 class Webhook(Base):

@@ -228,7 +228,7 @@ def _read_weights(
 
 
 def _has(members: Sequence[Environment], split: Split) -> bool:
-    """Return whether any member has examples of its own for a split."""
+    """Return whether any member has its own examples for a split."""
     return any(member.dataset(split).split == split for member in members)
 
 

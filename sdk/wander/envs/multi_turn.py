@@ -40,7 +40,7 @@ class MultiTurnEnv(Environment):
     these messages are appended instead of its return value, and the rollout ends.
 
     With `players` (the names of the players), `next_player` names the player whose model is called
-    in each turn, and `state["player"]` holds this name. Every player has a conversation of its own
+    in each turn, and `state["player"]` holds this name. Every player has its own conversation
     (`wander.types.seen_by`), which consists of the prompt's messages that have the player's name in `player`
     or have no `player`, the player's own completions, and the answers of `env_response` to this player. An
     answer goes to the player who moves next, or to the last player if the rollout ends, unless its message

@@ -142,7 +142,7 @@ class ChatFormat:
 
     @property
     def merges_system(self) -> bool:
-        """Whether a system prompt is merged into the first user message."""
+        """Whether to merge a system prompt into the first user message."""
         return self._merges_system and not self.shows_system
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls to other models from code inside a rollout that has an OpenAI client of its own.
+"""Calls to other models from code inside a rollout that has its own OpenAI client.
 
 Such a client (of a judge or an agent) finds in `OPENAI_BASE_URL` the endpoint of the host that started the
 worker (`wander.worker.openai_proxy`). That endpoint has the key, counts and records the calls, and answers

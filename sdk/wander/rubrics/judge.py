@@ -224,7 +224,7 @@ class Judge:
         """Return the request to the judge: the judge's prompt with its three placeholders filled in.
 
         `{question}` is the last user message of the prompt, and `{response}` is the parsed completion. All
-        are filled in one pass, so that a response cannot contain a placeholder of its own.
+        are filled in one pass, so that placeholders in a response are not filled in.
         """
         question = prompt
         if not isinstance(question, str):

@@ -97,7 +97,7 @@ class Rubric:
         """Run every function on the finished rollouts of one example, so that functions may compare them.
 
         If a group function fails, or its result does not match the group, that is an error of every rollout.
-        A value that is not a finite number is an error of its own rollout.
+        A value that is not a finite number is an error of only this rollout.
         """
         group = [self.injected(state, parser) for state in states]
         scores = [Score(reward=0.0) for _ in group]

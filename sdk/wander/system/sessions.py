@@ -1,4 +1,4 @@
-"""Runs a program in a session of its own, which ends together with everything that the program started."""
+"""Runs a program in its own session, which ends together with everything that the program started."""
 
 from __future__ import annotations
 

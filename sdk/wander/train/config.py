@@ -438,13 +438,13 @@ class GRPOSettings(PolicySettings):
             )
         if self.batch.max_staleness and self.algorithm.num_iterations > 1:
             raise ValueError(
-                "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: with both, "
+                "`algorithm.num_iterations` and `batch.max_staleness` cannot be used together: with both, "
                 "rollouts would be too old to learn from"
             )
         if self.inference.sleep and self.algorithm.num_iterations > 1:
             raise ValueError(
-                "`inference.sleep` and `algorithm.num_iterations` exclude each other: vLLM would be awake "
-                "during every update after the first"
+                "`inference.sleep` and `algorithm.num_iterations` cannot be used together: vLLM would be "
+                "awake during every update after the first"
             )
         return self
 

@@ -65,7 +65,7 @@ class StratumScore(Record):
 
 
 class FoldedRun(Record):
-    """A run without a row of its own, because it shares at least half of its completions with a row's run."""
+    """A run without its own row, because it shares at least half of its completions with a row's run."""
 
     run_id: RunId
     model: Line

@@ -186,7 +186,7 @@ def read_checkpoint(sizes: Mapping[str, int], read: Read) -> CheckpointFacts:
     """Check the files of a checkpoint and return its architecture and number of parameters.
 
     `sizes` are the sizes of its files by name, and `read` reads them. Raises `ConfigError` if the files are
-    not a model, need code of their own, or do not fit together.
+    not a model, need their own code, or do not fit together.
     """
     _check_names(sizes)
     for name in sizes:

@@ -1,4 +1,4 @@
-"""Runs environments in processes of their own, on this machine or on another one.
+"""Runs environments in their own processes, on this machine or on another one.
 
 The terms, from the host inwards:
 

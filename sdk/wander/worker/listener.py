@@ -1,6 +1,6 @@
 """`python -m wander.worker --listen HOST:PORT`, or `unix:///PATH`: workers for hosts on other machines.
 
-Each connection gets a worker of its own: this process starts it, forwards all messages in both directions,
+Each connection gets its own worker: this process starts it, forwards all messages in both directions,
 and ends it with everything that it started when the host closes the connection or vanishes. So several hosts,
 and several workers of one host, can be served at the same time, up to a limit. This process does not run any
 environment code, so its event loop always answers the hosts' heartbeats, no matter how busy the workers are.
@@ -89,7 +89,7 @@ class Listener:
     async def run(self, stop: asyncio.Event) -> None:
         """Listen for hosts. Raises `ConfigError` if that is not possible."""
         options = self._options
-        # This class reports a refused connection in one line of its own.
+        # This class reports a refused connection on a single line.
         quiet = logging.getLogger("wander.worker.listener")
         quiet.setLevel(logging.CRITICAL)
         listen = partial(serve, host=options.host, port=options.port)

@@ -1,4 +1,4 @@
-"""The host's OpenAI-compatible endpoint for worker code that has a client of its own.
+"""The host's OpenAI-compatible endpoint for worker code that has its own client.
 
 It listens on loopback and makes the calls for the worker. The worker gets its address and a token that is
 useless elsewhere. The host's key never enters the worker. Every answer is recorded with the rollout that

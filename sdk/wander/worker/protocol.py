@@ -284,7 +284,7 @@ class Close(Record):
 
 
 class OutsideCall(Record):
-    """Listener: worker code calls another model with an OpenAI client of its own."""
+    """Listener: worker code calls another model with its own OpenAI client."""
 
     id: int
     method: str

@@ -198,7 +198,7 @@ def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, t
             {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm-server", "sleep": True}},
             "samples while the policy learns",
         ),
-        ({"batch": {"max_staleness": 1}, "algorithm": {"num_iterations": 2}}, "exclude each other"),
+        ({"batch": {"max_staleness": 1}, "algorithm": {"num_iterations": 2}}, "cannot be used together"),
         (
             {"inference": {"engine": "vllm", "sleep": True}, "algorithm": {"num_iterations": 2}},
             "would be awake",

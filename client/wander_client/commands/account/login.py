@@ -38,7 +38,7 @@ def login(
     hub = here.settings.hub
     if token_stdin and token_file is not None:
         raise UsageError(
-            "`--token-stdin` and `--token-file` exclude each other", hint="pass only one of them"
+            "`--token-stdin` and `--token-file` cannot be used together", hint="pass only one of them"
         )
     if token_file is not None:
         token, who = _from_file(token_file, time.monotonic() + wait)

@@ -47,7 +47,8 @@ def remove(
     \b
     wander auth org remove acme
 
-    What it published stays on the hub, and the hub's administrators look after it. Its name stays taken.
+    Its environments, runs and models stay on the hub, managed by the hub's administrators. The name cannot be
+    used again.
     """
     here = current()
     here.output.confirm(name, f"delete {name} permanently", yes=yes)

@@ -132,7 +132,7 @@ def _show(detail: PublishedEnvironment) -> None:
             "lock",
             f"sha256:{version.lock.sha256}"
             if version.lock
-            else "none: packages are resolved at every installation",
+            else "no lock: packages are resolved at every installation",
         ),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         (

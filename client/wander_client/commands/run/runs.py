@@ -479,7 +479,7 @@ def _require_posted(posted: RunDetail, folder: Path) -> None:
 def publish(
     run: Annotated[str, Argument(help="ID of a private run on the hub, or the run's folder")],
 ) -> None:
-    """Make a private run of yours public, also on its leaderboard. This cannot be undone.
+    """Make one of your private runs public, and list it on its leaderboard. This cannot be undone.
 
     \b
     wander runs publish RUN

@@ -91,7 +91,7 @@ def delete(
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
     yes: Yes = False,
 ) -> None:
-    """Delete the files of a revision or of a whole model from the hub. Its name stays taken.
+    """Delete the files of a revision or of a whole model from the hub. The name cannot be used again.
 
     \b
     wander model delete acme/ttt@9c1f03a2b4d5 --reason "held private data"

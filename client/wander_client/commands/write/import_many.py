@@ -137,7 +137,7 @@ def import_many(
 def _import_one(
     package: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]
 ) -> dict[str, Any]:
-    """Import a package in a process of its own, and return the fields of its row."""
+    """Import a package in its own process, and return the fields of its row."""
     here = current()
     own = [name for name in os.environ if name.startswith(("WANDER_", "UV_", "PIP_", "PRIME_", "XDG_"))]
     variable_names = [*own, *NETWORK, *(word for word in options if word in os.environ)]

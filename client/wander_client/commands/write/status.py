@@ -79,7 +79,7 @@ def deprecate(
     chosen_statuses = [status for status, wanted in chosen.items() if wanted]
     if len(chosen_statuses) > 1:
         raise UsageError(
-            "`--archive`, `--quarantine` and `--undo` exclude each other", hint="pass only one of them"
+            "`--archive`, `--quarantine` and `--undo` cannot be used together", hint="pass only one of them"
         )
     status: ProjectStatus = chosen_statuses[0] if chosen_statuses else "deprecated"
     if successor is not None and status != "deprecated":

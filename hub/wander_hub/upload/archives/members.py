@@ -79,7 +79,7 @@ class MemberNames:
         self._files: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._listed: set[str] = set()
-        """Folders with an entry of their own in the archive."""
+        """Folders with their own entry in the archive."""
         self._count = 0
 
     def add(self, path: str, *, is_folder: bool = False, installed: str | None = None) -> None:

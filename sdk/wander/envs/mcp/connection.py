@@ -118,7 +118,7 @@ class MCPToolFailed(ToolCallError):
 
 
 class MCPConnection:
-    """A session kept open by a task of its own, because the same task must enter and leave it."""
+    """A session kept open by a separate task, because the same task must enter and leave it."""
 
     def __init__(self, server: MCPServer, *, own_session: bool) -> None:
         self.server = server

@@ -29,7 +29,7 @@ class MCPEnv(ToolEnv):
 
     - `mcp_servers`: `MCPServer` objects, dictionaries of their fields, URLs or command lines. A single one is
       accepted too.
-    - `session`: with `"rollout"`, every rollout has sessions of its own (over stdio, processes of its own),
+    - `session`: with `"rollout"`, every rollout has its own sessions (and over stdio, its own processes),
       which servers with state need. With `"environment"`, all rollouts share them.
     - `tools`: Python functions to offer in addition.
 

@@ -226,7 +226,7 @@ class SubCaller:
         return call.answer
 
     async def _converse(self, query: Query, path: tuple[int, ...], calls: ModelCalls) -> str:
-        """Let the model answer a query with a REPL of its own."""
+        """Let the model answer a query with its own REPL."""
         state = calls.state
         repl = self.new_repl(".".join(map(str, path)))
         repl.loaded["context"] = query.context

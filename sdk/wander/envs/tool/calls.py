@@ -91,7 +91,7 @@ def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
         function = {"name": name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
         other_fields = (
             raw if isinstance(raw, dict) else {}
-        )  # Gemini's bridge signs calls in a field of its own
+        )  # Gemini's bridge puts signatures of calls into a separate field
         fixed.append({**other_fields, "id": call.call_id, "type": "function", "function": function})
     return message if fixed == tool_calls(message) else {**message, "tool_calls": fixed}
 

@@ -54,7 +54,7 @@ class EvaluationPlan:
     only_failed: bool = False
     """Whether a resumed run plays only the failed rollouts, and skips missing ones."""
     shard: Shard | None = None
-    """Part of the run to play, in a folder of its own. None plays the whole run."""
+    """Shard of the run to play, in a separate folder. None plays the whole run."""
     notes: str = ""
     rerun_of: str | None = None
     """Id of the run that this run repeats."""

@@ -176,7 +176,7 @@ async def evaluate(
 def _limits(client: Client, plan: EvaluationPlan) -> Iterator[None]:
     """Limit the calls in flight.
 
-    Judges and players without a limiter of their own share that of the model.
+    Judges and players without their own limiter share that of the model.
     """
     limiter = client.limiter
     token = SHARED_LIMITER.set(limiter)

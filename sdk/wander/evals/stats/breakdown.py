@@ -50,8 +50,7 @@ class Breakdown(Record):
 
     summary: RunSummary
     detectable: float | None = None
-    """Difference in mean reward that another run of this size, on other examples, detects with a power of 80
-    %.
+    """Difference in mean reward that another run of this size, on other examples, detects with 80% power.
 
     Runs on the same examples are compared in pairs, which detects far smaller differences.
     """

@@ -97,7 +97,7 @@ def new_manifest(
 
 
 def model_pin(client: Client) -> ModelPin:
-    """Return a client's description of its model. Values without a field of their own go into `details`."""
+    """Return a client's description of its model. Values without their own field go into `details`."""
     described = dict(client.describe())
     fields = {name: described.pop(name, None) for name in ("base_url", "revision", "weights_sha256")}
     return ModelPin(

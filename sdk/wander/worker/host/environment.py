@@ -1,4 +1,4 @@
-"""The host's handle to an environment that runs in processes of its own."""
+"""The host's handle to an environment that runs in its own processes."""
 
 from __future__ import annotations
 

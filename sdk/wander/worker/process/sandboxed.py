@@ -245,9 +245,7 @@ def confine(
     """
     filter_fd = os.memfd_create("filter")
     os.write(filter_fd, compile_filter(support.machine))
-    os.lseek(
-        filter_fd, 0, os.SEEK_SET
-    )  # bubblewrap reads to the end: each start needs a descriptor of its own
+    os.lseek(filter_fd, 0, os.SEEK_SET)  # bubblewrap reads to the end: each start needs its own descriptor
     ready, completed = os.pipe()
     os.set_blocking(ready, False)
     whole = {

@@ -20,7 +20,7 @@ _LOG_BYTES = 8192
 
 
 class WorkerProcess:
-    """A child process in a session of its own. Its output goes to the log file."""
+    """A child process in its own session. Its output goes to the log file."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int | None, log_path: Path) -> None:
         self._process = process

@@ -19,7 +19,7 @@ _QUARTERS = range(-12 * 4, 14 * 4 + 1)
 
 
 def draw_surroundings(*, confined: bool) -> Surroundings:
-    """Draw surroundings that nobody can predict. Only a confined process has a host name of its own."""
+    """Draw surroundings that nobody can predict. Only a confined process has its own host name."""
     quarters = secrets.choice(_QUARTERS)
     hours, minutes = divmod(abs(quarters) * 15, 60)
     east = quarters >= 0
