@@ -173,9 +173,9 @@ def test_some_of_the_disk_is_kept_free(
 ) -> None:
     monkeypatch.setenv(uv.KEPT_FREE, str(kept))
     monkeypatch.setattr(uv, "_free_bytes", lambda place: free)
-    room = uv._Room([home / "not" / "there"])
+    room = uv._DiskLimits([home / "not" / "there"])
     monkeypatch.setattr(uv, "_free_bytes", lambda place: 10)
-    assert room.is_left() is is_left
+    assert room.is_within() is is_left
 
 
 def test_a_lock_that_states_too_many_bytes_is_refused(monkeypatch) -> None:

@@ -20,7 +20,7 @@ def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
         data = wander(*asked, "--json").data
     assert told.status == 0, told.err
     assert "calls   4\n" in told.out
-    assert "2 calls at once" in told.err
+    assert "2 concurrent calls" in told.err
     assert data["endpoints"] == {"calls": 4, "retries": 0, "refusals": 0, "paused_seconds": 0.0, "cached": 0}
 
 

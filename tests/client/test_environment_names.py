@@ -105,13 +105,13 @@ def test_a_version_may_be_written_as_pip_does(spec: str) -> None:
 def test_a_range_of_versions_gets_a_hint(spec: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_name(spec)
-    assert "write `acme/wordle@1.0`" in (refused.value.hint or "")
+    assert "`acme/wordle@1.0`" in (refused.value.hint or "")
 
 
 def test_a_bare_name_with_a_version_gets_a_hint_of_the_name_alone() -> None:
     with pytest.raises(UsageError) as refused:
         parse_name("wordle==1.0")
-    assert "write `owner/wordle@1.0`" in (refused.value.hint or "")
+    assert "`owner/wordle@1.0`" in (refused.value.hint or "")
     assert "`wander search wordle`" in (refused.value.hint or "")
 
 

@@ -202,7 +202,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "gpt-x"], 4, "OPENAI_API_KEY"),
         (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "not an endpoint URL"),
         (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),
-        (["eval", "./say-env", "-m", "./say-env"], 3, "no checkpoint"),
+        (["eval", "./say-env", "-m", "./say-env"], 3, "not a checkpoint"),
         (["eval", "./say-env", "-m", " "], 2, "name is empty"),
         (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "bogus=1"], 2, "it takes `size"),
         (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "siz=1"], 2, "did you mean `size`?"),

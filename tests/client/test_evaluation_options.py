@@ -24,7 +24,7 @@ def test_a_budget_ends_the_run_in_order_and_says_how_it_goes_on(
         words = ("-m", "echo", "-b", endpoint.base_url, "-c", "1", "--out", "mine")
         result = wander("eval", "./say-env", *words, "--budget-tokens", "30")
         assert result.status == 6
-        assert "warning: the budget of 30 tokens is spent (33): 5 rollouts of 8 not played" in result.err
+        assert "warning: the budget of 30 tokens is spent (33)" in result.err
         assert "next: wander eval --resume mine --budget-tokens 66" in result.err
         same = wander("eval", "--resume", "mine", "--json")
         assert (same.status, len(endpoint.requests)) == (6, 3), "nothing is left of it"

@@ -200,7 +200,7 @@ def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path, 
 def test_what_prime_does_not_give_is_told(prime_hub, tmp_path, builder):
     with pytest.raises(NotFound, match="not public"):
         fetch_environment("will/nothing@2.0", tmp_path, builder)
-    with pytest.raises(ClientError, match="no archive"):
+    with pytest.raises(ClientError, match="did not return an archive"):
         fetch_environment("will/empty", tmp_path, builder)
     with pytest.raises(UsageError):
         fetch_environment("./nothing", tmp_path, builder)

@@ -190,6 +190,6 @@ def test_a_name_that_something_else_has_is_refused(name: str, said: str, wander:
     result = wander("new", name)
     assert result.status == 2
     assert said in result.err
-    assert f"like `{name}-env`" in result.err
+    assert f"such as `{name}-env`" in result.err
     assert not (home / name).exists()
     assert wander("new", f"{name}-env").status == 0

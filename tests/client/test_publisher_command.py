@@ -75,7 +75,7 @@ def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
         )
     )
     assert done.status == 1
-    assert "takes no `github` tokens of `https://git.acme.org`" in done.err
+    assert "does not accept `github` tokens of `https://git.acme.org`" in done.err
 
 
 def test_what_is_no_workflow_gets_no_token(room: HubRoom) -> None:

@@ -59,9 +59,9 @@ async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder
         assert isinstance(caught.value, TypeError)
         assert f"`{right}" in caught.value.hint
         assert f"hint: {caught.value.hint}" in caught.value.__notes__
-    with pytest.raises(UsageError, match="no argument `progress` of `evaluate`"):
+    with pytest.raises(UsageError, match="unknown argument `progress` of `evaluate`"):
         env.evaluate_sync(SOLVER, progress=False)
-    with pytest.raises(UsageError, match="no argument `num_examples` of `rollouts`"):
+    with pytest.raises(UsageError, match="unknown argument `num_examples` of `rollouts`"):
         env.rollouts_sync(SOLVER, num_examples=2)
     with pytest.raises(ArgumentsUnfit, match="no argument `num_workers`") as unfit:
         wander.load(folder, num_workers=2, progress=False)

@@ -170,9 +170,9 @@ def test_wrong_settings_are_told(env, home):
     (home / "games.toml").write_text('[[phases]]\nkind = "rollouts"\n[phases.rollouts]\nmodel = "smollm2"\n')
     with pytest.raises(UsageError, match=r"no phase of `games\.toml` is GRPO"):
         wander.train(env, "games.toml")
-    with pytest.raises(UsageError, match="folder of the model"):
+    with pytest.raises(UsageError, match="`out` is missing"):
         wander.sft("rows.jsonl", model="smollm2")
     run = env.evaluate_sync("scripted:tictactoe.players:random", n=2)
-    with pytest.raises(ClientError, match="none of 2 rollouts"):
+    with pytest.raises(ClientError, match="all 2 rollouts were dropped"):
         wander.sft(run, model="smollm2", out="sft", min_reward=5.0, progress=False)
     assert not (home / "sft").exists()

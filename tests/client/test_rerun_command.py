@@ -69,7 +69,7 @@ def test_verifying_a_run_that_was_not_posted_says_to_post_it(
     done = hub.wander("runs", "verify", str(place), *words)
     assert done.status == 3
     assert "it was not posted" in done.err
-    assert f"hint: `wander post {place}` to post it" in done.err
+    assert f"hint: run `wander post {place}`" in done.err
 
 
 def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:

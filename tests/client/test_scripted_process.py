@@ -78,7 +78,7 @@ async def test_no_secret_of_this_process_reaches_the_function(
 
 
 async def test_a_process_that_dies_fails_the_waiting_requests(location: Location) -> None:
-    with pytest.raises(ModelError, match="ended"):
+    with pytest.raises(ModelError, match="exited"):
         await asyncio.wait_for(ask(location, "dies", request()), timeout=60)
 
 

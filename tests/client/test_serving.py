@@ -125,7 +125,7 @@ def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
     )
     error = result.json["error"]
     assert (result.status, error["code"]) == (1, "server_failed")
-    assert error["message"] == "the server of `m` ended with status 3"
+    assert error["message"] == "the server of `m` exited with status 3"
     assert error["detail"].endswith("RuntimeError: no memory for the weights")
     assert "serve_args" in error["hint"]
     assert not (home / "runs").exists()

@@ -179,7 +179,7 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
     for wrong in ("3/3", "1", "a/b", "-1/3", "٠/٢"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
         assert error["code"] == "usage", error
-        assert error["hint"] in ("the shards of 3 are `0/3` to `2/3`", "the shards of 8 are `0/8` to `7/8`")
+        assert error["hint"] in ("the 3 shards are `0/3` to `2/3`", "the 8 shards are `0/8` to `7/8`")
 
 
 def test_a_rollout_with_another_seed_than_its_siblings_is_refused(wander: Wander, folder: Path) -> None:

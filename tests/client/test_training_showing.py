@@ -77,7 +77,7 @@ def test_show_of_a_run_that_a_kill_cut_short(wander: Wander, training: Path) -> 
         (training / name).unlink()
     shown = wander("runs", "show", str(training))
     assert shown.status == 0, shown.err
-    assert "steps     2 of 3, not ended\n" in shown.out
+    assert "steps     2 of 3, not finished\n" in shown.out
 
 
 def test_an_evaluation_has_no_part_of_a_training_run(wander: Wander, home: Path) -> None:

@@ -143,13 +143,13 @@ def unknown_parts(words: list[str]) -> list[str]:
 
 
 def test_commands_and_options_that_do_not_exist_are_found():
-    line = "X=1 wander eval env --color\\\n red && (wander-hub user add ada) | wander nope > out"
+    line = "X=1 wander eval env --paint\\\n red && (wander-hub user add ada) | wander nope > out"
     assert list(commands(line)) == [
-        ["wander", "eval", "env", "--color", "red"],
+        ["wander", "eval", "env", "--paint", "red"],
         ["wander-hub", "user", "add", "ada"],
         ["wander", "nope"],
     ]
-    assert [unknown_parts(words) for words in commands(line)] == [["--color"], [], ["wander", "nope"]]
+    assert [unknown_parts(words) for words in commands(line)] == [["--paint"], [], ["wander", "nope"]]
 
 
 def test_blocks_that_do_not_run_hold_install_lines_alone():

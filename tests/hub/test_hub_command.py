@@ -111,7 +111,7 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
     first_token.hand_out_token(database, file, new=False, data=tmp_path)
     said = capsys.readouterr().err
     assert "added the administrator `admin`" in said
-    assert f"`wander-hub user password admin --data {tmp_path}` gives" in said
+    assert f"`wander-hub user password admin --data {tmp_path}`" in said
     token = file.read_text()
 
     first_token.hand_out_token(database, file, new=False)

@@ -93,8 +93,8 @@ async def test_a_retry_replaces_a_failed_rollout_only(hub, pinned, run_of):
     ("change", "words"),
     [
         ({"example_id": "99"}, "no example"),
-        ({"index": 2}, "outside 0..1"),
-        ({"index": -1}, "outside 0..1"),
+        ({"index": 2}, "outside of 0..1"),
+        ({"index": -1}, "outside of 0..1"),
         ({"reward": None}, "finite reward or a failure"),
         ({"reward": float("nan")}, "not JSON"),
         ({"metrics": {"lcs": float("inf")}}, "not JSON"),

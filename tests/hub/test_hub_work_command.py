@@ -105,9 +105,9 @@ def test_once_does_what_waits_and_ends(database, settings):
     numbers = [submitted(database, f"job {number}") for number in range(3)]
     done = run("--once", "--data", str(settings.data))
     assert done.returncode == 0, done.stderr
-    assert "worked on 3 jobs" in done.stderr
+    assert "ran 3 jobs" in done.stderr
     assert [ending_of(database, one) for one in numbers] == [("failed", 1)] * 3
-    assert "worked on 0 jobs" in run("--once", "--data", str(settings.data)).stderr
+    assert "ran 0 jobs" in run("--once", "--data", str(settings.data)).stderr
 
 
 @pytest.mark.full
@@ -191,7 +191,7 @@ def test_a_signal_that_another_thread_gets_ends_it_too():
 def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
     number = submitted(database, "one")
     with serving(settings.data, "--no-jobs"):
-        assert "worked on 1 job\n" in run("--once", "--data", str(settings.data)).stderr
+        assert "ran 1 job\n" in run("--once", "--data", str(settings.data)).stderr
     assert ending_of(database, number) == ("failed", 1)
 
 

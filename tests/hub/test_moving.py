@@ -218,7 +218,7 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
     assert rows(hub.database) == was
     async with second_hub(mine, "sqlite", request) as other:
         assert bring(other, path, under="elsewhere") == {"environments": 2, "models": 1, "new": 3}
-        with pytest.raises(HubProblem, match="as what `elsewhere` has") as another:
+        with pytest.raises(HubProblem, match="already imported as `elsewhere`") as another:
             bring(other, path, under="third")
         assert another.value.hint == "continue with `--as elsewhere`"
         with other.database.read(HUB) as session:

@@ -302,7 +302,7 @@ def test_nothing_is_read_before_it_is_needed():
     ("arguments", "told"),
     [
         (([],), "0 environments"),
-        (([qa(), qa()],), "called `SingleTurnEnv`"),
+        (([qa(), qa()],), "have the name `SingleTurnEnv`"),
         (([qa(), qa()], ["a"]), "given 1 names"),
     ],
 )

@@ -182,7 +182,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_who_needs_them() ->
     assert list(kit.find_unfit(["pytest", "typer"])) == []
     found = list(kit.find_unfit(["pytest<1", "not-there-at-all>=2"]))
     assert found[0] == "the kit needs not-there-at-all, which is missing"
-    assert found[1].startswith("the kit needs pytest<1, and ")
+    assert found[1].startswith("the kit needs pytest<1, but ")
 
 
 def test_taking_says_what_is_missing_and_other_commands_that_no_load_came(

@@ -366,8 +366,9 @@ def sparkline(values: Sequence[float | None], cells: int, *, plain: bool = False
     if not known:
         return ""
     low, high = min(known), max(known)
-    scale = (len(marks) - 2) / (high - low) if high > low else 0.0
-    return "".join(marks[0] if mean is None else marks[1 + round((mean - low) * scale)] for mean in means)
+    spread = (high - low) or 1.0
+    heights = [None if mean is None else round((mean - low) / spread * (len(marks) - 2)) for mean in means]
+    return "".join(marks[0] if height is None else marks[1 + height] for height in heights)
 
 
 def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:

@@ -33,6 +33,7 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import GO_ON, PATIENCE, Sender, Sent, Told, parts_of, send
 from wander_client.names import model_path
+from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -170,10 +171,10 @@ def _select(folder: Path, *, links: bool) -> tuple[dict[str, Path], list[str]]:
             refused.append(path.name)
     if refused:
         raise UsageError(
-            f"`{folder}` has {len(refused)} files that are not allowed in a model: {', '.join(refused[:5])}",
+            f"`{folder}` has {counted(len(refused), 'file')} not allowed in a model: "
+            f"{', '.join(refused[:5])}",
             hint="save the weights as safetensors (`model.save_pretrained(folder)`); pickled weights and "
-            "Python code "
-            "are not allowed, because they would run on the machines of other users",
+            "Python code are not allowed, because they would run on the machines of other users",
             code="not_a_checkpoint",
         )
     return files, left_out

@@ -225,7 +225,7 @@ class Needs:
                 403,
                 "token_scope",
                 f"this request needs a token of scope `{scope}`; this token has {scopes}",
-                hint=f"create one with `wander auth token new NAME --scope {scope}`",
+                hint=f"create a token with `wander auth token new NAME --scope {scope}`",
             )
         return identity
 

@@ -144,7 +144,7 @@ def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
         run, lambda manifest: manifest["reproduction"].update(mode="fast", reason="the policy ran on `cuda`")
     )
     assert refusal() == (
-        "the run was trained in fast mode, which gives other bits each time: the policy ran on `cuda`"
+        "the run was trained in fast mode, which gives different bits each time: the policy ran on `cuda`"
     )
     (run / STEPS).unlink()
     edit_manifest(run, lambda manifest: manifest.pop("reproduction"))
