@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from wander_client.environments.opening import OpenedEnvironment
 
 COMMAND_FILE = "command.json"
-"""File in the run's folder with the settings of the command, so that `--resume` needs no other option."""
+"""File in the run's folder with the settings of the command, so that `--resume` is enough to continue."""
 LOG_FILE = "environment.log"
 """Log of the environment's output."""
 SERVER_LOG_FILE = "server.log"

@@ -60,7 +60,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
         note(f"installing packages for `{folder.name}` that are missing in this Python: {missing}")
         make_virtualenv(target, python.path)
         never = target / "never.txt"
-        # Requirements on Wander's own packages mean the copies, whatever an index offers.
+        # Requirements on Wander's own packages mean the copies, even if an index offers others.
         never.write_text(
             "".join(f"{name}; python_version < '3'\n" for name in HUB_PACKAGES), encoding="utf-8"
         )

@@ -96,7 +96,7 @@ def _from_pip(environ: Mapping[str, str]) -> dict[str, Any]:
     options = pip_options(environ)
     settings: dict[str, Any] = {"index": [{"url": url} for url in options.get("extra-index-url", [])]}
     if settings["index"]:
-        # pip looks in every index. uv would stop at the first index with the name, whatever versions it has.
+        # pip looks in every index. uv would stop at the first index with the name, even if no version fits.
         settings["index-strategy"] = "unsafe-first-match"
     if options.get("no-index", [""])[-1].lower() in ("1", "true", "yes", "on"):
         settings["no-index"] = True

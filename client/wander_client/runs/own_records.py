@@ -1,7 +1,7 @@
 """Signed records of commands in run folders, so that only this user's own settings are applied.
 
 A command saves its settings in the run's folder: endpoint, key variable, programs, workers and sandbox. A
-folder from somebody else contains such a record, too. Applying its settings could send the user's keys to its
+folder from somebody else also contains such a record. Applying its settings could send the user's keys to its
 author, or run programs that its author chose. So each record has an HMAC over its content, whose key never
 leaves this machine. The settings of a record without a valid HMAC are shown, but never applied.
 """

@@ -81,7 +81,7 @@ class SuiteRun(Record):
 class Suite(Record):
     """The evaluations of a suite.
 
-    Saved as `suite.json` in its folder, so `--resume` needs no other option.
+    Saved as `suite.json` in its folder, so `--resume` is enough to continue.
     """
 
     schema_: Literal["wander.suite/1"] = Field(default="wander.suite/1", alias="schema")

@@ -161,12 +161,12 @@ async def _plan_evaluations(settings: GRPOSettings, info_of: Any) -> tuple[int |
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return a sum, or None if a part has no limit."""
+    """Return a sum, or None if a part is unlimited."""
     known = list(parts)
     return None if None in known else sum(part or 0 for part in known)
 
 
 def _product(*factors: int | None) -> int | None:
-    """Return a product, or None if a factor has no limit."""
+    """Return a product, or None if a factor is unlimited."""
     known = [factor for factor in factors if factor is not None]
     return math.prod(known) if len(known) == len(factors) else None

@@ -69,7 +69,7 @@ Settings = TypeVar("Settings", bound=PolicySettings)
 PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
 
 COMMAND_FILE = "command.json"
-"""File in the run's folder with the settings of the command, so that `--resume` needs no other option."""
+"""File in the run's folder with the settings of the command, so that `--resume` is enough to continue."""
 
 
 def require_alone(what: str) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
 
 RECORD = "sft.json"
-"""File with the settings of a fine-tuning run, so that `--resume` needs no other option."""
+"""File with the settings of a fine-tuning run, so that `--resume` is enough to continue."""
 
 
 class FineTuning(Record):

@@ -57,7 +57,7 @@ class Builder:
 
     data_dir: Path
     policy: SandboxPolicy | None
-    """Limits of the sandbox in which backends run. If None, they run with the user's permissions."""
+    """Limits of the sandbox for backends. If None, they run with the user's permissions."""
 
     @contextlib.contextmanager
     def build(self, folder: Path, *, with_source: bool = True) -> Iterator[dict[Kind, Path]]:

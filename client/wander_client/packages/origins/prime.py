@@ -42,7 +42,7 @@ def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, 
 
 
 def _read_stated(folder: Path, origin: PackageOrigin) -> PackageOrigin:
-    """Return the origin in the metadata of `prime env pull`, or `origin` if there is no metadata."""
+    """Return the origin in the metadata of `prime env pull`, or `origin` without metadata."""
     try:
         said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
