@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
+from wander.evals.store.folder import RunFolder
 from wander_client.errors import FAILED, OK
+from wander_client.evaluate.evaluation import read_settings_of
+from wander_client.evaluate.rerun import DECIDED_AGAIN, kept_settings
+from wander_client.evaluate.settings import EvaluationSettings
+
+STORED = Path(__file__).parent / "stored"
 
 
 def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
@@ -49,6 +55,33 @@ def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, f
     few = evaluated(wander, folder, "wrong", "-n", "4")
     done = wander("runs", "rerun", few, "-m", "scripted:say_env:mute", "--json")
     assert (done.status, done.data["verdict"], done.data["needed"]) == (FAILED, "inconclusive", 29)
+
+
+def test_a_repetition_keeps_every_setting_that_it_does_not_decide_again(wander: Wander, folder: Path) -> None:
+    chosen = "system=keep reasoning=keep strict=true max_rollouts=3 prices=1/2 budget_tokens=100000 workers=1"
+    chosen += " call_timeout=50 rollout_timeout=60 pass_env=LANG rollouts=2 shuffle=true seed=5 shard=1/2"
+    chosen += " split=train concurrency=3 cache=true sampling.temperature=0.5"
+    first = evaluated(
+        wander, folder, "solver", "-n", "4", *(word for pair in chosen.split() for word in ("--set", pair))
+    )
+    again = wander("runs", "rerun", first, "--json")
+    assert again.status == OK, again.err
+    before, after = (read_settings_of(Path(place)).command for place in (first, again.data["run_dir"]))
+    differing = {
+        name for name in EvaluationSettings.model_fields if getattr(before, name) != getattr(after, name)
+    }
+    assert differing <= {*DECIDED_AGAIN}
+    assert (after.system, after.reasoning, str(after.shard)) == ("keep", "keep", "1/2")
+    assert (after.concurrency, after.cache) == (3, False)
+
+
+def test_each_setting_of_an_own_run_is_kept_or_decided_again(home: Path) -> None:
+    manifest = RunFolder.open(write_run(home / "runs" / "mine", rewards=[1.0])).manifest
+    own = EvaluationSettings.model_validate_json((STORED / "every_setting.json").read_text())
+    kept = kept_settings(manifest, own)
+    assert sorted([*kept, *DECIDED_AGAIN]) == sorted(EvaluationSettings.model_fields)
+    assert kept == {name: getattr(own, name) for name in kept}
+    assert kept_settings(manifest, None).keys() <= kept.keys()
 
 
 def test_other_examples_are_refused_before_anything_is_played(wander: Wander, folder: Path) -> None:

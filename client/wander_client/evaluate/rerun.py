@@ -17,7 +17,7 @@ from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.evaluate import evaluation as evaluations
 from wander_client.evaluate.repeating import choose_arguments, own_settings, pinned_spec
 from wander_client.evaluate.settings import EvaluationSettings
-from wander_client.models.reference import KEY_VARIABLE, NAMED, OPENAI_URL, asks_endpoint, endpoint_of
+from wander_client.models.reference import NAMED, OPENAI_URL, asks_endpoint, endpoint_of
 from wander_client.names import run_path
 
 if TYPE_CHECKING:
@@ -29,6 +29,20 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
     from wander_client.environments.opening import OpenedEnvironment
     from wander_client.runs.found import FoundRun
+
+
+OF_THE_MODEL = ("key_variable", "device", "serve", "serve_args", "serve_python", "serve_timeout")
+"""Settings of a user's own run that a repetition keeps only if it uses the run's model and endpoint."""
+DECIDED_AGAIN = (
+    *("environment", "arguments", "no_lock", "environment_files", "in_process", "sandbox"),
+    *("worker_addresses", "worker_token_file", "model", "base_url", "template_date"),
+    *("num_examples", "concurrency", "cache", "rerun_of", *OF_THE_MODEL),
+)
+"""Settings that a repetition decides again. It keeps every other setting of a user's own run.
+
+`cache` is off, because cached responses would always agree. Workers run on this machine, because those of the
+run may be gone.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,9 +69,9 @@ async def repeat_run(
     model: str | None = None,
     base_url: str | None = None,
     arguments: Mapping[str, Any] | None = None,
-    key_variable: str = KEY_VARIABLE,
+    key_variable: str | None = None,
     margin: float = 0.1,
-    concurrency: int = 32,
+    concurrency: int | None = None,
     out: Path | None = None,
     folder: Path | None = None,
     sandbox: SandboxChoice = (None, None),
@@ -65,8 +79,8 @@ async def repeat_run(
     """Play a run's examples again with its settings, and compare both runs.
 
     - `model`, `base_url`, `arguments`: None means those of the run. Raises `UsageError` for an endpoint,
-    program,
-      folder or arguments that come only from a stranger's record.
+      program, folder or arguments that come only from a stranger's record.
+    - `key_variable`, `concurrency`: None means those of the user's own run, else the defaults.
     - `margin`: largest difference that counts as agreement, as a fraction of the reward range.
     - `folder`: folder to use instead of the pinned environment.
     """
@@ -80,21 +94,32 @@ async def repeat_run(
     by_default = confines(context.settings, pinned_spec(source, folder), model or source.manifest.model.name)
     policy = choose_policy(*sandbox, default=by_default)
     pin = choose_arguments(source, arguments, confined=policy is not None, is_own=own is not None)
+    of_the_model: dict[str, Any] = {}
+    if own is not None and model is None and base_url is None:
+        of_the_model = {name: getattr(own, name) for name in OF_THE_MODEL}
+    if key_variable is not None:
+        of_the_model["key_variable"] = key_variable
+    if concurrency is None:
+        concurrency = 32 if own is None else own.concurrency
     if model is None:
         model = _find_weights(context, source)
-    if own is not None and model is None:
-        model, base_url = own.model, base_url or own.base_url
     if own is None:
         _require_chosen(source, model, base_url)
+    if model is None:
+        model = own.model if own else source.manifest.model.name
+        base_url = base_url or (own or source.manifest.model).base_url
     location = locate_pinned(context, pin, folder=folder, is_own=own is not None)
-    settings = _settings(source.manifest, location, model, base_url, own).model_copy(
-        update={
-            "arguments": pin.arguments,
-            "key_variable": key_variable,
-            "concurrency": concurrency,
-            "sandbox": policy,
-        }
-    )
+    settings = EvaluationSettings(
+        environment=location.exact_name,
+        arguments=pin.arguments,
+        sandbox=policy,
+        model=model,
+        base_url=base_url,
+        template_date=_template_date(source.manifest),
+        num_examples=len(source.manifest.example_ids),
+        concurrency=concurrency,
+        rerun_of=source.manifest.run_id,
+    ).model_copy(update=kept_settings(source.manifest, own) | of_the_model)
     require_confined(context, policy, location, settings.model, in_process=False)
     result = await _play_again(context, source.manifest, settings, location, out)
     assert result.run_dir is not None
@@ -159,32 +184,23 @@ def _find_weights(context: Invocation, source: FoundRun) -> str | None:
     return f"hub:{pull_model(context, parse_model(name))[0].record}" if name is not None else None
 
 
-def _settings(
-    manifest: RunManifest,
-    location: Location,
-    model: str | None,
-    base_url: str | None,
-    own: EvaluationSettings | None,
-) -> EvaluationSettings:
-    """Return the settings for repeating a run. `own` are the settings of a run that this user started."""
-    model_name = model or manifest.model.name
-    if base_url is None and model is None:
-        base_url = manifest.model.base_url
-    return EvaluationSettings(
-        environment=location.exact_name,
-        model=model_name,
-        base_url=base_url,
-        num_examples=len(manifest.example_ids),
-        rollouts=manifest.rollouts_per_example,
-        strata="strata" in manifest.choice,
-        shuffle="shuffled" in manifest.choice,
-        split=manifest.split,
-        seed=manifest.seed,
-        sampling=manifest.sampling,
-        rerun_of=manifest.run_id,
-        template_date=_template_date(manifest),
-        players=own.players if own else {player: pin.name for player, pin in manifest.players.items()},
-    )
+def kept_settings(manifest: RunManifest, own: EvaluationSettings | None) -> dict[str, Any]:
+    """Return the settings that a repetition takes from the run.
+
+    `own` are the settings with which this user started it. The manifest of another user's run contains fewer.
+    """
+    if own is not None:
+        return {name: getattr(own, name) for name in type(own).model_fields.keys() - {*DECIDED_AGAIN}}
+    return {
+        "rollouts": manifest.rollouts_per_example,
+        "strata": "strata" in manifest.choice,
+        "shuffle": "shuffled" in manifest.choice,
+        "split": manifest.split,
+        "seed": manifest.seed,
+        "sampling": manifest.sampling,
+        "shard": manifest.shard,
+        "players": {player: pin.name for player, pin in manifest.players.items()},
+    }
 
 
 def _template_date(manifest: RunManifest) -> str | None:

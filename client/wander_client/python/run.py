@@ -15,7 +15,6 @@ from wander.types import Rollout
 from wander_client.environments.sandbox import sandbox_options
 from wander_client.errors import UsageError
 from wander_client.failures import validate
-from wander_client.models.reference import KEY_VARIABLE
 from wander_client.python.background import called_from_python, wait_for
 from wander_client.python.output import open_invocation
 from wander_client.runs.found import LocalRun, PostedRun
@@ -252,9 +251,9 @@ class Run(os.PathLike[str]):
         *,
         base_url: str | None = None,
         arguments: Mapping[str, Any] | None = None,
-        key_variable: str = KEY_VARIABLE,
+        key_variable: str | None = None,
         margin: float = 0.1,
-        concurrency: int = 32,
+        concurrency: int | None = None,
         out: str | os.PathLike[str] | None = None,
         folder: str | os.PathLike[str] | None = None,
         sandbox: bool | Mapping[str, Any] | None = None,
@@ -264,6 +263,7 @@ class Run(os.PathLike[str]):
         - `model`, `base_url`: as in `env.evaluate`. None means those of the run. If somebody else made the
         run, its endpoint is
           called only if you pass it.
+        - `key_variable`, `concurrency`: None means those of your run.
         - `margin`: largest difference that counts as agreement, as a fraction of the reward range.
         - `out`: folder of the new run.
         - `arguments`, `folder`, `sandbox`: as in `replay`.

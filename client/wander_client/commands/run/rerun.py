@@ -10,7 +10,6 @@ from wander_client.context import current
 from wander_client.environments.location import parse_arguments
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL
-from wander_client.models.reference import KEY_VARIABLE
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -30,12 +29,17 @@ def rerun(
         str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint  [default: that of your run]")
     ] = None,
     arguments: Arguments = None,
-    key_variable: Annotated[str, Option(help="environment variable with the endpoint's key")] = KEY_VARIABLE,
+    key_variable: Annotated[
+        str | None, Option(help="environment variable with the endpoint's key  [default: that of your run]")
+    ] = None,
     margin: Annotated[
         float,
         Option(help="largest difference that counts as agreement, as a fraction of the reward range"),
     ] = 0.1,
-    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="concurrent model calls")] = 32,
+    concurrency: Annotated[
+        int | None,
+        Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: that of your run]"),
+    ] = None,
     out: Annotated[Path | None, Option(help="folder of the new run")] = None,
     env: Annotated[
         Path | None, Option("--env", help="use this folder instead of the pinned environment")
@@ -49,10 +53,11 @@ def rerun(
     wander runs rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
     wander runs rerun runs/RUN --margin 0.05 --json
 
-    The new run uses the environment version, arguments, examples, seed and sampling of the first run. The
-    runs agree if all rollouts are identical, or if the 90% interval of the paired difference lies within the
-    margin. They differ if the 95% interval excludes zero. Otherwise the runs are too small to tell, and the
-    output shows how many examples are needed. Exit status 0 means that the runs agree.
+    The new run uses the environment version, arguments, examples, seed and sampling of the first run, and its
+    other settings if you started it. It never uses cached responses. The runs agree if all rollouts are
+    identical, or if the 90% interval of the paired difference lies within the margin. They differ if the 95%
+    interval excludes zero. Otherwise the runs are too small to tell, and the output shows how many examples
+    are needed. Exit status 0 means that the runs agree.
 
     If you post the new run, its page links to the first run. If the runs agree and another user posted the
     first run, the first run's page and the leaderboard show that you repeated it.
