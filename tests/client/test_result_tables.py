@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from board_rows import make_board_row
 from command_line import HubRoom, Result, Wander, make_wheel
 from saved_runs import write_run
+from wander.wire.board_columns import BOARD_COLUMNS
 from wander_client.names import EnvironmentName
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
 from wander_client.runs.lookup import short_ids
+from wander_client.runs.ranking import CELLS, cell_of
 
 LONG_MODEL = "acme-research/a-model-with-a-name-that-goes-on-and-on-7B-instruct-2026"
 
@@ -51,7 +54,7 @@ def too_wide(result: Result) -> list[str]:
 
 def test_a_board_says_what_it_compares_and_which_others_there_are(posted: HubRoom) -> None:
     result = posted.wander("leaderboard", "admin/say-env")
-    assert result.out.splitlines()[0].split("\t")[0] == "rank"
+    assert result.out.splitlines()[0].split("\t")[0] == "rank_low"
     said = result.err.splitlines()
     assert said[0].startswith("admin/say-env 0.1.0, board ")
     assert "eval split, 4 examples x 1 rollout, task set " in said[0]
@@ -147,12 +150,21 @@ def test_metrics_are_shown_with_their_intervals(posted: HubRoom, monkeypatch: py
     lines = posted.wander("leaderboard", "admin/say-env", "--metrics").out.splitlines()
     titles, first = (line.split("\t") for line in lines[:2])
     row = dict(zip(titles, first, strict=True))
-    assert row["right"] == row["reward"]
-    assert (row["right_low"], row["right_high"]) == (row["low"], row["high"])
+    mean, low, high = (float(row[f"metric:right_{part}"]) for part in ("mean", "low_95", "high_95"))
+    shown_of_reward = (float(row[name]) for name in ("reward_mean", "reward_low_95", "reward_high_95"))
+    assert (mean, low, high) == tuple(shown_of_reward)
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setenv("WANDER_OUTPUT", "human")
     shown = posted.wander("leaderboard", "admin/say-env", "--metrics").out
-    assert f"{row['right']} ({float(row['low']):.2f} to {float(row['high']):.2f})" in shown
+    assert f"{mean:.4f} ({low:.2f} to {high:.2f})" in shown
+
+
+def test_each_column_has_a_text_in_the_command() -> None:
+    assert BOARD_COLUMNS.keys() - CELLS.keys() == {"metrics"}
+    with pytest.raises(KeyError):
+        cell_of(make_board_row(), "color")
+    for column in (*(BOARD_COLUMNS.keys() - {"metrics"}), "metric:right", "pass:2"):
+        assert str(cell_of(make_board_row(), column)), column
 
 
 def test_a_board_tells_what_each_row_earned_on_a_stratum(
@@ -170,7 +182,7 @@ def test_a_board_tells_what_each_row_earned_on_a_stratum(
     words = ["leaderboard", "admin/say-env", "--board", name]
     assert "strata of the examples: 0, 1; show one with `--stratum N`" in posted.wander(*words).err
     titles, row = (line.split("\t") for line in posted.wander(*words, "--stratum", "1").out.splitlines())
-    assert dict(zip(titles, row, strict=True))["stratum"] == "0.5000"
+    assert dict(zip(titles, row, strict=True))["stratum:1_mean"] == "0.5"
     (line,) = csv.DictReader(io.StringIO(posted.wander(*words, "--stratum", "1", "--csv", "-").out))
     assert (line["stratum:1_mean"], line["stratum:1_rollouts"]) == ("0.5", "2")
     refused = posted.wander(*words, "--stratum", "7")

@@ -6,11 +6,14 @@ import csv
 import io
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from board_rows import make_board_row
+from jinja2 import UndefinedError
 from sqlalchemy import event
-from wander.wire.boards import LeaderboardRow, csv_table
-from wander.wire.run_record import PassRate
+from wander.wire.board_columns import BOARD_COLUMNS
+from wander.wire.boards import csv_table
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
@@ -20,10 +23,11 @@ from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find
-from wander_hub.web import charts
+from wander_hub.web import charts, templates
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 HTML = {"Accept": "text/html"}
+GUIDE = Path(__file__).parents[2] / "docs" / "leaderboards.md"
 
 
 class Posted:
@@ -408,23 +412,32 @@ async def test_csv_has_a_header_and_no_formulas(posted):
     assert (second["model"], second["reward_mean"], second["metric:length_mean"]) == ("plain", "0.2", "5.0")
 
 
+def draw_table(*values, **options):
+    return templates._templates.get_template("board_table.html").module.board_table(*values, **options)
+
+
+@pytest.mark.parametrize("column", [*(BOARD_COLUMNS.keys() - {"metrics"}), "metric:right"])
+def test_each_column_has_a_cell_on_the_page_and_a_line_in_the_guide(column):
+    page = draw_table([make_board_row()], (0.0, 1.0), ["by", column], pass_k=2)
+    assert page.count('<th scope="col"') == 2
+    assert page.count("<td") == 2
+    assert f"| `{column.replace('metric:right', 'metrics')}` | " in GUIDE.read_text()
+
+
+def test_a_column_without_a_cell_is_an_error():
+    with pytest.raises(UndefinedError):
+        draw_table([make_board_row()], (0.0, 1.0), ["color"])
+
+
 def test_no_cell_of_text_begins_a_formula():
-    row = LeaderboardRow(
-        rank_low=1, rank_high=1, run_id="-run", model="+m", model_kind="X", reward_mean=-1.0, reward_low=-2.0,
-        reward_high=0.0, examples=1, rollouts_per_example=1, rollouts=1, failed=0, version="1",
-        level="complete", posted_by="@who", posted_at=now(), url="u",
-        pass_rates=[
-            PassRate(k=2, examples=9, pass_at_k=0.5, pass_at_k_low=0.4, pass_at_k_high=0.6, pass_hat_k=0.2,
-                     pass_hat_k_low=0.1, pass_hat_k_high=0.3),
-        ],
-    )  # fmt: skip
+    row = make_board_row()
     header, cells, without = csv_table([row, row.model_copy(update={"pass_rates": []})])
     found = dict(zip(header, cells, strict=True))
     assert (found["model"], found["posted_by"], found["run_id"]) == ("'+m", "'@who", "'-run")
     assert found["reward_mean"] == -1.0
     rates = ["pass@2", "pass@2_low_95", "pass@2_high_95", "pass^2", "pass^2_low_95", "pass^2_high_95"]
     assert [found[one] for one in rates] == [0.5, 0.4, 0.6, 0.2, 0.1, 0.3]
-    assert without[-6:] == [None] * 6
+    assert [dict(zip(header, without, strict=True))[one] for one in rates] == [None] * 6
 
 
 @pytest.mark.usefixtures("sqlite_alone")

@@ -33,7 +33,7 @@ from wander_client.python.calls import Listing, Request
 from wander_client.python.output import PythonOutput
 from wander_client.python.run import Run
 from wander_client.runs.lookup import find_run, run_folder
-from wander_client.runs.ranking import board_cells, protocol_text
+from wander_client.runs.ranking import cell_of, columns_of, protocol_text, title_of
 
 if TYPE_CHECKING:
     import httpx
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 RunLike = str | os.PathLike[str]
 """A run's folder, its ID, or the beginning of its ID. A `Run` counts as its folder."""
-
-
-_COLUMNS = ("rank", "model", "reward", "interval", "level", "by", "posted")
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,10 @@ class Board(Sequence["LeaderboardRow"]):
 
     def _repr_html_(self) -> str:
         shown = self.leaderboard
-        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(str(cells[name]))}</td>" for name in _COLUMNS) + "</tr>"
-            for cells in map(board_cells, self)
-        )
+        columns = columns_of(shown)
+        head = "".join(f"<th>{html.escape(title_of(shown, column))}</th>" for column in columns)
+        rows = [[html.escape(str(cell_of(row, column))) for column in columns] for row in self]
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
         version = f"{shown.owner}/{shown.name} {shown.version}"
         title = html.escape(f"{version}, board {self.name}: {self.protocol}" if self.name else version)
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

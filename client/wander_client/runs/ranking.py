@@ -1,8 +1,9 @@
-"""Rows of a leaderboard as text."""
+"""Leaderboards as text: the protocol, and the cells of rows."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,36 +11,62 @@ if TYPE_CHECKING:
 
     from wander_client.terminal.output import Cell
 
+CELLS: dict[str, Callable[[LeaderboardRow], Cell]] = {
+    "rank": lambda row: "-".join(map(str, dict.fromkeys((row.rank_low, row.rank_high)))),
+    "model": lambda row: row.model,
+    "name": lambda row: row.name,
+    "reward": lambda row: _number_text(row.reward_mean),
+    "interval": lambda row: f"{row.reward_low:.4f} to {row.reward_high:.4f}",
+    "stratum": lambda row: _number_text(row.stratum.reward_mean if row.stratum else None),
+    "cut short": lambda row: row.stated_endings,
+    "level": lambda row: row.level,
+    "by": lambda row: row.posted_by,
+    "posted": lambda row: f"{row.posted_at:%Y-%m-%d}",
+    "pass": lambda row: _pass_text(row, max((rate.k for rate in row.pass_rates), default=0)),
+    "tokens": lambda row: "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
+    "cost": lambda row: "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
+    "examples": lambda row: row.examples,
+}
+"""Cells of a row by column: of `BOARD_COLUMNS` without `metrics`, and of the command's own columns."""
 
-def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
-    """Return the cells of a row by column name, for tables and for programs."""
-    low, high = row.rank_low, row.rank_high
-    cells: dict[str, Cell] = {
-        "rank": str(low) if low == high else f"{low}-{high}",
-        "model": row.model,
-        "name": row.name,
-        "reward": number_text(row.reward_mean),
-        "low": number_text(row.reward_low),
-        "high": number_text(row.reward_high),
-        "interval": f"{row.reward_low:.4f} to {row.reward_high:.4f}",
-        "examples": row.examples,
-        "rollouts": row.rollouts,
-        "failed": row.failed,
-        "cut_short": row.stated_endings,
-        "tokens": "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
-        "usd": "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
-        "level": row.level,
-        "by": row.posted_by,
-        "posted": f"{row.posted_at:%Y-%m-%d}",
-        "run": row.run_id,
-        "stratum": number_text(row.stratum.reward_mean) if row.stratum else "",
-        **{f"pass@{one.k}": number_text(one.pass_at_k) for one in row.pass_rates},
-    }
-    for name, mean in row.metrics.items():
-        least, most = row.interval(name)
-        between = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
-        cells[f"metric:{name}"] = f"{number_text(mean)}{between}"
-    return cells
+
+def cell_of(row: LeaderboardRow, column: str) -> Cell:
+    """Return the cell of a row in a column of `CELLS`, or in `metric:NAME` or `pass:K`."""
+    kind, _, name = column.partition(":")
+    if not name:
+        return CELLS[column](row)
+    if kind == "pass":
+        return _pass_text(row, int(name))
+    low, high = row.interval(name)
+    between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return f"{_number_text(row.metrics.get(name))}{between}"
+
+
+def title_of(board: Leaderboard, column: str) -> str:
+    """Return the heading of a column."""
+    from wander.wire.board_columns import BOARD_COLUMNS
+    from wander.wire.boards import most_attempts
+
+    kind, _, name = column.partition(":")
+    if kind == "metric":
+        return name
+    k = name or most_attempts(board.rows)
+    return BOARD_COLUMNS[kind].title.format(k=k).lower() if kind in BOARD_COLUMNS else column
+
+
+def columns_of(board: Leaderboard) -> list[str]:
+    """Return the columns that a board shows, with `metrics` as one column for each metric."""
+    from wander.wire.boards import filled_columns
+
+    columns: list[str] = []
+    for column in filled_columns(board):
+        columns += metric_columns(board) if column == "metrics" else [column]
+    return list(dict.fromkeys(columns))
+
+
+def metric_columns(board: Leaderboard) -> list[str]:
+    """Return the columns of all metrics."""
+    return list(dict.fromkeys(f"metric:{name}" for row in board.rows for name in row.metrics))
 
 
 def protocol_text(board: Leaderboard | BoardInfo) -> str:
@@ -56,6 +83,10 @@ def protocol_text(board: Leaderboard | BoardInfo) -> str:
     return f"{text}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
-def number_text(value: float | None) -> str:
-    """Return a score with four decimals, or an empty text for None."""
+def _number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
+
+
+def _pass_text(row: LeaderboardRow, k: int) -> str:
+    rate = next((rate for rate in row.pass_rates if rate.k == k), None)
+    return "" if rate is None else f"{rate.pass_at_k:.2f} / {rate.pass_hat_k:.2f}"

@@ -9,7 +9,6 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
 from wander.wire.boards import (
-    BOARD_COLUMNS,
     TIERS,
     FoldedRun,
     HiddenRunInfo,
@@ -141,7 +140,6 @@ def _fill(
         name=environment.name,
         version=chosen.version,
         board=board.name,
-        columns=board.columns if board.columns is not None else list(BOARD_COLUMNS),
         showing=wanted.showing,
         proved=sum(count for level, count in zip(TIERS, standing.tiers, strict=False) if level in PROVEN),
         rows=_rows(session, board, standing, shown, chosen, base_url),

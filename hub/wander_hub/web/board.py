@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 from markupsafe import Markup
 from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
-from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
+from wander.wire.board_columns import BOARD_COLUMNS, REQUIRED_COLUMNS
+from wander.wire.boards import filled_columns, most_attempts
 from wander.wire.gate import MANIFEST_HEAD, read_record
 
 from wander_hub.database import READER
@@ -21,7 +23,7 @@ from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
-from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.leaderboards.schemas import BoardFilter, BoardSort
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run
@@ -35,11 +37,6 @@ _METRIC_COLUMNS = 5
 """Number of metric columns if nobody selected metrics one by one."""
 _MOST_METRICS = 30
 """Number of metrics to choose from."""
-_USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
-"""Default columns. The number of examples is not among them: it is the same for all rows, and shown above."""
-_ORDER = (*_USUAL, "examples", "metrics")
-_SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
-"""Sortable columns of a board."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +95,7 @@ def leaderboard(
     )
     of_version = next(one for one in versions if one.version == shown.version)
     metrics = _list_metrics(visit.session, of_version, shown)
-    pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
-    empty = {"pass"} if pass_k is None else set()
-    empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
-    empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
-    columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
+    columns = _columns(shown, metrics, wanted_columns)
     shown = with_strata(visit.session, shown)
     chosen = stratum if stratum in shown.strata else None
     if chosen is not None:
@@ -126,17 +119,17 @@ def leaderboard(
         versions=[one.version for one in versions],
         columns=columns,
         choices=[
-            one
-            for one in (*_ORDER[:-1], *(f"metric:{name}" for name in metrics[:_MOST_METRICS]))
-            if one not in REQUIRED_COLUMNS and one not in empty
+            name
+            for name in filled_columns(shown, [*BOARD_COLUMNS, *_name_columns(metrics[:_MOST_METRICS])])
+            if name not in ("metrics", *REQUIRED_COLUMNS)
         ],
-        pass_k=pass_k,
+        pass_k=most_attempts(shown.rows),
         axis=common_axis(shown.rows),
         wanted=wanted,
         since=since,
         until=until,
         asked=query_string(**asked, sort=wanted.sort),
-        sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
+        sorts={sort: query_string(**kept, sort=sort) for sort in get_args(BoardSort)},
         following=following,
         others=[(one, set_apart(shown, one)) for one in shown.others],
         history=charts.history(
@@ -203,17 +196,14 @@ def _list_metrics(session: Session, version: ListedVersion, board: Leaderboard) 
 
 
 def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return the columns of a board's table: chosen by the reader, else by the owners, else the default.
-
-    The default starts with the columns that decide the rank, and leaves out metrics.
-    """
-    if wanted:
-        chosen = [one for one in _ORDER if one in wanted or one in REQUIRED_COLUMNS]
-        chosen += [one for one in wanted if one.removeprefix("metric:") in metrics and one not in _ORDER]
-    else:
-        chosen = list(_USUAL) if board.columns == list(BOARD_COLUMNS) else board.columns
+    """Return the columns of a board's table: chosen by the reader, else by the owners, else the default."""
+    chosen = [name for name in BOARD_COLUMNS if name in wanted or name in REQUIRED_COLUMNS] if wanted else []
+    chosen += [name for name in _name_columns(metrics) if name in wanted]
     columns: list[str] = []
-    for one in chosen:
-        every = [f"metric:{name}" for name in metrics[:_METRIC_COLUMNS]]
-        columns += every if one == "metrics" else [one]
+    for name in filled_columns(board, chosen):
+        columns += _name_columns(metrics[:_METRIC_COLUMNS]) if name == "metrics" else [name]
     return list(dict.fromkeys(columns))
+
+
+def _name_columns(metrics: Sequence[str]) -> list[str]:
+    return [f"metric:{name}" for name in metrics]

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from wander.types import Record, canonical_json
+from wander.wire.board_columns import BOARD_COLUMNS
 from wander.wire.verification import LEVEL_FACTS
 
 from wander_hub import __version__
@@ -84,6 +85,7 @@ _templates.filters |= {
 }
 _templates.globals |= {
     "about": addresses.about,
+    "board_columns": BOARD_COLUMNS,
     "days": charts.days,
     "histogram": charts.histogram,
     "hub_version": __version__,

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from wander.types import Record
+from wander.wire.board_columns import BOARD_COLUMNS, REQUIRED_COLUMNS, USUAL_COLUMNS
 from wander.wire.environments import VerificationLevel
 from wander.wire.fields import (
     Address,
@@ -28,24 +29,6 @@ from wander.wire.fields import (
 )
 from wander.wire.run_record import PassRate
 
-BOARD_COLUMNS = (
-    "rank",
-    "model",
-    "reward",
-    "interval",
-    "metrics",
-    "pass",
-    "examples",
-    "tokens",
-    "cost",
-    "level",
-    "by",
-    "posted",
-)
-"""Columns that a board can show, in the default order. `metrics` means every metric, `metric:NAME` a single
-metric, and `pass` the probability that at least one of an example's rollouts passes."""
-REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
-"""Columns that an owner cannot remove."""
 _METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
 LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed")
 """Levels of the runs that a board ranks, lowest level first."""
@@ -153,9 +136,9 @@ class LeaderboardRow(Record):
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Score on the requested stratum; None if the run has too many rollouts to be read for a board."""
 
-    stated: Text = (
-        "name model model_kind checkpoint stated_endings tokens_per_rollout usd_per_rollout "
-        "seconds_per_rollout"
+    stated: Text = " ".join(
+        [field for column in BOARD_COLUMNS.values() if column.stated for field in column.fields]
+        + ["model_kind", "checkpoint", "stated_endings", "seconds_per_rollout"]
     )
     """Names of the row's fields that nothing proves, because only the submitter states them."""
 
@@ -261,8 +244,8 @@ class Leaderboard(Record):
     title: Text = ""
     description: Text = ""
     """Description written by the owners."""
-    columns: list[Line] = Field(default_factory=lambda: list(BOARD_COLUMNS))
-    """Columns in the order that the owners chose; see `BOARD_COLUMNS`."""
+    columns: list[Line] | None = None
+    """Columns in the order that the owners chose; None means the default columns."""
     pinned: bool = False
     refuses_rescored: bool = False
     """Whether the owners exclude runs of the level `rescored`."""
@@ -344,25 +327,35 @@ class HidingReason(Record, defer_build=False):
     reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
 
 
+def filled_columns(board: Leaderboard, columns: Iterable[str] | None = None) -> list[str]:
+    """Return `columns`, or else those of the board's owners or the default, without those that no row fills.
+
+    A chosen `metric:NAME` always stays.
+    """
+    chosen = columns or board.columns or USUAL_COLUMNS
+    return [
+        name
+        for name in chosen
+        if name not in BOARD_COLUMNS
+        or any(
+            LeaderboardRow.model_fields[field].is_required()
+            or any(getattr(row, field) not in (None, [], {}) for row in board.rows)
+            for field in BOARD_COLUMNS[name].fields
+        )
+    ]
+
+
+def most_attempts(rows: Iterable[LeaderboardRow]) -> int | None:
+    """Return the largest number of attempts in the rows' pass rates, or None if they have none."""
+    return max((rate.k for row in rows for rate in row.pass_rates), default=None)
+
+
 CSV_COLUMNS = {
-    "rank_low": "rank_low",
-    "rank_high": "rank_high",
-    "model": "model",
-    "name": "name",
-    "reward_mean": "reward_mean",
-    "reward_low_95": "reward_low",
-    "reward_high_95": "reward_high",
-    "examples": "examples",
-    "rollouts_per_example": "rollouts_per_example",
+    **{csv: name for column in BOARD_COLUMNS.values() for name, csv in column.fields.items() if csv},
     "rollouts": "rollouts",
     "failed_rollouts": "failed",
     "cut_short_rollouts_stated": "stated_endings",
-    "tokens_per_rollout": "tokens_per_rollout",
-    "usd_per_rollout": "usd_per_rollout",
     "seconds_per_rollout": "seconds_per_rollout",
-    "level": "level",
-    "posted_by": "posted_by",
-    "posted_at_utc": "posted_at",
     "environment_version": "version",
     "run_id": "run_id",
     "url": "url",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
+from wander.wire.board_columns import BOARD_COLUMNS, REQUIRED_COLUMNS
+
 from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
@@ -90,7 +92,10 @@ def edit(
     description: Annotated[str | None, Option(help="description, up to 2,000 characters")] = None,
     columns: Annotated[
         str | None,
-        Option(help="columns in order, separated by commas, or `usual` for the default columns"),
+        Option(
+            help="columns in order, separated by commas, or `usual` for the default columns: "
+            f"{', '.join(BOARD_COLUMNS)}, metric:NAME; required: {', '.join(REQUIRED_COLUMNS)}"
+        ),
     ] = None,
     pin: Annotated[
         bool | None, Option("--pin/--no-pin", help="show this board before the version's other boards")
@@ -108,12 +113,8 @@ def edit(
     \b
     wander env board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
     wander env board edit acme/wordle 1f3a5c7e --columns rank,model,reward,interval,metric:guesses,level
-
-    The columns are rank, model, reward, interval, metrics, metric:NAME, pass, examples, tokens, cost, level,
-    by and posted. The columns rank, model, reward, interval and level are required.
     """
     from wander.wire import BoardSettings
-    from wander.wire.boards import BOARD_COLUMNS
 
     given = {
         "title": title,
@@ -138,7 +139,7 @@ def edit(
         before = {
             "title": shown.title,
             "description": shown.description,
-            "columns": None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
+            "columns": shown.columns,
             "pinned": shown.pinned,
             "refuses_rescored": shown.refuses_rescored,
             "unfolded": shown.unfolded,

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
-from wander_client.runs.ranking import board_cells, number_text, protocol_text
+from wander_client.runs.ranking import cell_of, columns_of, metric_columns, protocol_text, title_of
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.wire import Leaderboard
 
     from wander_client.terminal.output import Cell, Output
-
-_NUMBERS = ["examples", "rollouts", "failed", "cut_short", "tokens", "usd"]
-COLUMNS = ["rank", "model", "name", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
 Level = Literal["complete", "rescored", "replayed"]
 Sort = Literal["reward", "posted", "tokens", "cost"]
@@ -117,7 +114,10 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     if output.human:
         _show_to_people(board, metrics=metrics, stratum=stratum)
     else:
-        _show_to_programs(board, metrics=metrics, stratum=stratum)
+        from wander.wire.boards import csv_table
+
+        header, *rows = csv_table(board.rows)
+        output.table(list(map(str, header)), rows)
     _explain_rows(board, output)
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
@@ -140,7 +140,10 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
 def _explain_rows(board: Leaderboard, output: Output) -> None:
     """Print notes on self-reported values, rows that stand for several models, and similar model names."""
     if board.rows:
-        output.note("models, tokens and cost are self-reported and not verified")
+        from wander.wire.board_columns import BOARD_COLUMNS
+
+        stated = ", ".join(name for name, column in BOARD_COLUMNS.items() if column.stated)
+        output.note(f"self-reported and not verified: {stated}")
     for row in board.rows:
         others = [name for name in row.names if name != row.model]
         if others:
@@ -178,80 +181,34 @@ def _note_other_boards(board: Leaderboard, label: str, output: Output) -> None:
         output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
 
 
-def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
-    """Print every board with the same columns, one value per column."""
-    names = list(dict.fromkeys(name for row in board.rows for name in row.metrics)) if metrics else []
-    rates = sorted({rate.k for row in board.rows for rate in row.pass_rates}) if metrics else []
-    titles = [
-        *(f"pass@{k}" for k in rates),
-        *(f"{name}{end}" for name in names for end in ("", "_low", "_high")),
-    ]
-    columns = [*COLUMNS, *(["stratum"] if stratum is not None else [])]
-    rows = []
-    for row in board.rows:
-        cells = board_cells(row)
-        means = (
-            number_text(value) for name in names for value in (row.metrics.get(name), *row.interval(name))
-        )
-        rows.append([*(cells.get(name, "") for name in [*columns, *(f"pass@{k}" for k in rates)]), *means])
-    current().output.table([*columns, *titles], rows)
-
-
-_USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by", "posted")
-"""Default columns of a board. Leaves out columns that have the same value in every row."""
-
-
-_TITLES = {
-    "interval": "95% interval",
-    "tokens": "tokens, stated",
-    "usd": "usd, stated",
-    "cut_short": "cut short, stated",
-}
-
-
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the columns that the board's owners chose, and a short form of the run IDs."""
-    columns = _people_columns(board, metrics=metrics)
+    from wander.wire.board_columns import REQUIRED_COLUMNS
+
+    columns = columns_of(board)
+    after = columns.index("interval") + 1  # every board has this column
+    if metrics:
+        attempts = sorted({rate.k for row in board.rows for rate in row.pass_rates})
+        more = [*(f"pass:{k}" for k in attempts), *metric_columns(board)]
+        columns[after:after] = [name for name in more if name not in columns]
+    optional = [column for column in columns if column not in REQUIRED_COLUMNS]
+    if any(row.stated_endings for row in board.rows):
+        columns.insert(after, "cut short")
+    if stratum is not None:
+        columns.insert(after, "stratum")
     if any(row.name for row in board.rows):
         columns.insert(columns.index("model") + 1, "name")
-    if any(row.stated_endings for row in board.rows):
-        columns.insert(columns.index("interval") + 1, "cut_short")
+    titles = {column: title_of(board, column) for column in columns}
     if stratum is not None:
-        columns.insert(columns.index("interval") + 1, "stratum")
-    known = {**_TITLES, "stratum": f"stratum {stratum}"}
-    titles = [known.get(column, column.removeprefix("metric:")) for column in columns]
+        titles["stratum"] = f"stratum {stratum}"
     shorts = short_ids([row.run_id for row in board.rows])
-    rows: list[list[Cell]] = []
-    for row, short in zip(board.rows, shorts, strict=True):
-        cells = board_cells(row)
-        rows.append([*(cells.get(column, "") for column in columns), short])
-    optional = ("usd, stated", "examples", "tokens, stated", "posted", "by")
-    drop: list[str] = [title for title in optional if title in titles]
-    drop += [
-        title
-        for title, column in zip(titles, columns, strict=True)
-        if column.startswith(("metric:", "pass@"))
-    ][::-1]
+    rows: list[list[Cell]] = [
+        [*(cell_of(row, column) for column in columns), short]
+        for row, short in zip(board.rows, shorts, strict=True)
+    ]
     current().output.table(
-        [*titles, "run"],
+        [*titles.values(), "run"],
         rows,
-        shrink=[title for title in ("model", "name", "by") if title in titles],
-        drop=drop,
+        shrink=[titles[column] for column in ("model", "name", "by") if column in titles],
+        drop=[titles[column] for column in reversed(optional)],
     )
-
-
-def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
-    """Return the names of the columns to show, with `metrics` and `pass` expanded."""
-    from wander.wire.boards import BOARD_COLUMNS
-
-    every = {
-        "cost": ["usd"],
-        "pass": [f"pass@{k}" for k in sorted({rate.k for row in board.rows for rate in row.pass_rates})],
-        "metrics": list(dict.fromkeys(f"metric:{name}" for row in board.rows for name in row.metrics)),
-    }
-    chosen = _USUAL if board.columns == list(BOARD_COLUMNS) else board.columns
-    columns = [name for column in chosen for name in every.get(column, [column])]
-    if metrics:
-        after = columns.index("interval") + 1  # every board has this column
-        columns[after:after] = [name for name in (*every["pass"], *every["metrics"]) if name not in columns]
-    return list(dict.fromkeys(columns))
