@@ -15,7 +15,7 @@ from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity
 from wander_hub.people.models import BrowserSession
-from wander_hub.rights.tokens import identity_of_user
+from wander_hub.rights.tokens import identity_of_user, record_use
 from wander_hub.security import token_hash
 from wander_hub.settings import Settings
 
@@ -65,10 +65,8 @@ def authenticate(database: Database, cookie: str) -> Identity | None:
         )
         identity = identity_of_user(session, user, info, browser_session=row.id)
     if identity is not None and moment - row.seen_at >= _SEEN_PRECISION:
-        with database.write() as session:
-            # Use one statement, because another request may end the session now.
-            here = update(BrowserSession).where(BrowserSession.id == row.id)
-            session.execute(here.values(seen_at=moment))
+        here = update(BrowserSession).where(BrowserSession.id == row.id)
+        record_use(database, here.values(seen_at=moment))
     return identity
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from sqlalchemy import select, text
+from sqlalchemy import Update, select, text, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import TokenInfo
 
@@ -19,7 +20,7 @@ from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.accounts.service import add_user
 from wander_hub.database import Database, fill, now
 from wander_hub.environments.models import Environment, Version
-from wander_hub.http.problems import HubProblem
+from wander_hub.http.problems import HubProblem, log_failure
 from wander_hub.identity import ALL_SCOPES, Identity, outranks
 from wander_hub.jobs.models import Job
 from wander_hub.names import normalize_owner
@@ -165,11 +166,17 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
         raise _unknown()
     moment = now()
     if token.last_used_at is None or moment - token.last_used_at >= _LAST_USE_PRECISION:
-        with database.write() as session:
-            stored = session.get(Token, token.id)
-            if stored is not None:
-                stored.last_used_at = moment
+        record_use(database, update(Token).where(Token.id == token.id).values(last_used_at=moment))
     return identity
+
+
+def record_use(database: Database, statement: Update) -> None:
+    """Record the last use of a token or session. A failure is only logged: readers need no free disk."""
+    try:
+        with database.write() as session:
+            session.execute(statement)
+    except OperationalError as error:
+        log_failure("cannot record the last use of a credential", error)
 
 
 def _unknown() -> HubProblem:
