@@ -328,7 +328,7 @@ class HidingReason(Record, defer_build=False):
 
 
 def filled_columns(board: Leaderboard, columns: Iterable[str] | None = None) -> list[str]:
-    """Return `columns`, or else those of the board's owners or the default, without those that no row fills.
+    """Return `columns`, or else those of the board's owners or the default, without empty columns.
 
     A chosen `metric:NAME` always stays.
     """
@@ -346,7 +346,7 @@ def filled_columns(board: Leaderboard, columns: Iterable[str] | None = None) -> 
 
 
 def most_attempts(rows: Iterable[LeaderboardRow]) -> int | None:
-    """Return the largest number of attempts in the rows' pass rates, or None if they have none."""
+    """Return the largest number of attempts in the rows' pass rates, or None without attempts."""
     return max((rate.k for row in rows for rate in row.pass_rates), default=None)
 
 
