@@ -9,7 +9,7 @@ as recorded.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -160,7 +160,7 @@ def _write_folder(
     """Write Parquet files and their dataset card to a temporary folder, then move the folder to its path."""
     if path.exists():
         raise ConfigError(f"`{path}` already exists", hint="choose another folder, or remove this one")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     (temporary / "data").mkdir(parents=True)
     try:
         written = 0
