@@ -32,8 +32,8 @@ from wander_client.python.background import called_from_python
 from wander_client.python.calls import Listing, Request
 from wander_client.python.output import PythonOutput
 from wander_client.python.run import Run
+from wander_client.runs.board_text import cell_of, columns_of, protocol_text, title_of
 from wander_client.runs.lookup import find_run, run_folder
-from wander_client.runs.ranking import cell_of, columns_of, protocol_text, title_of
 
 if TYPE_CHECKING:
     import httpx

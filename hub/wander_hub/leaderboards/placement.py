@@ -6,6 +6,8 @@ to report it. All updates happen under the lock of the environment.
 
 from __future__ import annotations
 
+import hashlib
+
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session, undefer
 from wander.wire import ModelPin, RunManifest, RunSummary
@@ -15,7 +17,6 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import PROVEN, Board, BoardEntry
-from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.manifest import protocol_digest
 from wander_hub.runs.models import MISPLACED, Run
 
@@ -299,3 +300,8 @@ class _Boards:
         entry.counts = False
         self._bounds[board].remove(entry.place)
         board.models -= 1
+
+
+def board_name(task_set_sha256: str, protocol_sha256: str) -> str:
+    """Return the short name of a board, which is unique within its version."""
+    return hashlib.sha256(f"{task_set_sha256}{protocol_sha256}".encode()).hexdigest()[:8]

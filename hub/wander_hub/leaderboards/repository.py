@@ -29,8 +29,8 @@ from wander_hub.database import READER, UtcDateTime
 from wander_hub.environments.repository import KEPT_STATEMENTS
 from wander_hub.identity import Identity
 from wander_hub.leaderboards.bounds import Place
+from wander_hub.leaderboards.filters import BoardFilter, BoardPosition
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
-from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
 from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion, RunExamination
 from wander_hub.runs.repository import name_lookalikes, neighboring_names, runs_readable_by
 

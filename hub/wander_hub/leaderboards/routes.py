@@ -19,7 +19,7 @@ from wander_hub.http.boundary import BaseUrl, Context, ForManager, HubStorage, R
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import curation, repository, service
-from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
+from wander_hub.leaderboards.filters import BoardFilter, BoardSort, Showing
 from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.runs import service as run_service
 

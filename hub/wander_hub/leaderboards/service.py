@@ -26,9 +26,9 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.elsewhere import list_elsewhere
+from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.leaderboards.models import PROVEN, Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.repetitions import repeated_by
-from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import stated_by

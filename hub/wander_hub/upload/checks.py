@@ -3,7 +3,7 @@
 The order is form, file name, size, then a single pass over the bytes that checks the archive and the digests,
 then name and version, clashing names, entry point. The caller's rights were checked before the body was read.
 The form is trusted only where it can be compared with the file, except for `wander_check`, which is the
-publisher's claim and displayed as such. The reasons for a refusal are in `RULES`.
+publisher's claim and displayed as such. Codes and texts of refusals are in `wander_hub.upload_rules.RULES`.
 """
 
 from __future__ import annotations

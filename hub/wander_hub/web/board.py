@@ -23,7 +23,7 @@ from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
-from wander_hub.leaderboards.schemas import BoardFilter, BoardSort
+from wander_hub.leaderboards.filters import BoardFilter, BoardSort
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run

@@ -24,7 +24,7 @@ from wander_hub.environments.readme import Heading, list_headings, place
 from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository

@@ -19,7 +19,7 @@ from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.models.models import Revision
 from wander_hub.models.repository import newest_of
 from wander_hub.runs import service as runs

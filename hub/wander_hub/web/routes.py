@@ -23,8 +23,8 @@ from wander_hub.http.boundary import database_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.leaderboards.routes import page_filter
-from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision

@@ -12,7 +12,7 @@ from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, run_path
-from wander_client.runs.ranking import protocol_text
+from wander_client.runs.board_text import protocol_text
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
+from wander_client.runs.board_text import cell_of, columns_of, metric_columns, protocol_text, title_of
 from wander_client.runs.lookup import short_ids
-from wander_client.runs.ranking import cell_of, columns_of, metric_columns, protocol_text, title_of
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:

@@ -6,45 +6,35 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wander.wire.board_columns import BOARD_COLUMNS, number_text, pass_text
+
 if TYPE_CHECKING:
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
     from wander_client.terminal.output import Cell
 
-CELLS: dict[str, Callable[[LeaderboardRow], Cell]] = {
-    "rank": lambda row: "-".join(map(str, dict.fromkeys((row.rank_low, row.rank_high)))),
-    "model": lambda row: row.model,
+_OWN_COLUMNS: dict[str, Callable[[LeaderboardRow], Cell]] = {
     "name": lambda row: row.name,
-    "reward": lambda row: _number_text(row.reward_mean),
-    "interval": lambda row: f"{row.reward_low:.4f} to {row.reward_high:.4f}",
-    "stratum": lambda row: _number_text(row.stratum.reward_mean if row.stratum else None),
+    "stratum": lambda row: number_text(row.stratum.reward_mean if row.stratum else None),
     "cut short": lambda row: row.stated_endings,
-    "level": lambda row: row.level,
-    "by": lambda row: row.posted_by,
-    "posted": lambda row: f"{row.posted_at:%Y-%m-%d}",
-    "pass": lambda row: _pass_text(row, max((rate.k for rate in row.pass_rates), default=0)),
-    "tokens": lambda row: "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
-    "cost": lambda row: "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
-    "examples": lambda row: row.examples,
 }
-"""Cells of a row by column: of `BOARD_COLUMNS` without `metrics`, and of the command's own columns."""
+"""Cells of the columns that only the command shows."""
 
 
 def cell_of(row: LeaderboardRow, column: str) -> Cell:
-    """Return the cell of a row in a column of `CELLS`, or in `metric:NAME` or `pass:K`."""
+    """Return the cell of a row in a column of `BOARD_COLUMNS`, or in `metric:NAME` or `pass:K`."""
     kind, _, name = column.partition(":")
-    if not name:
-        return CELLS[column](row)
-    if kind == "pass":
-        return _pass_text(row, int(name))
-    low, high = row.interval(name)
-    between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"{_number_text(row.metrics.get(name))}{between}"
+    if kind == "metric":
+        low, high = row.interval(name)
+        between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+        return f"{number_text(row.metrics.get(name))}{between}"
+    if name:
+        return pass_text(row.pass_rates, int(name))
+    return _OWN_COLUMNS[column](row) if column in _OWN_COLUMNS else BOARD_COLUMNS[column].text(row)
 
 
 def title_of(board: Leaderboard, column: str) -> str:
     """Return the heading of a column."""
-    from wander.wire.board_columns import BOARD_COLUMNS
     from wander.wire.boards import most_attempts
 
     kind, _, name = column.partition(":")
@@ -81,12 +71,3 @@ def protocol_text(board: Leaderboard | BoardInfo) -> str:
         text += f", at most {board.max_tokens} tokens per turn"
     text += "".join(f", {player}: {name}" for player, name in board.players.items())
     return f"{text}, task set {(board.task_set_sha256 or '')[:12]}"
-
-
-def _number_text(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _pass_text(row: LeaderboardRow, k: int) -> str:
-    rate = next((rate for rate in row.pass_rates if rate.k == k), None)
-    return "" if rate is None else f"{rate.pass_at_k:.2f} / {rate.pass_hat_k:.2f}"

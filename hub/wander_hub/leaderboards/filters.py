@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -72,8 +71,3 @@ class BoardPosition:
                 422, "bad_cursor", "the cursor does not belong to this board", hint=hint
             ) from error
         return cls(sort, tier, float(value), moment, run_id)
-
-
-def board_name(task_set_sha256: str, protocol_sha256: str) -> str:
-    """Return the short name of a board, which is unique within its version."""
-    return hashlib.sha256(f"{task_set_sha256}{protocol_sha256}".encode()).hexdigest()[:8]
