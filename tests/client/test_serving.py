@@ -136,7 +136,7 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
     words = ("--serve", "vllm", "--set", "serve_args=--behave=sick", "--set", "serve_timeout=3")
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
     assert result.status == 5
-    assert "did not answer within 3 s" in result.json["error"]["message"]
+    assert "did not respond within 3 s" in result.json["error"]["message"]
     until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 

@@ -21,7 +21,7 @@ PHRASES = {
     ),
     "beside (next to)": r"\bbeside\b",
     "is no X (is not an X)": (
-        r"(?<!there )(?<!There )\b(?:is|are|was|were) no "
+        r"(?<!there )(?<!There )(?<!That )\b(?:is|are|was|were) no "
         r"(?!(?:longer|more|less|fewer|better|worse|higher|lower|larger|smaller|faster|slower|further)\b)"
     ),
     "is none (is missing, there are no ...)": r"\b(?:is|are|was|were|has|have|holds?|knows?|takes?) none\b",

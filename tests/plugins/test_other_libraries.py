@@ -66,7 +66,7 @@ async def test_gymnasium_by_its_id():
     assert rollout.metrics == {"earned": 1.0, "finished": 1.0, "no_actions": 2.0}
     said = told(rollout)
     assert said[0] == "SFFF\nFHFH\nFFFH\nHFFG\nred: `S` in line 1, column 1"
-    assert said[1] == said[2] == "That is not an action. Answer with `left`, `down`, `right`, `up`."
+    assert said[1] == said[2] == "That is no action. Answer with `left`, `down`, `right`, `up`."
     assert said[3].endswith("red: `F` in line 2, column 2")
     assert "`left`, `down`, `right`, `up`" in rollout.prompt[0]["content"]
 

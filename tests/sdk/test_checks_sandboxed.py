@@ -51,7 +51,7 @@ def test_what_the_code_may_not_do_fails_its_loading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at_load", "timeout", "said"),
     [
-        ("os._exit(3)", 120, "ended with status 3, while calling `load_environment`"),
+        ("os._exit(3)", 120, "exited with status 3, while calling `load_environment`"),
         ("time.sleep(600)", 10, "it did not finish within 10 s, while "),
     ],
 )

@@ -42,7 +42,7 @@ async def test_a_hole_ends_it_and_an_unknown_word_costs_a_turn():
         "max_turns_reached",
         2,
     )
-    assert rollout.completion[1]["content"].startswith("That is not an action. Answer with `left`")
+    assert rollout.completion[1]["content"].startswith("That is no action. Answer with `left`")
     lake = next(each for each in env.dataset("eval").examples(0, 50) if each.answer.splitlines()[0][1] == "H")
     fallen = await played(env, ["<action>Right</action>"], index=lake.index)
     assert (fallen.reward, fallen.stop_reason) == (0.0, "game_over")

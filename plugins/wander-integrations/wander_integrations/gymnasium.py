@@ -89,7 +89,7 @@ class GymnasiumEnv(GameEnv):
             kwargs.setdefault(
                 "system_prompt", PROMPT.format(name=name, actions=form.listed(), sample=form.sample())
             )
-            act, self.no_action = form.read, f"That is not an action. Answer with {form.listed()}."
+            act, self.no_action = form.read, f"That is no action. Answer with {form.listed()}."
         self._act: Act = act
         kwargs.setdefault("parser", XMLParser(["action"], answer_field="action"))
         limit = spec.max_episode_steps if spec else None

@@ -48,7 +48,7 @@ class OpenEnvEnv(GameEnv):
         _client_class()
         kwargs = {"max_turns": MAX_TURNS, "parser": MaybeThinkParser(), **kwargs}
         super().__init__(deterministic=deterministic, **kwargs)
-        self.no_action = "That is not an action. Answer with a JSON object."
+        self.no_action = "That is no action. Answer with a JSON object."
 
     def open(self, state: State) -> Game:
         """Return an episode in a session of its own."""

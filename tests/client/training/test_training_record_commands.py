@@ -84,7 +84,7 @@ def test_a_run_is_repeated_and_refused_after_its_environment_changed(
     assert (same.data["same"], same.data["compared"], same.data["difference"]) == (True, 2, None)
     fewer = wander("train", "--verify", "run", "--steps", "3")
     assert fewer.status == 6, fewer.err
-    assert "ended        the run has 2 steps" in fewer.out
+    assert "ended        the run has only 2 steps" in fewer.out
 
     code = source / "tictactoe" / "__init__.py"
     code.write_text(code.read_text() + "\n# changed\n")
