@@ -99,7 +99,9 @@ def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume
     done = machine.run("wander", *line, "--json")
     assert done.returncode == 6, done.stdout + done.stderr
     data = json.loads(done.stdout)["data"]
-    assert (data["outcomes"], data["failed_at"]) == ({"failed": 1, "published": 2}, {"load": 1})
+    assert (data["outcomes"], data["failed_at"]) == ({"failed": 1, "published": 2}, {"load": 1}), (
+        report.read_text() + done.stderr
+    )
     found = {row["source"]: row for row in data["packages"]}
     assert found["first-sayer"]["answer"]["check"]["failed"] == 0
     assert "it breaks" in found["broken-sayer"]["error"]["message"]
@@ -111,7 +113,7 @@ def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume
         file.write('{"source": "a line that a kill cut')
     again = machine.run("wander", *line, "--no-check")
     assert again.returncode == 0, again.stderr
-    assert "2 packages of 3 in" in again.stderr
+    assert "2 packages of 3 already in" in again.stderr
     assert "3 published" in again.stdout
     assert [json.loads(line)["source"] for line in report.read_text().splitlines()][3:] == ["broken-sayer"]
 
