@@ -141,7 +141,7 @@ def test_weights_that_are_not_those_of_the_card_are_refused(store: Store, machin
         (TOKEN, ("push", "hf:grace/ttt", "made"), 4, "may not write to `grace/ttt`"),
         (TOKEN, ("push", "hf:ttt", "made"), 2, "pass `hf:OWNER/NAME`"),
         (TOKEN, ("push", "hf:ada/ttt@main", "made"), 2, "names a revision"),
-        (TOKEN, ("push", "hf:ada/ttt", "pickled"), 2, "files that are not allowed in a model"),
+        (TOKEN, ("push", "hf:ada/ttt", "pickled"), 2, "not allowed in a model"),
         (TOKEN, ("pull", "hf:ada/absent"), 3, "has no model `ada/absent`"),
     ],
 )

@@ -50,7 +50,7 @@ def tiny(teacher, home):
 
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore:step .*cut short by a limit")
+@pytest.mark.filterwarnings("ignore:.*cut short by a limit")
 def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
     tuned = wander.sft(teacher, model=tiny, out="sft", steps=2, min_reward=0.0, progress=False)
     assert (tuned.model, tuned.steps) == (Path("sft/model"), 2)
@@ -85,7 +85,7 @@ steps = 4
 
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore:step .*cut short by a limit")
+@pytest.mark.filterwarnings("ignore:.*cut short by a limit")
 async def test_a_file_with_phases_is_run_as_the_command_runs_it(env, tiny, home, wander_command):
     (home / "phases.toml").write_text(PHASES)
     fewer = {"last": {"schedule": {"steps": 1}}}  # while a loop runs, as in a notebook
