@@ -71,7 +71,7 @@ async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder
     assert section.value.hint == "did you mean `steps`?"
     with pytest.raises(ConfigError) as field:
         wander.sft("rows.jsonl", model="smollm2", out="sft", learning_rate=1e-4)
-    assert field.value.hint == 'write `schedule={"learning_rate": 0.0001}`'
+    assert field.value.hint == 'pass `schedule={"learning_rate": 0.0001}`'
     with pytest.raises(UsageError, match="unknown argument `tokens`") as hub:
         wander.Hub(tokens="x")
     assert hub.value.hint == "did you mean `token`?"

@@ -11,7 +11,7 @@ import pytest
 from board_rows import make_board_row
 from command_line import HubRoom, Result, Wander, make_wheel
 from saved_runs import write_run
-from wander.wire.board_columns import BOARD_COLUMNS
+from wander.wire.boards import BOARD_COLUMNS
 from wander_client.names import EnvironmentName
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
 from wander_client.runs.board_text import cell_of

@@ -238,7 +238,7 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
     again = wander("eval", "--resume", str(places[0]), "--json")
     assert {each["state"] for each in again.data["runs"]} == {"kept"}
     mixed = wander("eval", "suite.toml", "--resume", str(places[0]), "--shard", "1/3", "--json")
-    assert "holds shard 0/3" in mixed.json["error"]["message"]
+    assert "contains shard 0/3" in mixed.json["error"]["message"]
 
 
 def test_shards_over_http_make_the_run_that_is_played_at_once(wander: Wander, folder: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from board_rows import make_board_row
 from jinja2 import UndefinedError
 from sqlalchemy import event
-from wander.wire.board_columns import BOARD_COLUMNS
-from wander.wire.boards import csv_table
+from wander.wire.boards import BOARD_COLUMNS, csv_table
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB

@@ -288,7 +288,9 @@ async def test_a_certificate_that_nobody_trusts_is_told_at_once(
         with pytest.raises(EndpointUnreachable, match="cannot establish a TLS connection"):
             await client.check()
         monkeypatch.setattr(client, "check", AsyncMock())
-        with pytest.raises(EndpointUnreachable, match="the first rollout failed at the model: no trusted"):
+        with pytest.raises(
+            EndpointUnreachable, match="the first rollout failed at the model: cannot establish a TLS"
+        ):
             await evaluated(client, None, environment())
         await client.close()
 

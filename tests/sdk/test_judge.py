@@ -307,7 +307,7 @@ def test_contradictory_settings_are_refused(options):
 
 async def test_a_rubric_without_a_judge_injects_none():
     rollout = await played(environment(Rubric([judge_score])))
-    assert "takes `judge`" in rollout.failure.message
+    assert "a parameter `judge`" in rollout.failure.message
 
 
 JUDGED = """

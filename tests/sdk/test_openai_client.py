@@ -213,7 +213,7 @@ async def test_an_unknown_host_is_unreachable() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "/v1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="not the address"):
+    with pytest.raises(ConfigError, match="not the URL of an endpoint"):
         OpenAIClient("m", url)
 
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from wander.wire.board_columns import BOARD_COLUMNS, number_text, pass_text
 
 if TYPE_CHECKING:
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
     from wander_client.terminal.output import Cell
 
-_OWN_COLUMNS: dict[str, Callable[[LeaderboardRow], Cell]] = {
-    "name": lambda row: row.name,
-    "stratum": lambda row: number_text(row.stratum.reward_mean if row.stratum else None),
-    "cut short": lambda row: row.stated_endings,
-}
-"""Cells of the columns that only the command shows."""
-
 
 def cell_of(row: LeaderboardRow, column: str) -> Cell:
     """Return the cell of a row in a column of `BOARD_COLUMNS`, or in `metric:NAME` or `pass:K`."""
+    from wander.wire.boards import BOARD_COLUMNS, number_text, pass_text
+
     kind, _, name = column.partition(":")
     if kind == "metric":
         low, high = row.interval(name)
@@ -30,12 +22,18 @@ def cell_of(row: LeaderboardRow, column: str) -> Cell:
         return f"{number_text(row.metrics.get(name))}{between}"
     if name:
         return pass_text(row.pass_rates, int(name))
-    return _OWN_COLUMNS[column](row) if column in _OWN_COLUMNS else BOARD_COLUMNS[column].text(row)
+    if column == "name":
+        return row.name
+    if column == "stratum":
+        return number_text(row.stratum.reward_mean if row.stratum else None)
+    if column == "cut short":
+        return row.stated_endings
+    return BOARD_COLUMNS[column].text(row)
 
 
 def title_of(board: Leaderboard, column: str) -> str:
     """Return the heading of a column."""
-    from wander.wire.boards import most_attempts
+    from wander.wire.boards import BOARD_COLUMNS, most_attempts
 
     kind, _, name = column.partition(":")
     if kind == "metric":

@@ -12,8 +12,7 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
-from wander.wire.board_columns import BOARD_COLUMNS, REQUIRED_COLUMNS
-from wander.wire.boards import filled_columns, most_attempts
+from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS, filled_columns, most_attempts
 from wander.wire.gate import MANIFEST_HEAD, read_record
 
 from wander_hub.database import READER

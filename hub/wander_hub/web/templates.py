@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from wander.types import Record, canonical_json
-from wander.wire.board_columns import BOARD_COLUMNS
+from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.verification import LEVEL_FACTS
 
 from wander_hub import __version__

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wander.wire.board_columns import BOARD_COLUMNS, REQUIRED_COLUMNS
-
 from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
@@ -93,8 +91,8 @@ def edit(
     columns: Annotated[
         str | None,
         Option(
-            help="columns in order, separated by commas, or `usual` for the default columns: "
-            f"{', '.join(BOARD_COLUMNS)}, metric:NAME; required: {', '.join(REQUIRED_COLUMNS)}"
+            help="columns in order, separated by commas, or `usual` for the default columns; an unknown name "
+            "prints all names"
         ),
     ] = None,
     pin: Annotated[

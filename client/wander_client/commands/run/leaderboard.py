@@ -140,7 +140,7 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
 def _explain_rows(board: Leaderboard, output: Output) -> None:
     """Print notes on self-reported values, rows that stand for several models, and similar model names."""
     if board.rows:
-        from wander.wire.board_columns import BOARD_COLUMNS
+        from wander.wire.boards import BOARD_COLUMNS
 
         stated = ", ".join(name for name, column in BOARD_COLUMNS.items() if column.stated)
         output.note(f"self-reported and not verified: {stated}")
@@ -183,7 +183,7 @@ def _note_other_boards(board: Leaderboard, label: str, output: Output) -> None:
 
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the columns that the board's owners chose, and a short form of the run IDs."""
-    from wander.wire.board_columns import REQUIRED_COLUMNS
+    from wander.wire.boards import REQUIRED_COLUMNS
 
     columns = columns_of(board)
     after = columns.index("interval") + 1  # every board has this column
