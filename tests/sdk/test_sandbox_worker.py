@@ -24,6 +24,7 @@ from wander.rollout.outside_calls import PUBLIC_KEY
 from wander.sandbox.control_groups import ControlGroup
 from wander.sandbox.support import require_support
 from wander.sandbox.visible import VIRTUALENV, Runtime, choose_binds, own_python
+from wander.worker.host import link
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.process.sandboxed import confine
 
@@ -572,3 +573,33 @@ async def test_a_server_of_the_environment_is_reached_inside(tmp_path):
     """
     async with confined(tmp_path) as environment:
         assert await answered(environment, textwrap.dedent(code)) == ["here", "here", "here", 0]
+
+
+@pytest.mark.parametrize("event", ["cancelled", "killed"])
+async def test_a_start_that_ends_before_the_worker_connects_leaves_nothing_waiting(
+    event, tmp_path, monkeypatch
+):
+    """The replay of a run that ended then waited for a server that could not close."""
+    serve = link.serve
+
+    async def interrupt(*arguments, **options):
+        server = await serve(*arguments, **options)
+        if event == "cancelled":
+            starting.cancel()
+        else:
+            kill = await asyncio.create_subprocess_exec("pkill", "-KILL", "-P", str(os.getpid()), "bwrap")
+            assert await kill.wait() == 0
+        return server
+
+    async def start() -> None:
+        async with confined(tmp_path):
+            pass
+
+    monkeypatch.setattr(link, "serve", interrupt)
+    starting = asyncio.create_task(start())
+    done, _ = await asyncio.wait([starting], timeout=60)
+    assert done == {starting}
+    if event == "cancelled":
+        assert starting.cancelled()
+    else:
+        assert isinstance(starting.exception(), LoadError)

@@ -127,7 +127,8 @@ class LocalLink:
 
         async def wait() -> Connection:
             if self._control is not None:
-                listening = await asyncio.shield(self._control)
+                # The end of the process closes the original. A server whose own socket is closed never ends.
+                listening = (await asyncio.shield(self._control)).dup()
                 self._server = await serve(self._accept, sock=listening, **self._options)
             return await asyncio.shield(self._connected)
 
