@@ -97,6 +97,10 @@ def other_weights(found: re.Match[str]) -> str:
     return f"Rubric([{found[1]}{found[2] or ''}], weights=[{weights}]"
 
 
+def test_every_summary_counts_as_unfinished() -> None:
+    assert {kind.summary for kind in KINDS.values()} == SCAFFOLDED
+
+
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander) -> None:
     readme = made / "README.md"

@@ -170,6 +170,8 @@ def _draw_rst(text: str) -> str | None:
     """Return HTML of reStructuredText; None if it has errors or takes too long."""
     from docutils.core import publish_parts
     from docutils.parsers.rst import roles
+    from docutils.readers.standalone import Reader
+    from docutils.writers.html5_polyglot import Writer
 
     if len(text) > _MOST_RST:
         return None
@@ -185,7 +187,7 @@ def _draw_rst(text: str) -> str | None:
         before = sys.getprofile()
         sys.setprofile(watch)
         try:
-            raw: str = publish_parts(text, writer="html5", settings_overrides=_RST)["body"]
+            raw: str = publish_parts(text, reader=Reader(), writer=Writer(), settings_overrides=_RST)["body"]
         except (Exception, _TooSlow):  # noqa: BLE001 - hostile text can raise any error
             return None
         finally:

@@ -29,7 +29,7 @@ SCAFFOLDED = frozenset(
         "Add two numbers.",
         "Guess a number that is higher or lower.",
         "Look prices up and add them.",
-        "Move money until all have the same.",
+        "Move money until everybody has the same amount.",
         "Ask a library about its books over MCP.",
         "Count what a long log reports.",
         "Add numbers and spell words backwards.",
