@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -283,16 +284,28 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
         await share(count, POSTERS, post)
         ended.set()
         await asyncio.gather(*readers)
-        asked = f"/api/v1/environments/admin/say-env/leaderboard?runs=mean&limit={MODELS}"
-        board = (await client.get(asked)).raise_for_status().json()
-    shown = Counter((one.get("runs", 1), one["reward_mean"]) for one in board["rows"])
+        board, rewards = await read_board(client)
     seconds, spent = time.perf_counter() - began, processor(parts) - spent
     print(f"{POSTERS} posters and {asking} readers: {seconds:.0f} s, {spent:.0f} s of processor")
     print(f"posts: {posted}\nreads: {read}")
-    print(f"board: {board['runs']} runs, {board['models']} models; counts of (runs, mean): {dict(shown)}")
-    if board["runs"] != count or sum(runs * rows for (runs, _), rows in shown.items()) != count:
+    print(f"board: {board['runs']} runs, {board['models']} models; rows by mean reward: {dict(rewards)}")
+    if board["runs"] != count or rewards.total() != count:
         raise SystemExit(f"error: the board does not contain the {count} posted runs")
     return posted, read
+
+
+async def read_board(client: httpx.AsyncClient) -> tuple[dict[str, Any], Counter[float]]:
+    """Return the first page of the board with all runs, and the number of its rows by mean reward."""
+    asked, rewards = {"runs": "all", "limit": "200"}, Counter[float]()
+    first: dict[str, Any] = {}
+    while True:
+        response = await client.get("/api/v1/environments/admin/say-env/leaderboard", params=asked)
+        page = response.raise_for_status().json()
+        first = first or page
+        rewards.update(row["reward_mean"] for row in page["rows"])
+        if page["next"] is None:
+            return first, rewards
+        asked["cursor"] = page["next"]
 
 
 async def publish(cluster: Cluster, folder: Path, publishers: int) -> Answers:

@@ -228,9 +228,8 @@ METADATA = (
     ),
     Rule(
         "unsafe_requirement",
-        "a requirement names a repository, a source archive or a file; has an address with a variable, "
-        "a user, "
-        "a query or without TLS; or has a character that no requirement needs",
+        "a requirement names a repository, a source archive or a file; has an address with a variable, a "
+        "user, a query or without TLS; or has a character that no requirement needs",
         "require a release by name, or a wheel by its `https` address",
     ),
     Rule("name_mismatch", "file name, metadata and form have different names or versions", REBUILD),

@@ -227,9 +227,8 @@ def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> No
     hint = f"run `wander check {as_folder(given)}` for details"
     if any(result.id == "load.works" for result in report.failed):  # the folder itself may load
         hint = (
-            "the installed wheel has only its own files and the `dependencies` of `pyproject.toml`: add what "
-            "is "
-            "missing"
+            "the installed wheel has only its own files and the `dependencies` of `pyproject.toml`: add "
+            "what is missing"
         )
     raise ClientError(
         f"{len(report.failed)} of {completed} checks failed, so `{package.name}` was not published",

@@ -119,11 +119,9 @@ def upstream_requirements(wheel: Path, requires_dist: list[str]) -> list[str]:
     if minor == "0.1" and not stated.specifier.contains("0.1.14", prereleases=True):
         raise ClientError(
             f"it requires `{PROJECT}{stated.specifier}`, but its code is for releases before 0.2, and the "
-            "last "
-            "published release of these is 0.1.14",
+            "last published release of these is 0.1.14",
             hint="ask its author for a version that works with a published release, or that requires a wheel "
-            "of the "
-            f'library by URL (`"{PROJECT} @ https://..."`)',
+            f'of the library by URL (`"{PROJECT} @ https://..."`)',
             code="unpublished_release",
         )
     # These releases accept any version of mcp, but do not work with mcp 2.

@@ -97,8 +97,7 @@ def read_requirement(text: str, label: str) -> Requirement:
         raise ClientError(
             f"`{label}` requires `{text[:200]}`, which is not allowed: {error}",
             hint="ask its owner to publish a corrected version; a requirement must be a package, or the "
-            "`https` URL of "
-            "a wheel",
+            "`https` URL of a wheel",
             code="unsafe_requirement",
         ) from error
     return requirement

@@ -249,8 +249,7 @@ def model_path(name: str) -> str:
         raise NotFound(
             f"no folder or model `{name}` on this machine",
             hint=f"create a tiny model with `wander model new {name} --transcripts RUN`, list your models "
-            "with "
-            f"`wander model list`, or use Hugging Face's model `hf:{name}`",
+            f"with `wander model list`, or use Hugging Face's model `hf:{name}`",
             code="model_not_found",
         )
     return name.removeprefix(HF_SCHEME)

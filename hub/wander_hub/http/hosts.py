@@ -68,9 +68,8 @@ def _is_address(name: str) -> bool:
 def misdirected() -> JSONResponse:
     """Return the response to a request for another host name."""
     hint = (
-        "the hub's operator can set `WANDER_HUB_PUBLIC_URL` to the address that users know, or add the "
-        "name to "
-        "`WANDER_HUB_HOSTS`"
+        "the hub's operator can set `WANDER_HUB_PUBLIC_URL` to the address that users know, or add the name "
+        "to `WANDER_HUB_HOSTS`"
     )
     detail = "this hub does not serve that host name"
     return answer_early(421, "Misdirected Request", "unknown_host", detail, hint)

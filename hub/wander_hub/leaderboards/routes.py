@@ -39,8 +39,7 @@ BoardName = Annotated[str | None, Query(max_length=64, description="name, as in 
 
 def board_filter(
     runs: Annotated[
-        Showing,
-        Query(description="the counting run of each model and account, the mean of its runs, or all runs"),
+        Showing, Query(description="the counting run of each model and account, or all runs")
     ] = "best",
     sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
     level: Annotated[VerificationLevel, Query(description="minimum level")] = "unverifiable",

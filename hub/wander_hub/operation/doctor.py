@@ -143,9 +143,8 @@ def _look_at_proxy(settings: Settings) -> str:
         )
     if address in _LOOPBACK and here.hostname not in _LOOPBACK:
         raise Doubt(
-            "all requests seem to come from this machine: make the proxy send `X-Forwarded-For`, and if "
-            "it runs on "
-            "another machine, add its address to `FORWARDED_ALLOW_IPS`"
+            "all requests seem to come from this machine: make the proxy send `X-Forwarded-For`, and if it "
+            "runs on another machine, add its address to `FORWARDED_ALLOW_IPS`"
         )
     return f"{url} reaches this hub over {here.scheme}"
 

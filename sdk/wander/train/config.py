@@ -166,14 +166,11 @@ class SamplingSection(Section):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for `SamplingArgs`, without the optional settings that have their default."""
-        optional = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "stop": self.stop}
-        fields = SamplingSection.model_fields
-        defaults = {name: fields[name].get_default(call_default_factory=True) for name in optional}
         return {
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "compact_at": self.compact_at,
-            **{name: value for name, value in optional.items() if value != defaults[name]},
+            **self.model_dump(include={"top_p", "top_k", "min_p", "stop"}, exclude_defaults=True),
         }
 
     @model_validator(mode="after")

@@ -172,8 +172,7 @@ def _note_other_boards(board: Leaderboard, label: str, output: Output) -> None:
     for result in board.elsewhere:
         output.note(
             f"`{result.model}`, {result.reward_mean:.4f} on board {result.board.board} of {result.version}, "
-            "is "
-            f"not comparable because of {result.because}"
+            f"is not comparable because of {result.because}"
         )
     for older in board.versions:
         best = f"best {older.best_reward:.4f} by {older.best_model}"

@@ -250,8 +250,7 @@ def _show_diff(
     output.line()
     output.line(
         f"{counted(difference.same, 'rollout')} the same, {difference.said_otherwise:,} with different "
-        "messages "
-        f"and the same reward, {len(difference.changed):,} with a different reward"
+        f"messages and the same reward, {len(difference.changed):,} with a different reward"
     )
     if difference.only_before or difference.only_after:
         output.line(
@@ -470,8 +469,7 @@ def _require_posted(posted: RunDetail, folder: Path) -> None:
                 f"`{folder}` differs from the posted run `{posted.run_id}`: sha256:{parcel.sha256} here, "
                 f"sha256:{posted.sha256} on the hub",
                 hint=f"compare them with `wander runs diff {shlex.quote(str(folder))} {posted.run_id}`, or "
-                "show the "
-                f"posted run with `wander runs evidence {posted.run_id}`",
+                f"show the posted run with `wander runs evidence {posted.run_id}`",
                 code="not_as_posted",
             )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from wander.errors import ConfigError
+from wander.errors import ConfigError, did_you_mean
 
 FREE = ("use_bias_correction_kl",)
 """Arguments that Wander sets, but that the settings may replace."""
@@ -48,36 +47,53 @@ INSTEAD = {
 """Wander's settings that replace arguments of the libraries, by argument."""
 
 OWNED = (
-    *(
-        "accelerator_config",
-        "chat_template",
-        "dataloader_",
-        "dataset_",
-        "deepspeed",
-        "disable_dropout",
-        "do_",
-    ),
-    *("eval_", "fp16", "fsdp", "generation_", "gradient_accumulation", "hub_", "include_", "label_names"),
-    *("load_best", "log_", "logging_", "max_length", "model_init", "num_generations_eval", "packing"),
-    *(
-        "padding_free",
-        "parallelism_config",
-        "per_device_eval",
-        "push_to_hub",
-        "repetition_penalty",
-        "report_to",
-    ),
-    *("resume_from", "reward_", "save_", "steps_per_generation", "trust_remote_code", "use_cpu"),
-    *("use_transformers_", "vllm_", "warmup_ratio", "cache_implementation", "data_seed", "full_determinism"),
-    *(
-        "auto_mapping",
-        "base_model",
-        "inference_mode",
-        "megatron_",
-        "peft_type",
-        "revision",
-        "task_type",
-    ),
+    "accelerator_config",
+    "chat_template",
+    "dataloader_",
+    "dataset_",
+    "deepspeed",
+    "disable_dropout",
+    "do_",
+    "eval_",
+    "fp16",
+    "fsdp",
+    "generation_",
+    "gradient_accumulation",
+    "hub_",
+    "include_",
+    "label_names",
+    "load_best",
+    "log_",
+    "logging_",
+    "max_length",
+    "model_init",
+    "num_generations_eval",
+    "packing",
+    "padding_free",
+    "parallelism_config",
+    "per_device_eval",
+    "push_to_hub",
+    "repetition_penalty",
+    "report_to",
+    "resume_from",
+    "reward_",
+    "save_",
+    "steps_per_generation",
+    "trust_remote_code",
+    "use_cpu",
+    "use_transformers_",
+    "vllm_",
+    "warmup_ratio",
+    "cache_implementation",
+    "data_seed",
+    "full_determinism",
+    "auto_mapping",
+    "base_model",
+    "inference_mode",
+    "megatron_",
+    "peft_type",
+    "revision",
+    "task_type",
 )
 """Prefixes of more arguments that Wander sets: for rollouts, rows, records, checkpoints and devices."""
 
@@ -97,12 +113,9 @@ def hand_on(config: Any, own: Mapping[str, Any], more: Mapping[str, Any], sectio
                 hint=f"set `{setting}`" if setting else "leave it out",
             )
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(
                 f"`{section}.{name}`: `{config.__name__}` has no such argument",
-                hint=f"did you mean `{close[0]}`?"
-                if close
-                else f"see the documentation of `{config.__name__}`",
+                hint=did_you_mean(name, known) or f"see the documentation of `{config.__name__}`",
             )
     optimizer = str(more.get("optim", ""))
     if ("bnb" in optimizer or "8bit" in optimizer) and find_spec("bitsandbytes") is None:
@@ -114,4 +127,5 @@ def hand_on(config: Any, own: Mapping[str, Any], more: Mapping[str, Any], sectio
     try:
         return config(**{**own, **more})
     except (ImportError, TypeError, ValueError) as error:
-        raise ConfigError(f"`{section}`: {str(error).splitlines()[0]}") from error
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"`{section}`: {reason}") from error
