@@ -1,6 +1,6 @@
 """The plan of an experiment: its environment, its measurements and its table.
 
-`experiments/NAME/plan.py` has a `PLAN`; `experiments/run.py` does the rest.
+`experiments/NAME/plan.py` defines `PLAN`, which `experiments/run.py` executes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Seeds = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """An environment, the settings of its training, and the cells that every stage is measured in."""
+    """An environment, and the cells in which the teacher and every phase's policy are measured."""
 
     environment: str
-    """The name under which it is published; its folder in `environments`, unless it is the experiment's own
+    """Name under which it is published. Its folder is `environments/NAME`, unless the experiment has its own folder
     `environment`."""
     teacher: str
     """The scripted player that the first phase learns from. It is measured as well."""
     cells: Mapping[str, Mapping[str, object]]
     """Arguments of the environment, by the name of the cell."""
     max_tokens: int
-    """Tokens of one turn, at most."""
+    """Maximum number of tokens of one turn."""
     concurrency: int
     cell: Callable[[dict[str, Any]], dict[str, Any]]
-    """Returns what the table needs of the summary of one run."""
+    """Returns the values that the table needs from the summary of one run."""
     table: Callable[[Seeds], str]
     """Returns the table, in Markdown."""
     curves: tuple[str, ...] = ()
     """Metrics of the last phase that `learning_curve.svg` shows, with one line for each seed."""
     exhaustive: bool = False
-    """The final policy also meets every reply of an enumerable environment."""
+    """Whether the final policy also plays every possible reply of the environment."""
 
 
 def plan_named(name: str) -> Plan:
@@ -78,7 +78,7 @@ def write_report(plan: Plan, folder: Path, results: Path) -> str:
 
 
 def measured(plan: Plan, seed: Path) -> dict[str, Any]:
-    """Return what the runs of one seed came to: each stage by cell, in the order played, and the lines."""
+    """Return the results of one seed: each stage by cell, as they were played, and the counts of lines."""
     stages: dict[str, dict[str, Any]] = {}
     for name in plan.cells:
         for run in sorted(seed.glob(f"*-{name}"), key=lambda run: run.stat().st_ctime):
@@ -91,10 +91,7 @@ def measured(plan: Plan, seed: Path) -> dict[str, Any]:
 
 
 def line_counts(summary: Path) -> dict[str, int]:
-    """Return how many lines there are, how many were won, drawn, lost, and never played to an end.
-
-    And how many invalid moves they have in all.
-    """
+    """Return the numbers of lines: all, won, drawn, lost and unfinished; and of their invalid moves."""
     data = json.loads(summary.read_text(encoding="utf-8"))
     count = data["rollouts"]
     sums = {
@@ -106,7 +103,7 @@ def line_counts(summary: Path) -> dict[str, int]:
 
 
 def percent(summary: dict[str, Any], metric: str) -> dict[str, float]:
-    """Return the mean of a metric in percent, with its 95 % interval: none where all values are equal."""
+    """Return the mean of a metric in percent, with its 95% interval unless all values are equal."""
     found = summary["metrics"][metric]
     return {key: 100 * found[key] for key in ("mean", "low", "high") if found[key] is not None}
 
@@ -127,7 +124,7 @@ def _shown(share: Mapping[str, float]) -> str:
 
 
 def interval(share: Mapping[str, float], of: str = "") -> str:
-    """Return what a table says after a share: its interval in brackets, if it has one."""
+    """Return the interval of a share in brackets, or an empty text if it has none."""
     return f" ({of}{share['low']:.1f} to {share['high']:.1f})" if "low" in share else ""
 
 

@@ -1,11 +1,11 @@
-"""A whole experiment: a tiny policy from nothing, trained, measured, posted and verified.
+"""Run a whole experiment: train a tiny policy from random weights, measure it, post its runs and verify them.
 
     python experiments/run.py tictactoe --seeds 0 1 2
 
-A hub of its own is started in the output folder and the environment published to it. For each seed the phases
-of the experiment's settings are trained; the teacher and the policy after every phase are measured greedily
-on 1,000 held-out examples a cell. If replies can be enumerated, the final policy meets every one. Runs
-are posted, and the hub verifies the runs of the final policy by replaying them.
+The script starts a hub in the output folder and publishes the environment to it. For each seed, it trains the
+phases of the experiment's settings. It measures the teacher, and the policy after every phase, with greedy
+decoding on 1,000 held-out examples per cell. If the environment's replies can be enumerated, the final policy
+plays every one of them. The script posts all runs, and the hub replays the runs of the final policy.
 
 Every number comes from a `wander` command, which is printed as a user would type it. After an interruption,
 the same command resumes. With `--slice SECONDS` it stops by itself, with status 75.
@@ -31,10 +31,10 @@ from plan import HERE, ROOT, Plan, plan_named, write_report
 from workplace import SliceEnded, StepFailed, Workplace
 
 SEED_SETTINGS = {"teacher": "phases.teacher.rollouts.seed", "new": "phases.new.tiny.seed"}
-"""Settings that get the seed, which also decides order and sampling."""
+"""Settings that are set to the seed of the experiment, in addition to `schedule.seed`."""
 
 
-BEGUN = ("command.json", "run.json")
+RESUMABLE_FILES = ("command.json", "run.json")
 """Files of a run that can be resumed. A run that was stopped before it wrote one of them starts again."""
 
 
@@ -63,7 +63,7 @@ class Experiment:
         if line in self.done:
             return
         began = time.monotonic()
-        started = folder and any((self.place.folder / folder / name).exists() for name in BEGUN)
+        started = folder and any((self.place.folder / folder / name).exists() for name in RESUMABLE_FILES)
         self.place.type(resume if started and resume else line)
         self.done[line] = time.monotonic() - began
         self.done_file.write_text(json.dumps(self.done, indent=1) + "\n")
@@ -89,17 +89,17 @@ class Experiment:
             )
 
     def stages(self, seed: int) -> dict[str, str]:
-        """Return who is measured, by name: the teacher, the policy of every phase, the final one."""
+        """Return the players to measure, by name: the teacher, then every phase's model, final one last."""
         training = self.place.folder / f"seed-{seed}/training"
         models = sorted(
             training.glob("*-*/model"), key=lambda model: int(model.parent.name.partition("-")[0])
         )
         found = {model.parent.name.partition("-")[2]: model for model in models}
-        found.pop("new", None)  # knows nothing
+        found.pop("new", None)  # its weights are random
         return {"teacher": self.plan.teacher, **{name: str(model) for name, model in found.items()}}
 
     def evaluate(self, seed: int) -> None:
-        """Play every cell, and every line with the final policy where lines can be enumerated."""
+        """Play every cell, and every line with the final policy if the environment can be enumerated."""
         stages = self.stages(seed)
         final = list(stages)[-1]
         limit = f"--max-tokens {self.max_tokens}"
@@ -115,7 +115,7 @@ class Experiment:
             self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
 
     def evaluate_cell(self, seed: int, stage: str, cell: str, model: str, *, final: bool) -> None:
-        """Play one cell and post its run; the hub plays those of the final policy again."""
+        """Play one cell and post its run. The hub replays the runs of the final policy."""
         games = self.options.games
         folder = f"seed-{seed}/{stage}-{cell}"
         given = {"num_examples": games, **self.plan.cells[cell]}
@@ -131,13 +131,13 @@ class Experiment:
                 self.once(f"wander runs verify {folder}")
 
     def post_training(self, seed: int) -> None:
-        """Post the GRPO phases, which the runs of their policies link to."""
+        """Post the GRPO phases, so that the hub can link the evaluations of their policies to them."""
         for folder in sorted((self.place.folder / f"seed-{seed}/training").glob("*/run.json")):
             if json.loads(folder.read_text())["kind"] == "training":
                 self.once(f"wander post {folder.parent.relative_to(self.place.folder)}")
 
     def draw(self, results: Path) -> None:
-        """Draw what the last phase of every seed learned."""
+        """Draw the learning curves of the last phase of every seed."""
         if not self.plan.curves:
             return
         runs = " ".join(
@@ -163,18 +163,18 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--slice", type=float, metavar="SECONDS", help="stop after this time; the same command resumes"
     )
-    parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
+    parser.add_argument("--results", type=Path, help="folder of the table and the plot (default: --out)")
     options = parser.parse_args(given)
     try:
         options.plan = plan_named(options.experiment)
     except KeyError as error:
-        parser.error(f"there is no experiment `{options.experiment}`; there are: {error.args[0]}")
+        parser.error(f"experiment `{options.experiment}` not found; choose one of: {error.args[0]}")
     options.out = options.out or Path(f"runs/{options.experiment}-experiment")
     return options
 
 
 def run(experiment: Experiment) -> str:
-    """Do what is not done yet; return the table."""
+    """Run all steps that have not run yet, and return the table."""
     options = experiment.options
     if not options.local:
         experiment.place.start_hub()

@@ -1,4 +1,4 @@
-"""Calculator: questions with the numbers that were trained on, and with numbers that training never had.
+"""Calculator: questions with the numbers of the training, and with numbers that training never used.
 
 Numbers up to 30 make few questions, so training meets nearly all that the first cell asks. Each question of
 the second has a number that no question of training has.

@@ -14,7 +14,7 @@ HEADER = """\
 
 
 def cell(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean reward and the share of exact answers in percent, with their 95 % intervals."""
+    """Return the mean reward and the share of exact answers in percent, with their 95% intervals."""
     reward = {"mean": "reward_mean", "low": "reward_low", "high": "reward_high"}
     return {
         "reward": {name: 100 * summary[field] for name, field in reward.items()},

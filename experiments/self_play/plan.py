@@ -1,4 +1,4 @@
-"""Self-play: what a policy that met nobody but itself comes to against three opponents that it never met."""
+"""Self-play: results of a policy that trained only against itself, against opponents that it never met."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ OPPONENTS = {
         ("optimal-late", 0.0, 3),
     )
 }
-"""They make a random move so often, after so many random moves of each at most; none plays in training."""
+"""Opponents by name: how often they make a random move, and the maximum number of random moves per player
+at the start of a game. None of them plays in training."""
 
 
 def cell(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return how the games ended, in percent, with their 95 % intervals."""
+    """Return how the games ended, in percent, with their 95% intervals."""
     return {name: percent(summary, name) for name in ENDS}
 
 

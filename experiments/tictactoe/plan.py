@@ -8,7 +8,7 @@ from typing import Any
 from plan import Plan, Seeds, by_stage, interval, percent
 
 INVALID_MOVE_PENALTY = 0.1
-"""Reward of a game with any invalid move. Its mean over games tells the share of such games."""
+"""Negative reward of a game with an invalid move. The mean over all games gives the share of such games."""
 OPPONENTS = {
     name: {"min_random_move_prob": careless, "max_random_move_prob": careless}
     for name, careless in (("random", 1.0), ("optimal", 0.0))
@@ -26,14 +26,14 @@ HEADER = f"| {' | '.join(COLUMNS + LINES)} |\n{'|---' * len(COLUMNS + LINES)}|\n
 
 
 def cell(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return shares in percent, with their 95 % intervals, of one run."""
+    """Return the shares of one run in percent, with their 95% intervals."""
     shares = {name: percent(summary, name) for name in ("won", "drawn", "lost")}
     invalid = -100 * summary["metrics"]["invalid_move_penalty"]["mean"] / INVALID_MOVE_PENALTY
     return {**shares, "invalid": abs(invalid)}
 
 
 def table(seeds: Seeds) -> str:
-    """Return the table: one row a stage with the means over the seeds, then each seed, then the published."""
+    """Return the table: for each stage, the mean over the seeds and each seed; then the published results."""
     rows = []
     for stage, found in by_stage(seeds).items():
         if len(found) > 1:
@@ -46,7 +46,7 @@ def table(seeds: Seeds) -> str:
 
 
 def row(title: str, found: list[dict[str, Any]], lines: dict[str, int] | None) -> str:
-    """Return one row; of a single seed with the 95 % interval of what the goals are about."""
+    """Return one row. A row of a single seed contains the 95% intervals of won and drawn games."""
     texts = []
     for opponent, goal in (("random", "won"), ("optimal", "drawn")):
         cells = [each[opponent] for each in found if opponent in each]

@@ -1,4 +1,4 @@
-"""Two levers: how near a policy comes to perfect play of six pulls, on pairs of levers that it never met."""
+"""Two levers: how close a policy comes to perfect play with six pulls, on new pairs of levers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["load_environment"]
 
 SMALLEST = 2
 NEW_EVERY = 4
-"""One number of so many, from 3 on, is in no question with `numbers="known"`."""
+"""Every `NEW_EVERY`-th number, starting with 3, is excluded from questions with `numbers="known"`."""
 
 
 def add(a: int, b: int) -> int:
@@ -27,12 +27,12 @@ def multiply(a: int, b: int) -> int:
 
 
 def right(completion: Messages, answer: str, parser: Parser) -> bool:
-    """Tell whether the answer is the result."""
+    """Return whether the answer is the result."""
     return bool(parser.parse_answer(completion) == answer)
 
 
 def called(completion: Messages, state: State) -> bool:
-    """Tell whether a tool was called with arguments that it takes."""
+    """Return whether a tool was called with valid arguments."""
     calls = sum(message["role"] == "tool" for message in completion)
     return bool(calls > state["public"].get("tool_errors", 0))
 
@@ -70,9 +70,9 @@ def load_environment(
 ) -> ToolEnv:
     """Return the environment; the train and the eval split have `num_examples` questions each.
 
-    A policy that is trained with `numbers="known"` has met none of the questions of `numbers="new"`: each of
-    those has a number that no known one has. `show_examples` puts four answered questions before each, for
-    models that were never taught the form.
+    A policy that is trained with `numbers="known"` has never seen a question of `numbers="new"`, because each
+    of these contains a number that occurs in no known question. `show_examples` puts four answered questions
+    before each question, for models that were not trained on the form of a call.
     """
     if num_examples < 1 or largest <= SMALLEST:
         raise ConfigError(

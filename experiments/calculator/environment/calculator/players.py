@@ -14,7 +14,7 @@ from wander.types import Message
 
 
 def teacher(wrong_prob: float = 0.0, seed: int = 0) -> Callable[[ModelRequest], Message]:
-    """Return a player that takes the wrong tool for a product with that probability."""
+    """Return a player that calls `add` for a product with probability `wrong_prob`."""
     if not 0 <= wrong_prob <= 1:
         raise ModelError(f"`wrong_prob` must be between 0 and 1, got {wrong_prob}")
 
