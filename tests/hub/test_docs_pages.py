@@ -96,7 +96,7 @@ def test_words_find_sections_as_they_are_nearly_written(library):
         return library.index.find(query)[0].address
 
     assert first("interval of the mean") == "/docs/statistics#the-interval-of-the-mean"
-    assert first("tokens counted") == "/docs/verification#tokens-counted"
+    assert first("tokens counted") == "/docs/verification#token-counts"
     assert first("interval".replace("e", "")) == first("interval")
     settings = {one.address for one in library.index.find("WANDER_HUB_FEATURED")}
     assert "/docs/self-hosting#every-setting" in settings
@@ -114,7 +114,7 @@ async def test_a_page_has_its_place_its_contents_and_its_neighbors(hub):
     page = answer.text
     assert "<h1>Verification</h1>" in page
     assert 'href="/docs/verification" aria-current="page"' in page
-    assert '<a href="#tokens-counted">Tokens counted</a>' in page
+    assert '<a href="#token-counts">Token counts</a>' in page
     assert 'rel="prev"' in page
     assert 'rel="next"' in page
     assert '<a href="/docs/statistics">' in page

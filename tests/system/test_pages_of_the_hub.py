@@ -229,7 +229,7 @@ def test_runs_are_read_compared_and_explained_by_keyboard(hub, posted, compared,
         page.wait_for_url("**/docs/statistics#the-interval-of-the-mean")
         page.goto(f"{hub.url}/docs/search")
         page.locator("#filters input").fill("tokens counted")
-        page.locator('#results a[href="/docs/verification#tokens-counted"]').wait_for()
+        page.locator('#results a[href="/docs/verification#token-counts"]').wait_for()
         page.goto(f"{hub.url}/{changed}/changes")
         assert page.locator(".add", has_text="told <script>").is_visible()
         page.goto(f"{hub.url}/{changed}/versions/0.2.0/source")
