@@ -210,7 +210,7 @@ def curve_lines(curves: Sequence[dict[str, Any]], staleness: int) -> list[str]:
 
     A step that is played ahead shows the policy of `staleness` updates before.
     """
-    lines = ["| updates learned | in turns | ahead | difference, 95 % | sd between seeds, in turns |"]
+    lines = ["| updates learned | in turns | ahead | difference, 95% | sd between seeds, in turns |"]
     lines.append("|---|---:|---:|---:|---:|")
     versions = len(curves[0]["turns"]) - staleness
     part = max(1, versions // 4)

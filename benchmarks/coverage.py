@@ -1,4 +1,4 @@
-"""Measures how often 95 % intervals contain the true mean, and how wide they are compared with Student's t.
+"""Measures how often 95% intervals contain the true mean, and how wide they are compared with Student's t.
 
     python benchmarks/coverage.py            2,000 samples per cell; prints the table of docs/statistics.md
     python benchmarks/coverage.py --quick    200

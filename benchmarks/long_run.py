@@ -31,7 +31,7 @@ from wander.evals.stats.summary import summarize_run
 from wander.evals.store.folder import RunFolder
 from wander.wire import EnvironmentPin
 
-STEPS = ("play 90 %", "resume", "summarize", "report", "view the last one", "pack to post", "replay")
+STEPS = ("play 90%", "resume", "summarize", "report", "view the last one", "pack to post", "replay")
 
 
 def played(completion: Messages) -> float:
@@ -106,7 +106,7 @@ def pack(place: Path, rollouts: int) -> dict[str, float]:
 def run_step(step: str, place: Path, rollouts: int) -> None:
     """Run a step in this process, and print its cost."""
     steps: dict[str, Callable[[], dict[str, float]]] = {
-        "play 90 %": lambda: asyncio.run(play(place, rollouts, until=0.9)),
+        "play 90%": lambda: asyncio.run(play(place, rollouts, until=0.9)),
         "resume": lambda: asyncio.run(play(place, rollouts, until=2.0)),
         "summarize": lambda: summarize(place, rollouts),
         "view the last one": lambda: view(place, rollouts),

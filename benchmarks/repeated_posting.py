@@ -98,7 +98,7 @@ def main() -> None:
     for case in CASES:
         for rule in RULES:
             cells = measure(case, rule, boards)
-            text = " | ".join(f"{held:.3f}, {100 * better:.1f} %" for held, better in cells)
+            text = " | ".join(f"{held:.3f}, {100 * better:.1f}%" for held, better in cells)
             print(f"| {case} | {rule} | {text} |", flush=True)
 
 

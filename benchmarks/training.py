@@ -297,7 +297,7 @@ def compared(found: dict[str, list[dict[str, Any]]], given: argparse.Namespace) 
         f"Of our step: generation {shares['generation']:.1%}, update {shares['update']:.1%}, "
         f"environment {shares['environment']:.1%}, scoring {shares['scoring']:.1%}; together {around:.1%}.",
         "",
-        f"Goal: ratios of at most {GOAL}, environment and scoring at most 4 %.",
+        f"Goal: ratios of at most {GOAL}, environment and scoring at most 4%.",
     ]
     return {
         "seconds": seconds,

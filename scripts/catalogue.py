@@ -86,7 +86,7 @@ def summaries(name: str) -> dict[str, dict[str, Any]]:
 
 
 def score(summary: dict[str, Any] | None, *, interval: bool = True) -> str:
-    """Format a mean with its 95 % interval."""
+    """Format a mean with its 95% interval."""
     if summary is None:
         return "-"
     mean = f"{summary['reward_mean']:.3f}"
@@ -102,7 +102,7 @@ def scores_block(name: str) -> str:
     for run, found in summaries(name).items():
         setting = f"`{easy}`" if run.endswith("-easy") else "default"
         rows.append(f"| {RUNS[run]} | {setting} | {found['rollouts'] - found['failed']} | {score(found)} |")
-    head = ["| player | arguments | rollouts | mean reward [95 % interval] |", "|---|---|---|---|"]
+    head = ["| player | arguments | rollouts | mean reward [95% interval] |", "|---|---|---|---|"]
     note = "On the first examples of the eval split. The runs are in `reference/` and can be replayed."
     return "\n".join([MARKS[0], *head, *rows, "", note, MARKS[1]])
 

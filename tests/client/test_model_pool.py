@@ -28,7 +28,7 @@ async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
     assert order[-1] == "6", "the machine is free again"
 
 
-async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on() -> None:
+async def test_one_that_is_canceled_as_its_turn_comes_passes_it_on() -> None:
     machine, order = _Machine(), []
 
     async def play(name: str) -> None:

@@ -126,7 +126,7 @@ def test_a_model_behind_an_endpoint(env, monkeypatch):
         env.evaluate_sync("echo", base_url="http://127.0.0.1:9/v1", n=3)
 
 
-async def test_a_cancelled_evaluation_keeps_what_was_played_and_goes_on(env, home):
+async def test_a_canceled_evaluation_keeps_what_was_played_and_goes_on(env, home):
     client = Told()
     task = asyncio.create_task(env.evaluate(client, n=6, concurrency=1, out="runs/part"))
     await asyncio.to_thread(client.third.wait)
@@ -151,7 +151,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.full  # a cancelled evaluation ends the same way
+@pytest.mark.full  # a canceled evaluation ends the same way
 def test_ctrl_c_keeps_what_was_played(folder, home):
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

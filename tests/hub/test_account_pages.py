@@ -340,7 +340,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         run_page = f"/runs/{manifest['run_id']}#verification"
         assert f'<a href="{run_page}">run {manifest["run_id"][-10:]} on alice/reverse-text</a>' in jobs
         number = re.search(r"<td>replay</td>", jobs) and re.search(r'name="at_job" value="(\d+)"', jobs)[1]
-        back = "/system/jobs?state=cancelled"
+        back = "/system/jobs?state=canceled"
         assert (await send(admin, "cancel-job", at_job=number, back=back)).status_code == 303
         assert ">Retry</button>" in (await admin.get(back, headers=HTML)).text
         run = (await hub.get(f"/api/v1/runs/{manifest['run_id']}")).json()

@@ -24,7 +24,7 @@ from wander_hub.database import now
 from wander_hub.jobs import (
     Handler,
     Job,
-    JobCancelled,
+    JobCanceled,
     JobContext,
     JobPostponed,
     JobRefused,
@@ -432,8 +432,8 @@ def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(make_queu
     with queue.database.write() as session:
         queue.cancel(session, waiting)
         queue.cancel(session, running)
-    assert state(queue, waiting) == "cancelled"
-    until(lambda: state(queue, running) == "cancelled", "the one that runs is called off")
+    assert state(queue, waiting) == "canceled"
+    until(lambda: state(queue, running) == "canceled", "the one that runs is called off")
     assert queue.claim("a", ["play", "other"]) is None
 
 
@@ -476,7 +476,7 @@ def test_a_worker_that_lost_its_lease_hears_of_it(make_queue):
         assert context.stopping.wait(PATIENCE)
         try:
             context.check()
-        except (LeaseLost, JobCancelled) as error:
+        except (LeaseLost, JobCanceled) as error:
             heard.append(type(error))
             raise
         return nothing

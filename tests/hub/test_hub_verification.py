@@ -212,7 +212,7 @@ async def test_who_asked_calls_it_off_and_who_manages_puts_it_off(hub, run):
     answer = await hub.client.delete(f"/api/v1/verifications/{asked['id']}", headers=hub.auth("alice"))
     assert (answer.status_code, answer.json()["state"]) == (200, "queued"), "which another user asked for"
     answer = await hub.client.delete(f"/api/v1/verifications/{asked['id']}", headers=hub.auth("bob"))
-    assert answer.json()["state"] == "cancelled"
+    assert answer.json()["state"] == "canceled"
 
 
 async def test_a_running_verification_of_a_rival_is_put_off_once(hub, run):

@@ -198,7 +198,7 @@ async def test_no_route_shows_it_the_other_version(hub, two_versions):
             assert b"0.2.0-py3" not in answer.content or answer.status_code >= 400, path
 
 
-@pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
+@pytest.mark.parametrize("state", ["done", "failed", "canceled", "queued"])
 async def test_it_is_refused_when_the_job_is_not_running(hub, two_versions, state: str):
     with running(hub) as (secret, job_id):
         token = {"Authorization": f"Bearer {secret}"}

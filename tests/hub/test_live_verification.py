@@ -114,7 +114,7 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     hub.database.commit(lambda session: [queue.cancel(session, number) for number in numbers])
     answers = [told((await one).text) for one in watching]
     assert [name for name, _ in answers[0]] == ["changed", "changed", "end"]
-    assert "cancelled" in answers[0][1][1]
+    assert "canceled" in answers[0][1][1]
     assert answers == [answers[0]] * 4, "all see the same"
     (_, part), (end, _) = told((await hub.get("/alice/settings/live", headers=hub.auth("alice"))).text)
     assert ("No replays or checks" in part, end) == (True, "end")

@@ -177,7 +177,7 @@ def administer(url: str) -> None:
         with signed_in(url, "admin", width, color_scheme=scheme, bypass_csp=True) as page:
             for path in ("", "/jobs", "/users", "/organizations", "/audit"):
                 see(page, f"{url}/system{path}")
-            page.goto(f"{url}/system/jobs?state=cancelled")
+            page.goto(f"{url}/system/jobs?state=canceled")
             press(page, "Retry")
             page.goto(f"{url}/system/jobs?state=queued&kind=replay")
             press(page, "Cancel")

@@ -342,7 +342,7 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
         levels = session.scalars(select(Run.level).where(Run.run_id.in_(load.real)))
         assert set(levels) == {"replayed"}
         jobs = Counter(dict(rows("SELECT state, count(*) FROM jobs GROUP BY state")))
-        assert set(jobs) <= {"done", "cancelled"}, jobs
+        assert set(jobs) <= {"done", "canceled"}, jobs
         unread = rows(
             "SELECT run_id FROM runs WHERE withdrawn_at IS NULL"
             " AND run_id NOT IN (SELECT run_id FROM run_examinations)"

@@ -354,7 +354,7 @@ async def test_a_delivery_that_is_called_off_ends_and_is_made_when_it_is_tried_a
     jobs = (await hub.get("/api/v1/jobs?kind=webhook", headers=hub.auth("admin"))).json()["data"]
     for one in jobs:
         off = await hub.client.delete(f"/api/v1/jobs/{one['id']}", headers=hub.auth("admin"))
-        assert off.json()["state"] == "cancelled"
+        assert off.json()["state"] == "canceled"
         assert one["about"] == f"delivery {one['payload']['delivery']}, webhook.test to webhook {number}"
         path = one["page"].replace("/account/", "/api/v1/")
         assert json.loads((await hub.get(path, headers=hub.auth())).json()["body"])["type"] == "webhook.test"

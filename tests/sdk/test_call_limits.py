@@ -54,7 +54,7 @@ async def test_calls_wait_for_a_free_place_and_leave_by_the_age_of_their_rollout
     await asyncio.gather(*waiting)
 
 
-async def test_a_cancelled_call_gives_its_place_back() -> None:
+async def test_a_canceled_call_gives_its_place_back() -> None:
     limiter = CallLimiter(1)
     pace = limiter.pace("x")
     await limiter.acquire(pace)

@@ -169,7 +169,7 @@ async def test_equal_completions_are_judged_once_even_at_the_same_time():
     assert all(len(rollout.info[PUBLIC_KEY]) == 1 for rollout in rollouts)
 
 
-async def test_a_cancelled_asker_leaves_the_others_their_answer():
+async def test_a_canceled_asker_leaves_the_others_their_answer():
     entered, release = asyncio.Event(), asyncio.Event()
 
     async def ask():

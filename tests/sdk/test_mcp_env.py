@@ -290,7 +290,7 @@ async def test_a_server_that_will_not_leave_is_killed(made):
     assert ended(int(contents(rollout)[0]))
 
 
-async def test_cancelling_a_rollout_leaves_no_process(made):
+async def test_canceling_a_rollout_leaves_no_process(made):
     environment = made(bare())
     pids: list[int] = []
     asked = asyncio.Event()

@@ -217,7 +217,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         OpenAIClient("m", url)
 
 
-async def test_a_cancelled_call_ends_at_once(
+async def test_a_canceled_call_ends_at_once(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any]
 ) -> None:
     chat_server.script = lambda body, number: faults["hang"]

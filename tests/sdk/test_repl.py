@@ -293,7 +293,7 @@ async def test_closing_ends_everything_that_code_started(repl):
     pytest.fail("the code's process is still there")
 
 
-async def test_cancelling_ends_a_busy_cell(repl):
+async def test_canceling_ends_a_busy_cell(repl):
     asked = asyncio.Event()
 
     async def noted(queries):

@@ -385,7 +385,7 @@ async def test_random_numbers_are_the_same_in_every_rollout_of_an_example():
     assert first != other
 
 
-async def test_cancelling_a_rollout_ends_its_processes():
+async def test_canceling_a_rollout_ends_its_processes():
     asked = asyncio.Event()
 
     async def script(request):

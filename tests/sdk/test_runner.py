@@ -352,7 +352,7 @@ async def test_plans_that_make_no_sense_are_refused() -> None:
 
 
 class Slow(Client):
-    """Answers the first requests at once and then not at all; remembers who was cancelled."""
+    """Answers the first requests at once and then not at all; remembers who was canceled."""
 
     model = "slow"
 
@@ -360,7 +360,7 @@ class Slow(Client):
         self.quick = quick
         self.stubborn = stubborn
         self.waiting = 0
-        self.cancelled = 0
+        self.canceled = 0
         self.stuck = asyncio.Event()
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
@@ -373,7 +373,7 @@ class Slow(Client):
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.canceled += 1
             if self.stubborn:
                 await asyncio.sleep(3600)
             raise
@@ -387,7 +387,7 @@ async def test_a_stop_keeps_what_finished_and_can_be_resumed(tmp_path: Path) -> 
     stop.request()
     result = await running
     assert result.interrupted
-    assert client.cancelled == 4
+    assert client.canceled == 4
     assert result.summary.rollouts == 5
     folder = RunFolder.open(tmp_path)
     assert folder.manifest.ended_at is None
@@ -440,14 +440,14 @@ async def test_stubborn_rollouts_are_waited_for_a_bounded_time(monkeypatch: pyte
     assert (await asyncio.wait_for(running, 60)).interrupted
 
 
-async def test_cancelling_the_caller_keeps_what_finished(tmp_path: Path) -> None:
+async def test_canceling_the_caller_keeps_what_finished(tmp_path: Path) -> None:
     client = Slow(quick=5)
     running = asyncio.create_task(run(tmp_path, client, concurrency=4))
     await client.stuck.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert client.cancelled == 4
+    assert client.canceled == 4
     folder = RunFolder.open(tmp_path)
     folder.resume()
     assert len(folder.keys_done()) == 5

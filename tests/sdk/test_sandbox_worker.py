@@ -575,7 +575,7 @@ async def test_a_server_of_the_environment_is_reached_inside(tmp_path):
         assert await answered(environment, textwrap.dedent(code)) == ["here", "here", "here", 0]
 
 
-@pytest.mark.parametrize("event", ["cancelled", "killed"])
+@pytest.mark.parametrize("event", ["canceled", "killed"])
 async def test_a_start_that_ends_before_the_worker_connects_leaves_nothing_waiting(
     event, tmp_path, monkeypatch
 ):
@@ -584,7 +584,7 @@ async def test_a_start_that_ends_before_the_worker_connects_leaves_nothing_waiti
 
     async def interrupt(*arguments, **options):
         server = await serve(*arguments, **options)
-        if event == "cancelled":
+        if event == "canceled":
             starting.cancel()
         else:
             kill = await asyncio.create_subprocess_exec("pkill", "-KILL", "-P", str(os.getpid()), "bwrap")
@@ -599,7 +599,7 @@ async def test_a_start_that_ends_before_the_worker_connects_leaves_nothing_waiti
     starting = asyncio.create_task(start())
     done, _ = await asyncio.wait([starting], timeout=60)
     assert done == {starting}
-    if event == "cancelled":
+    if event == "canceled":
         assert starting.cancelled()
     else:
         assert isinstance(starting.exception(), LoadError)

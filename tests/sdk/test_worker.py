@@ -329,24 +329,24 @@ async def test_an_evaluation_whose_worker_is_lost_ends_and_keeps_its_rollouts(tm
 
 
 class Waiting(Client):
-    """Never answers, and tells when its call was cancelled."""
+    """Never answers, and tells when its call was canceled."""
 
     model = "waiting"
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        self.cancelled = asyncio.Event()
+        self.canceled = asyncio.Event()
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         self.asked.set()
         try:
             await asyncio.sleep(3600)
         finally:
-            self.cancelled.set()
+            self.canceled.set()
         raise AssertionError
 
 
-async def test_a_cancelled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
+async def test_a_canceled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
     client = Waiting()
     body = BODY.replace("@teardown", "@__import__('wander').cleanup\n    def tidy(self, state):\n"
                         "        print('tidied', flush=True)\n\n    @teardown")  # fmt: skip
@@ -356,7 +356,7 @@ async def test_a_cancelled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await asyncio.wait_for(client.cancelled.wait(), 60)
+        await asyncio.wait_for(client.canceled.wait(), 60)
         assert (await play(environment, saying("fine"))).failure is None
         assert "tidied" in log_of(environment)
 
@@ -694,7 +694,7 @@ async def test_a_host_may_close_while_a_model_call_is_under_way(tmp_path: Path) 
         await client.asked.wait()
     rollout = await asyncio.wait_for(playing, 60)
     assert rollout.failure is not None
-    assert client.cancelled.is_set()
+    assert client.canceled.is_set()
     example = Example(example_id="0", index=0, seed=1, prompt=[{"role": "user", "content": "q"}])
     after = await environment.rollout(saying("x"), example)
     assert after.failure is not None

@@ -103,7 +103,7 @@ FAULTS = {
     "exit": lambda: sys.exit(3),
     "keyboard": raising(KeyboardInterrupt()),
     "panic": raising(Panic("poisoned")),
-    "cancelled": raising(asyncio.CancelledError()),
+    "canceled": raising(asyncio.CancelledError()),
     "recursion": recursion,
     "memory": memory,
     "_exit": lambda: os._exit(3),
@@ -228,7 +228,7 @@ async def test_what_any_hook_raises_is_that_rollouts_failure_and_the_worker_goes
         "exit": "SystemExit: 3",
         "keyboard": "KeyboardInterrupt",
         "panic": "Panic: poisoned",
-        "cancelled": "CancelledError",
+        "canceled": "CancelledError",
         "recursion": "RecursionError",
     }
     faults = [(hook, fault) for hook in HOOKS for fault in names]
@@ -376,7 +376,7 @@ async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "last", ["exit", "keyboard", "panic", "recursion", "cancelled", "_exit", "kill", "block"]
+    "last", ["exit", "keyboard", "panic", "recursion", "canceled", "_exit", "kill", "block"]
 )
 async def test_nothing_that_the_teardown_does_keeps_the_host(
     tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch

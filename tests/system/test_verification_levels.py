@@ -229,4 +229,4 @@ def test_a_verification_is_called_off_by_who_asked(judge: LiveHub, home: Machine
         found: Record = judge.get(f"/api/v1/verifications/{asked['id']}").json()
         return None if found["state"] in ("queued", "running") else found
 
-    assert awaited(judge, ended)["state"] in ("cancelled", "done")
+    assert awaited(judge, ended)["state"] in ("canceled", "done")

@@ -43,7 +43,7 @@ def require_posted(run_id: str, given: str) -> Iterator[None]:
 
 def require_played(verification: VerificationInfo) -> None:
     """Raise `ClientError` if a verification ended without a report."""
-    if verification.state in ("failed", "cancelled"):
+    if verification.state in ("failed", "canceled"):
         raise ClientError(
             f"the hub could not replay `{verification.run_id}`: {verification.error or 'it was canceled'}",
             hint=f"run `wander runs replay {verification.run_id}` to replay it on this machine",

@@ -267,7 +267,7 @@ class LoadedEnvironment:
           shards are saved next to `out`, which must be on a file system that all nodes mount.
         - `out`: folder of the run; the default is a new folder in `runs`.
         - `resume`: a run or its folder: plays missing and failed rollouts, with `only_failed` only the failed
-        ones. If it is interrupted or cancelled, the rollouts are saved for `resume`. Raises `ModelError` if
+        ones. If it is interrupted or canceled, the rollouts are saved for `resume`. Raises `ModelError` if
         the endpoint cannot be used, `UsageError` for an empty split, and `ClientError` if every rollout
         failed. If some rollouts failed, it warns.
         """

@@ -126,21 +126,21 @@ async def _evaluate_on_engine(
             hint="pass the name of a model, as for `wander eval -m`",
         )
     address = EngineAddress.parse(word)
-    engine, context, cancelled = load_engine(address.engine), loaded.context, threading.Event()
+    engine, context, canceled = load_engine(address.engine), loaded.context, threading.Event()
     if resume is not None:
         place = Path(resume)
         said = {name: value for name, value in options.items() if value is not None}
-        playing = asyncio.to_thread(engine.resume, context, place, address, said, cancelled)
+        playing = asyncio.to_thread(engine.resume, context, place, address, said, canceled)
     else:
         settings = new_settings(loaded, _said(loaded, model, options))
         runs = context.settings.runs_dir
         place = Path(out) if out else new_run_dir(runs, loaded.opened.location, model)
-        playing = asyncio.to_thread(engine.evaluate, context, settings, place, address, cancelled)
+        playing = asyncio.to_thread(engine.evaluate, context, settings, place, address, canceled)
     ended = asyncio.ensure_future(playing)
     try:
         await asyncio.shield(ended)
     except asyncio.CancelledError:
-        cancelled.set()
+        canceled.set()
         await asyncio.wait([ended])
         raise
     return Run(place)

@@ -21,7 +21,7 @@ from wander_hub.jobs.table import (
 )
 from wander_hub.jobs.worker import (
     Handler,
-    JobCancelled,
+    JobCanceled,
     JobContext,
     JobPostponed,
     JobRefused,
@@ -36,7 +36,7 @@ __all__ = [
     "OPEN",
     "Handler",
     "Job",
-    "JobCancelled",
+    "JobCanceled",
     "JobContext",
     "JobPostponed",
     "JobRefused",

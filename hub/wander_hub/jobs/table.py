@@ -133,7 +133,7 @@ class TableQueue:
     def cancel(self, session: Session, job_id: int) -> None:
         """Cancel a job: immediately if it is queued, soon if it is running."""
         waiting = and_(Job.id == job_id, Job.state == "queued")
-        ended = {"state": "cancelled", "finished_at": now()}
+        ended = {"state": "canceled", "finished_at": now()}
         if _update(session, waiting, **ended):
             self._settle(session, [job_id])
         else:
@@ -157,7 +157,7 @@ class TableQueue:
     def retry(self, session: Session, job_id: int) -> bool:
         """Queue a failed or canceled job again with the attempts of a new job; return False for any other
         job."""
-        ended = and_(Job.id == job_id, Job.state.in_(("failed", "cancelled")))
+        ended = and_(Job.id == job_id, Job.state.in_(("failed", "canceled")))
         again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
         return bool(
             _update(session, ended, state="queued", finished_at=None, cancel_requested=False, **again)
@@ -226,8 +226,8 @@ class TableQueue:
         def end(session: Session) -> JobState:
             job = session.get(Job, lease.job_id)
             again = retry and job is not None and lease.attempt < job.max_attempts + more
-            called_off = job is not None and job.cancel_requested
-            state: JobState = "cancelled" if called_off else "queued" if again else "failed"
+            canceled = job is not None and job.cancel_requested
+            state: JobState = "canceled" if canceled else "queued" if again else "failed"
             most = _LONGEST_WAIT if postponed else _LONGEST_PAUSE
             _write(
                 session,
@@ -258,7 +258,7 @@ class TableQueue:
         for job in dead:
             job.lease_until = None
             if job.cancel_requested:
-                job.state, job.finished_at = "cancelled", now()
+                job.state, job.finished_at = "canceled", now()
             elif job.attempt < job.max_attempts:
                 job.state = "queued"
                 job.run_after = self.database.moment(self._pause(job.attempt, _LONGEST_PAUSE))
@@ -274,7 +274,7 @@ class TableQueue:
     def _settle(self, session: Session, job_ids: Sequence[int]) -> None:
         """Handle jobs that ended without a result."""
         for kind, settle in sorted(self.on_failure.items()):
-            ended = Job.id.in_(job_ids), Job.kind == kind, Job.state.in_(("failed", "cancelled"))
+            ended = Job.id.in_(job_ids), Job.kind == kind, Job.state.in_(("failed", "canceled"))
             if unsuccessful := session.scalars(select(Job.id).where(*ended)).all():
                 settle(session, unsuccessful)
 

@@ -25,7 +25,7 @@ PROGRESS_SECONDS = 1.0
 """Minimum seconds between two updates of a job's stored progress."""
 
 
-class JobCancelled(Exception):
+class JobCanceled(Exception):
     """A user canceled the job."""
 
 
@@ -51,15 +51,15 @@ class JobContext:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the job was canceled, its lease was lost, or the hub shuts down. The handler must then stop
     soon."""
-    called_off: bool = False
+    cancel_requested: bool = False
     lost: bool = False
 
     def check(self) -> None:
-        """Raise `JobCancelled` or `LeaseLost` if the handler should stop."""
+        """Raise `JobCanceled` or `LeaseLost` if the handler should stop."""
         if self.lost:
             raise LeaseLost(f"another worker took job {self.lease.job_id}")
         if self.stopping.is_set():
-            raise JobCancelled(f"job {self.lease.job_id} was canceled")
+            raise JobCanceled(f"job {self.lease.job_id} was canceled")
 
 
 Handler = Callable[[JobContext], Callable[[Session], None]]
@@ -126,8 +126,8 @@ class Attempts:
             self._record_failure(lease, str(error), retry=True)
         except JobPostponed as error:
             self._record_failure(lease, str(error), retry=True, postponed=True)
-        except JobCancelled:
-            if context.called_off:
+        except JobCanceled:
+            if context.cancel_requested:
                 self._record_failure(lease, "canceled", retry=False)
             else:
                 with suppress(LeaseLost):  # another worker already has it
@@ -155,7 +155,7 @@ class Attempts:
             stored, due = progress, time.monotonic() + rest
             try:
                 if self._queue.beat(context.lease, progress):
-                    context.called_off = True
+                    context.cancel_requested = True
                     context.stopping.set()
             except LeaseLost:
                 context.lost = True

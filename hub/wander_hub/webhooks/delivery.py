@@ -119,7 +119,7 @@ def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -
     query = select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)
     for job in session.scalars(query.execution_options(populate_existing=True)).all():
         number, attempt = int(job.payload["delivery"]), int(job.payload["attempt"])
-        if job.state != "cancelled":
+        if job.state != "canceled":
             error = storable(job.error or "the worker crashed")
             keep(session, queue, number, attempt, Outcome(error=error))
             continue
@@ -159,7 +159,7 @@ def sweep(session: Session) -> None:
     moment = now()
     ended = WebhookDelivery.state.in_(("delivered", "failed"))
     session.execute(delete(WebhookDelivery).where(WebhookDelivery.created_at < moment - KEPT, ended))
-    over = Job.state.in_(("done", "failed", "cancelled")), Job.kind == KIND
+    over = Job.state.in_(("done", "failed", "canceled")), Job.kind == KIND
     session.execute(delete(Job).where(*over, Job.finished_at < moment - _JOBS_KEPT))
     past = Webhook.former_secret_until < moment
     session.execute(update(Webhook).where(past).values(former_secret=None, former_secret_until=None))

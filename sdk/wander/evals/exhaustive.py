@@ -178,7 +178,7 @@ class ConversationMemo(WrappedClient):
             seed = derived_seed(self._seed, "conversation", conversation)
             asked = request.model_copy(update={"seed": seed})
             self._answers[conversation] = asyncio.create_task(self._client.complete(asked))
-        # Shielded, because other rollouts may be waiting for the same answer when this one is cancelled.
+        # Shielded, because other rollouts may be waiting for the same answer when this one is canceled.
         response = await asyncio.shield(self._answers[conversation])
         return response.model_copy(deep=True)
 
@@ -379,7 +379,7 @@ class _Walk:
         return _Line(opening, index, choices)
 
     async def _play_wave(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
-        """Play the lines of a wave concurrently, and leave out cancelled lines."""
+        """Play the lines of a wave concurrently, and leave out canceled lines."""
         tasks = [asyncio.create_task(self._play(line)) for line in wave]
         await run_until_stopped(tasks, self._stop)
         pairs = zip(wave, tasks, strict=True)

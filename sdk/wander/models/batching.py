@@ -108,7 +108,7 @@ class Batcher(Generic[Request, Answer]):
         if self.is_computing or not self._waiting:
             return
         # Most calls return soon, because every rollout calls this method at each of its turns.
-        if self._is_complete() and (not self._drop_cancelled() or self._is_complete()):
+        if self._is_complete() and (not self._drop_canceled() or self._is_complete()):
             self._flush()
         elif self._waiting and self._quiet_seconds is not None:
             # Waiting for a part of a batch's time is cheaper than computing another batch.
@@ -120,11 +120,11 @@ class Batcher(Generic[Request, Answer]):
         full = self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
         return bool(self._waiting) and (not self._late or full)
 
-    def _drop_cancelled(self) -> bool:
+    def _drop_canceled(self) -> bool:
         """Remove the canceled requests; return whether there were any."""
-        cancelled = [entry for entry in self._waiting if entry.answer.done()]
-        self._take(cancelled)
-        return bool(cancelled)
+        canceled = [entry for entry in self._waiting if entry.answer.done()]
+        self._take(canceled)
+        return bool(canceled)
 
     def _take(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
         """Remove requests from the queue. Their rollouts are late until they submit the next request."""
@@ -141,7 +141,7 @@ class Batcher(Generic[Request, Answer]):
     def _flush(self) -> None:
         """Compute the waiting requests."""
         self._timer = None
-        self._drop_cancelled()
+        self._drop_canceled()
         self._waiting.sort(key=lambda entry: self._order(entry.request))  # type: ignore[arg-type, return-value]
         batch = self._waiting[: None if self._quiet_seconds is None else self._max_batch_size]
         if not batch:

@@ -42,7 +42,7 @@ def cleanup(function: Hook) -> Hook: ...
 @overload
 def cleanup(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def cleanup(function: Any = None, *, priority: int = 0) -> Any:
-    """Mark a method `(self, state)` that runs when a rollout ends, even if it failed or was cancelled.
+    """Mark a method `(self, state)` that runs when a rollout ends, even if it failed or was canceled.
 
     It runs before the rubric scores the rollout.
     """

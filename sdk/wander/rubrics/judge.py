@@ -337,7 +337,7 @@ class JudgeCache:
             task = asyncio.create_task(self._fetch(digest, ask))
             self._requested[digest] = task
             task.add_done_callback(lambda done: self._forget(digest, done))
-        # Shielded, because other callers may wait for the same answer when this one is cancelled.
+        # Shielded, because other callers may wait for the same answer when this one is canceled.
         return await asyncio.shield(task)
 
     async def _fetch(self, digest: str, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
@@ -350,4 +350,4 @@ class JudgeCache:
         if self._requested.get(digest) is task:
             del self._requested[digest]
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it if every caller was cancelled
+            task.exception()  # retrieved, so that asyncio does not log it if every caller was canceled

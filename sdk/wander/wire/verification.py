@@ -19,7 +19,7 @@ LevelSought = Literal["highest", "rescored", "replayed"]
 LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
 """Levels that a verification can aim at. `highest` is the highest level that the environment allows, which is
 `replayed` if it is deterministic."""
-JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+JobState = Literal["queued", "running", "done", "failed", "canceled"]
 Verdict = Literal["agrees", "differs", "inconclusive"]
 """Whether a run agrees with the run that it repeats (`wander.evals.stats.agreement`)."""
 Proof = Literal["proved", "contradicted", "open"]

@@ -77,7 +77,7 @@ async def test_an_error_reaches_every_request_of_its_batch_and_no_other() -> Non
     batcher.close()
 
 
-async def test_a_cancelled_request_is_left_out() -> None:
+async def test_a_canceled_request_is_left_out() -> None:
     squares = Squares()
     batcher = squares.batcher()
     batcher.begin("a")

@@ -202,13 +202,12 @@ def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
             hint=f"run `wander runs verify {run_id}` to request one",
             code="verification_not_found",
         )
-    cancelled = [hub.cancel_verification(item.id) for item in pending]
+    canceled = [hub.cancel_verification(item.id) for item in pending]
     texts = {"queued": "is queued again", "running": "will be canceled soon"}
     lines = [
-        f"verification {item.id} of {item.run_id} {texts.get(item.state, 'is canceled')}"
-        for item in cancelled
+        f"verification {item.id} of {item.run_id} {texts.get(item.state, 'is canceled')}" for item in canceled
     ]
-    output.answer([item.model_dump(mode="json") for item in cancelled], "\n".join(lines))
+    output.answer([item.model_dump(mode="json") for item in canceled], "\n".join(lines))
     return OK
 
 

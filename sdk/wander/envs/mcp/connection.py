@@ -195,7 +195,7 @@ class MCPConnection:
         self._client = None
         self._closing.set()
         if self._holding is not None:
-            # Shielded, so that the process ends even if the caller is cancelled repeatedly.
+            # Shielded, so that the process ends even if the caller is canceled repeatedly.
             await asyncio.shield(self._wait_until_left(self._holding))
         if self._log is not None:
             self._log.close()

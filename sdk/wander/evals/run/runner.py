@@ -128,7 +128,7 @@ async def evaluate(
 
     `checked` means that the caller has just awaited `client.check()`, which may cost a call, so it is not
     repeated. Raises `ModelError` early if the endpoint cannot be used at all. Everything played until then is
-    on disk. Cancelling the calling task has the same effect as a stop, and raises `CancelledError`.
+    on disk. Canceling the calling task has the same effect as a stop, and raises `CancelledError`.
     """
     require_players(environment.info, [*client.scripts, *client.others])
     if not checked:

@@ -10,7 +10,7 @@ from wander.errors import EnvironmentFault, WanderError, model_error_type
 from wander.types import Rollout
 
 STOP_GRACE_SECONDS = 10.0
-"""Seconds that cancelled rollouts get to clean up after the first request to stop."""
+"""Seconds that canceled rollouts get to clean up after the first request to stop."""
 
 
 class StopRequest:
@@ -18,7 +18,7 @@ class StopRequest:
     immediately.
 
     A command line calls `request` from its signal handler (`loop.add_signal_handler(SIGINT, stop.request)`).
-    After the first call, no rollout starts, and those in flight are cancelled. Environments get a limited
+    After the first call, no rollout starts, and those in flight are canceled. Environments get a limited
     time to clean up. After the second call, the evaluation waits for nothing. Finished rollouts are on disk
     in both cases.
     """
@@ -37,7 +37,7 @@ class StopRequest:
 async def run_until_stopped(tasks: Collection[asyncio.Task[Any]], stop: StopRequest) -> None:
     """Wait until all tasks end, one task fails, or a stop is requested. Then cancel the tasks still running.
 
-    Cancelled tasks get a limited time to clean up, or no time if the stop is urgent. Raises the exception of
+    Canceled tasks get a limited time to clean up, or no time if the stop is urgent. Raises the exception of
     a failed task.
     """
     work = asyncio.gather(*tasks)

@@ -70,8 +70,8 @@ class Service:
         self._load = Load()
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._begun: dict[int, float] = {}
-        self._cancelled: set[int] = set()
-        """Plays that the host has cancelled. All others get an answer, regardless of errors."""
+        self._canceled: set[int] = set()
+        """Plays that the host has canceled. All others get an answer, regardless of errors."""
         self._asking: set[int] = set()
         """Plays that were interrupted while they waited for the model."""
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
@@ -133,7 +133,7 @@ class Service:
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
                 if message.id in self._plays:
-                    self._cancelled.add(message.id)
+                    self._canceled.add(message.id)
                     self._plays[message.id].cancel()
             elif isinstance(message, Ping):
                 self._channel.send(Pong().model_dump_json())
@@ -170,7 +170,7 @@ class Service:
 
     def _forget(self, play: int) -> None:
         del self._plays[play], self._begun[play]
-        self._cancelled.discard(play)
+        self._canceled.discard(play)
         self._asking.discard(play)
 
     async def _play(self, environment: LocalEnvironment, play: Play) -> None:
@@ -191,7 +191,7 @@ class Service:
                 rollouts = await environment.play_request(request)
             self._send_played(environment, play, rollouts)
         except BaseException as error:
-            if play.id in self._cancelled:
+            if play.id in self._canceled:
                 raise
             if limit.expired():
                 failure = Failure(
@@ -268,7 +268,7 @@ class Service:
     def _resolve_recall(self, message: Recalled) -> None:
         answer = self._recalls.get(message.id)
         if answer is None or answer.done():
-            return  # the rollout was cancelled in the meantime
+            return  # the rollout was canceled in the meantime
         if message.fault is None:
             answer.set_result(message.value)
         else:
@@ -277,7 +277,7 @@ class Service:
     def _resolve_call(self, message: Completed) -> None:
         answer = self._calls.get(message.id)
         if answer is None or answer.done():
-            return  # the rollout was cancelled in the meantime
+            return  # the rollout was canceled in the meantime
         if message.response is not None:
             answer.set_result(message.response)
         else:
@@ -314,7 +314,7 @@ class Service:
     async def _end(self, environment: LocalEnvironment) -> None:
         """Cancel all plays, tear down within a limited time, and send the remaining messages."""
         tasks = list(self._plays.values())
-        self._cancelled.update(self._plays)
+        self._canceled.update(self._plays)
         for task in tasks:
             task.cancel()
         try:

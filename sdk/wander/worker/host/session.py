@@ -54,7 +54,7 @@ _MOST_CALLS = 1000
 """Maximum number of concurrent model calls per rollout. More are treated as a flood."""
 _MOST_ABANDONED = 64
 """Maximum number of abandoned rollouts whose code may wait in a worker. Beyond that, the oldest is
-cancelled."""
+canceled."""
 _MOST_NOTICES = 1000
 """Maximum number of reports by a worker about rollouts without progress. More are treated as a flood."""
 _PING_ROUNDS = 6
@@ -436,7 +436,7 @@ class WorkerSession:
     def _start_call(self, asked: Complete) -> None:
         running = self._playing.get(asked.play)
         if running is None:
-            return  # cancelled in the meantime
+            return  # canceled in the meantime
         if len(running.calls) >= _MOST_CALLS * len(running.asked.indices):
             if not running.result.done():
                 self._channel.send(Cancel(id=asked.play).model_dump_json())
