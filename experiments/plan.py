@@ -26,8 +26,8 @@ class Plan:
     """An environment, and the cells in which the teacher and every phase's policy are measured."""
 
     environment: str
-    """Name under which it is published. Its folder is `environments/NAME`, unless the experiment has its own folder
-    `environment`."""
+    """Name under which it is published. Its folder is `environments/NAME`, unless the experiment has its own
+    folder `environment`."""
     teacher: str
     """The scripted player that the first phase learns from. It is measured as well."""
     cells: Mapping[str, Mapping[str, object]]
@@ -124,7 +124,7 @@ def _shown(share: Mapping[str, float]) -> str:
 
 
 def interval(share: Mapping[str, float], of: str = "") -> str:
-    """Return the interval of a share in brackets, or an empty text if it has none."""
+    """Return the interval of a share in brackets, or an empty text."""
     return f" ({of}{share['low']:.1f} to {share['high']:.1f})" if "low" in share else ""
 
 
