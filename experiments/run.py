@@ -111,7 +111,7 @@ class Experiment:
             return
         with self.place.step(f"Seed {seed}: every line"):
             folder = f"seed-{seed}/exhaustive"
-            line = f"wander eval {self.name} -m {stages[final]} --exhaustive {limit}"
+            line = f"wander eval {self.name} -m {stages[final]} --set exhaustive=true {limit}"
             self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
 
     def evaluate_cell(self, seed: int, stage: str, cell: str, model: str, *, final: bool) -> None:

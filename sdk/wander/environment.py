@@ -269,7 +269,7 @@ class Environment(Player):
     def openings(self) -> Rows | None:
         """Return rows for all possible initial positions of an episode, or None.
 
-        If an environment returns rows and makes all of its choices with `choose`, `wander eval --exhaustive`
+        If an environment returns rows and makes all of its choices with `choose`, an exhaustive evaluation
         can play every reply that it could give.
         """
         return None

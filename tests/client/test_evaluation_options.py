@@ -36,11 +36,11 @@ def test_a_budget_ends_the_run_in_order_and_says_how_it_goes_on(
 def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder: Path, home: Path) -> None:
     with chat_endpoint(echo) as endpoint:
         words = ("eval", "./say-env", "-m", "echo", "-b", endpoint.base_url, "-c", "1", "--json")
-        unknown = wander(*words, "--budget-usd", "1")
+        unknown = wander(*words, "--set", "budget_usd=1")
         assert "needs the model's prices" in unknown.json["error"]["message"]
         bad = wander(*words, "--set", "prices=cheap")
         assert (bad.status, bad.json["error"]["message"]) == (2, "`prices`: invalid value `cheap`")
-        by_option = wander(*words, "--set", "prices=1000/0", "--budget-usd", "0.025")
+        by_option = wander(*words, "--set", "prices=1000/0", "--set", "budget_usd=0.025")
         assert by_option.data["summary"]["rollouts"] == 3
         assert by_option.data["spending"]["usd"] == pytest.approx(0.03)
         (home / "config").mkdir()

@@ -66,7 +66,7 @@ def test_a_flag_and_set_mean_the_same(home: Path) -> None:
             "size=3",
             "--no-sandbox",
         ),
-        *("--player", "O=other", "--workers", "auto", "-r", "2", "--shard", "1/4", "--pass-env", "A"),
+        *("--player", "O=other", "--workers", "auto", "-r", "2", "--set", "shard=1/4", "--pass-env", "A"),
     )
     names = "num_examples=all sampling.temperature=0.5 sampling.max_tokens=9 arguments.size=3 sandbox=false"
     names += " players.O=other workers=auto rollouts=2 shard=1/4 pass_env=A"

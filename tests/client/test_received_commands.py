@@ -331,7 +331,7 @@ def test_runs_of_a_suite_lie_in_its_folder(name: str, wander: Wander, home: Path
 
 def test_only_own_shards_make_an_own_run(wander: Wander, folder: Path, home: Path) -> None:
     for number in range(2):
-        words = ("eval", "./say-env", "-m", BREAKS, "-n", "5", "--shard", f"{number}/2")
+        words = ("eval", "./say-env", "-m", BREAKS, "-n", "5", "--set", f"shard={number}/2")
         wander(*words, "--out", f"part-{number}")
     assert wander("runs", "merge", "part-0", "part-1", "--out", "own").status == 6
     assert wander("eval", "--resume", "own", "--json").status == 6

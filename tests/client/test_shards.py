@@ -41,7 +41,7 @@ def play_shards(wander: Wander, of: int, *words: str, name: str = "part") -> lis
     """Play every shard of a command line, and return their folders."""
     places = [Path(f"{name}-{number}") for number in range(of)]
     for number, place in enumerate(places):
-        done = wander("eval", *words, "--shard", f"{number}/{of}", "--out", str(place), "--json")
+        done = wander("eval", *words, "--set", f"shard={number}/{of}", "--out", str(place), "--json")
         assert done.status in (0, 6), done.out
     return places
 
@@ -88,7 +88,7 @@ def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Pa
         Shard(first=2, end=2, of=3)
     again = wander("eval", "--resume", str(place), "--json")
     assert (again.status, again.data["resumed"]) == (0, 2)
-    other = wander("eval", "--resume", str(place), "--shard", "1/2", "--json").json["error"]
+    other = wander("eval", "--resume", str(place), "--set", "shard=1/2", "--json").json["error"]
     assert other["code"] == "other_settings"
     posted = wander("post", str(place), "--json").json["error"]
     assert (posted["code"], "runs merge" in posted["hint"]) == ("shard_alone", True)
@@ -127,8 +127,8 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     settings["command"]["environment_files"]["say_env.py"] = "0" * 64
     (edited / "command.json").write_text(json.dumps(settings))
     cases = [
-        ([places[0], places[2]], "shard 1/3 of the run is missing", "--shard 1/3"),
-        ([places[0]], "shards 1/3, 2/3 of the run are missing", "--shard 1/3"),
+        ([places[0], places[2]], "shard 1/3 of the run is missing", "--set shard=1/3"),
+        ([places[0]], "shards 1/3, 2/3 of the run are missing", "--set shard=1/3"),
         ([*places, places[1]], "shard 1/3 is in `part-1` and in `part-1`", "leave out one"),
         ([places[0], other_seed], "they differ in the seed", "the same command"),
         ([places[0], older, places[2]], "`older` with 0.0.1", "install the same version"),
@@ -177,7 +177,7 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
     error = wander("eval", "--resume", "nowhere", "--engine", "ray", "--json").json["error"]
     assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3", "٠/٢"):
-        error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
+        error = wander("eval", *words, f"--set=shard={wrong}", "--json").json["error"]
         assert error["code"] == "usage", error
         assert error["hint"] in ("the 3 shards are `0/3` to `2/3`", "the 8 shards are `0/8` to `7/8`")
 
@@ -237,7 +237,7 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
     assert {each["state"] for each in kept.data["runs"]} == {"kept"}
     again = wander("eval", "--resume", str(places[0]), "--json")
     assert {each["state"] for each in again.data["runs"]} == {"kept"}
-    mixed = wander("eval", "suite.toml", "--resume", str(places[0]), "--shard", "1/3", "--json")
+    mixed = wander("eval", "suite.toml", "--resume", str(places[0]), "--set", "shard=1/3", "--json")
     assert "contains shard 0/3" in mixed.json["error"]["message"]
 
 

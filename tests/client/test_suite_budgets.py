@@ -81,20 +81,20 @@ def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Pa
     done = wander("eval", str(file))
     assert done.status == 6, done.err
     assert "the budget of 1e-06 USD is spent" in done.err
-    (following,) = [line for line in done.err.splitlines() if "--budget-usd" in line]
+    (following,) = [line for line in done.err.splitlines() if "budget_usd=" in line]
     words = following[following.index("wander eval") :].strip("` ").split()
-    assert wander(*words[1:-1], "1000").status == 0
+    assert wander(*words[1:-1], "budget_usd=1000").status == 0
 
 
 @pytest.mark.full
 def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Path) -> None:
     text = file.read_text().replace('prices = "1000/1000"\n', "")
     file.write_text(text)
-    refused = wander("eval", str(file), "--budget-usd", "1", "--json")
+    refused = wander("eval", str(file), "--set", "budget_usd=1", "--json")
     assert refused.status == 2
     assert "requires the prices of `echo`" in refused.json["error"]["message"]
     file.write_text(text.replace('"echo"', '"scripted:say_env:solver"').replace("base_url", "# base_url"))
-    assert wander("eval", str(file), "--budget-usd", "1").status == 0, "a script costs nothing"
+    assert wander("eval", str(file), "--set", "budget_usd=1").status == 0, "a script costs nothing"
 
 
 def test_several_models_share_what_the_command_line_allows(

@@ -139,7 +139,7 @@ def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
     )
     out, place = Path("a run"), Path("a run.shards")
     for number in range(2):
-        assert wander(*words, "--shard", f"{number}/2", "--out", str(place / str(number))).status == 0
+        assert wander(*words, "--set", f"shard={number}/2", "--out", str(place / str(number))).status == 0
     suite_of({"model": "./small"}).write(place)
     (place / SHARDS_FILE).write_text("2")
 

@@ -47,7 +47,7 @@ def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     )
     assert wander("eval", *words, "--out", "plain").status == 6
     for number in range(2):
-        wander("eval", *words, "--shard", f"{number}/2", "--out", f"whole/{number}")
+        wander("eval", *words, "--set", f"shard={number}/2", "--out", f"whole/{number}")
     settings = read_settings_of(Path("whole/0")).command.model_copy(update={"shard": None})
     suite = Suite.model_validate(
         {"name": "ray", "concurrency": 4, "evaluations_at_once": 1, "started_at": "2026-11-26T00:00:00Z"}

@@ -418,7 +418,7 @@ def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: fl
     if tokens is not None and spent_tokens >= tokens:
         words += f" --budget-tokens {2 * spent_tokens}"
     if usd is not None and spent_usd >= usd:
-        words += f" --budget-usd {2 * spent_usd:.4g}"
+        words += f" --set budget_usd={2 * spent_usd:.4g}"
     return words
 
 

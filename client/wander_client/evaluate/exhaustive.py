@@ -1,4 +1,4 @@
-"""`wander eval --exhaustive`: play every line of an environment, and report how the lines ended."""
+"""`wander eval --set exhaustive=true`: play every line of an environment, and report how the lines ended."""
 
 from __future__ import annotations
 

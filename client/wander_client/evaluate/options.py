@@ -79,13 +79,7 @@ class EvaluationFlags:
         Option("--player", metavar="NAME=MODEL", help="model of another player of the environment"),
     ] = None
     budget_tokens: Annotated[int | None, Option(min=1, help="token budget of the whole run")] = None
-    budget_usd: Annotated[
-        float | None, Option(min=0, help="budget of the whole run in USD; requires `--set prices=IN/OUT`")
-    ] = None
     serve: Annotated[Literal["vllm"] | None, Option(help="start a server for the model")] = None
-    exhaustive: Annotated[
-        bool, Option("--exhaustive", help="play every possible line of every opening, with greedy decoding")
-    ] = False
     pass_env: Annotated[list[str] | None, Option(help="environment variable to pass to the environment")] = (
         None
     )
@@ -99,7 +93,6 @@ class EvaluationFlags:
         list[str] | None,
         Option("--worker", metavar="tcp://HOST:PORT", help="play on this `wander worker`; repeatable"),
     ] = None
-    shard: Annotated[str | None, Option(metavar="I/N", help="play only shard I of N, counted from 0")] = None
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,7 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
         if suite.runs != suites[0].runs:
             raise UsageError(
                 f"`{folders[0]}` and `{folder}` are not shards of the same suite: their evaluations differ",
-                hint="play all shards with the same command except for "
-                + name_option("shard")
-                + " and "
-                + name_option("out"),
+                hint="play all shards with the same command except for `shard` and " + name_option("out"),
             )
         parts.append((str(folder), suite.shard))
     require_tiles(parts, what="the suite")

@@ -1,4 +1,4 @@
-"""`wander eval --exhaustive`: counts, lost lines on the screen and as JSON, viewing, replaying, refusals."""
+"""Exhaustive evaluations: counts, lost lines on the screen and as JSON, viewing, replaying, refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 
 @pytest.fixture
 def walk_words() -> tuple[str, ...]:
-    return ("eval", TICTACTOE, "--exhaustive", "--set", "in_process=true", "-a", "max_random_move_prob=0")
+    return (
+        "eval",
+        TICTACTOE,
+        "--set",
+        "exhaustive=true",
+        "--set",
+        "in_process=true",
+        "-a",
+        "max_random_move_prob=0",
+    )
 
 
 def test_a_walk_counts_and_shows_what_was_lost(
@@ -87,7 +96,9 @@ def test_options_of_samples_are_refused(
 
 
 def test_an_environment_without_declared_replies_is_refused(wander: Wander, folder: Path, home: Path) -> None:
-    result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--exhaustive", "--out", "run")
+    result = wander(
+        "eval", str(folder), "-m", "scripted:say_env:solver", "--set", "exhaustive=true", "--out", "run"
+    )
     assert result.status == 2
     assert "declares no openings" in result.err
     assert "docs/authoring.md" in result.err

@@ -24,7 +24,7 @@ def test_shards_with_a_model_in_the_process_make_the_run_that_is_played_at_once(
     assert wander(*words, "--out", "at-once").status == 0
     parts = [f"part-{number}" for number in range(2)]
     for number, part in enumerate(parts):
-        assert wander(*words, "--shard", f"{number}/2", "--out", part).status == 0
+        assert wander(*words, "--set", f"shard={number}/2", "--out", part).status == 0
     assert wander("runs", "merge", *parts, "--out", "whole", "--json").status == 0
     records = records_of(Path("whole"))
     assert len(records) == 6

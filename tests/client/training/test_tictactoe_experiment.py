@@ -65,7 +65,7 @@ def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
     assert "phases.new.tiny.seed=3" in place.typed[0]
     assert len(place.typed) == 1 + 3 * 2 + 2
     assert "-a min_random_move_prob=1.0 -a max_random_move_prob=1.0 --out" in place.typed[1]
-    assert sum("--exhaustive" in line for line in place.typed) == 1
+    assert sum("--set exhaustive=true" in line for line in place.typed) == 1
     for stage in ("teacher", "warm-up", "rl"):
         assert f"| {stage}, seed-3 | 1 x 2 |" in table
     results = json.loads((tmp_path / "out/results.json").read_text())["seed-3"]

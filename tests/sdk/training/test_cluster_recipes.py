@@ -67,12 +67,12 @@ def test_a_task_plays_its_shard_or_all_tasks_refuse(tmp_path: Path) -> None:
     (tmp_path / "old" / "4").mkdir(parents=True)
     (tmp_path / "old" / "4" / "run.json").touch()
     cases = [
-        (array(1, 2, 1) | {"STATUS": "6"}, 0, f"wander eval acme/wordle --shard 1/2 --out {folder}/1"),
-        (array(1, 2, 1) | {"STATUS": "5"}, 5, f"wander eval acme/wordle --shard 1/2 --out {folder}/1"),
+        (array(1, 2, 1) | {"STATUS": "6"}, 0, f"wander eval acme/wordle --set shard=1/2 --out {folder}/1"),
+        (array(1, 2, 1) | {"STATUS": "5"}, 5, f"wander eval acme/wordle --set shard=1/2 --out {folder}/1"),
         (array(1, 2, 2), 2, "2 shards are --array=0-1"),
         (array(3, 1, 3), 2, "SHARDS=N RUN=FOLDER"),
         (array(0, 1, 0) | {"RUN": "old"}, 2, "say of how many shards `old` is"),
-        (array(3, 1, 3) | {"RUN": "old", "SHARDS": "8"}, 0, "wordle --shard 3/8 --out old/3"),
+        (array(3, 1, 3) | {"RUN": "old", "SHARDS": "8"}, 0, "wordle --set shard=3/8 --out old/3"),
         (array(4, 1, 4) | {"RUN": "old", "SHARDS": "8"}, 0, "wander eval --resume old/4"),
     ]
     for variables, status, said in cases:
@@ -126,7 +126,7 @@ def test_the_indexed_job_plays_a_shard_a_pod() -> None:
     (container,) = pod["containers"]
     assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     (script,) = container["args"]
-    assert f'--shard "$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
+    assert f'--set "shard=$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
     (volume,) = pod["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert container["volumeMounts"][0]["name"] == volume["name"]

@@ -329,7 +329,7 @@ def test_an_exhaustive_cell_plays_every_line_and_is_a_reason_to_stop(puller: Pat
     assert (outcome.stopped.kind, outcome.stopped.step) == ("target", 2)
     assert read_metrics(tmp_path / "run")[-1]["evaluation/every/bad"] == 6
 
-    # The same lines as `wander eval --exhaustive` plays with the weights that were kept.
+    # The same lines as an exhaustive `wander eval` plays with the weights that were kept.
     async def walked() -> WalkResult:
         client = TransformersClient(tmp_path / "run/model", device="cpu")
         pin = EnvironmentPin(name="weather", info=weather().info)

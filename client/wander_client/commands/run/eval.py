@@ -30,7 +30,7 @@ def evaluate(typed: Typed, wanted: EvaluationFlags, flags: CommandFlags) -> int:
     wander eval ./my-env -m scripted:my_env:solver
     wander eval someone/new-env -m NAME -b http://127.0.0.1:8000/v1 --sandbox
     wander eval --resume runs/RUN
-    wander eval admin/tictactoe -m ./checkpoint --exhaustive
+    wander eval admin/tictactoe -m ./checkpoint --set exhaustive=true
     wander eval admin/tictactoe -m smollm2 --set sampling.top_p=0.9 --set strata=true
     wander eval suite.toml --dry-run
 
@@ -84,10 +84,11 @@ def _play_on_engine(options: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.suites import command as suite_command
     from wander_client.suites.folder import is_suite
 
-    for name in ("shard", "exhaustive", "only_failed", "dry_run", "allow_changed_code"):
-        if options.get(name) or getattr(flags, name, False):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"`{option}` cannot be used with `--engine`", hint=f"remove `{option}`")
+    wanted = {name: options.get(name) for name in ("shard", "exhaustive")}
+    for name in ("only_failed", "dry_run", "allow_changed_code"):
+        wanted[f"--{name.replace('_', '-')}"] = getattr(flags, name)
+    for name in filter(wanted.get, wanted):
+        raise UsageError(f"`{name}` cannot be used with `--engine`", hint=f"remove `{name}`")
     address = EngineAddress.parse(flags.engine or "ray")
     engine, context = load_engine(address.engine), current()
     out, suite = flags.out, None

@@ -20,8 +20,8 @@ def merge(
     """Merge the shards of a run or of a suite, in the order of the manifest.
 
     \b
-    wander eval acme/wordle -m NAME --shard 0/2 --out parts/0
-    wander eval acme/wordle -m NAME --shard 1/2 --out parts/1
+    wander eval acme/wordle -m NAME --set shard=0/2 --out parts/0
+    wander eval acme/wordle -m NAME --set shard=1/2 --out parts/1
     wander runs merge parts/0 parts/1 --out runs/wordle
 
     Pass every shard exactly once. All shards must be complete and have the same settings, or else nothing is

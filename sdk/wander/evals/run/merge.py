@@ -17,7 +17,7 @@ from itertools import pairwise
 from operator import add, itemgetter
 from pathlib import Path
 
-from wander.errors import RunError, name_option
+from wander.errors import RunError, Wording, name_option
 from wander.evals.stats.summary import RunningSummary, summarize_run
 from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import SUMMARY, LinesInOrder, RunFolder, disk_errors, unrecordable
@@ -95,7 +95,8 @@ def shard_of(folder: RunFolder) -> Shard:
     if folder.manifest.shard is None:
         raise RunError(
             f"`{folder.path}` is a whole run, not a shard",
-            hint="leave it out; create shards with " + name_option("shard", command="wander eval"),
+            hint="leave it out; create shards with "
+            + Wording("`wander eval --set shard=0/8`", '`shard="0/8"`'),
         )
     return folder.manifest.shard
 
@@ -123,7 +124,7 @@ def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run")
         raise RunError(
             f"{subject} {shown} of {what} {verb} missing",
             hint="run it like the other shards, with "
-            + name_option("shard", missing[0])
+            + Wording(f"`--set shard={missing[0]}`", f'`shard="{missing[0]}"`')
             + ", then merge all shards",
         )
 
@@ -135,10 +136,7 @@ def _require_same(first: RunFolder, other: RunFolder) -> None:
         raise RunError(
             f"`{first.path}` and `{other.path}` are not shards of the same run: "
             f"they differ in {differences_in_words(differing)}",
-            hint="run all shards with the same command, except for "
-            + name_option("shard")
-            + " and "
-            + name_option("out"),
+            hint="run all shards with the same command, except for `shard` and " + name_option("out"),
         )
     before, after = first.manifest.platform, other.manifest.platform
     versions: dict[str, tuple[str | None, str | None]] = {"wander": (before.wander, after.wander)}
