@@ -212,7 +212,7 @@ def bare(given: argparse.Namespace) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
     from wander.models.loading import load_model
     from wander.models.quiet import quiet_libraries
-    from wander.train.trainer import CHECKPOINTING
+    from wander.train.hugging_face_trainer import CHECKPOINTING
 
     loaded = load_model(given.model, device=given.device, dtype="float32")
     like = json.loads(given.like.read_text())

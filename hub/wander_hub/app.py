@@ -39,7 +39,7 @@ from wander_hub.index.downloads import FLUSH_SECONDS, DownloadCounter
 from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.index.upstream import Upstream
 from wander_hub.jobs import TableQueue
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.lifecycle import model_routes as model_life
 from wander_hub.lifecycle import routes as environment_life
@@ -48,7 +48,7 @@ from wander_hub.names import BUNDLED_OWNER
 from wander_hub.operation import administration, audit_routes
 from wander_hub.operation import routes as operation
 from wander_hub.operation.job_queue import settle_failures
-from wander_hub.operation.metrics import Metrics
+from wander_hub.operation.metrics import HubMetrics
 from wander_hub.people import routes as people
 from wander_hub.people import sessions
 from wander_hub.posting import key_routes
@@ -141,7 +141,7 @@ async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[N
     ending = threading.Event()
 
     def fill() -> None:
-        if filled := listing.fill_search(database, ending.is_set):
+        if filled := environment_listing.fill_search(database, ending.is_set):
             logger.info("added %d restored environments to the search index", filled)
 
     async def sweep_forever() -> None:
@@ -267,7 +267,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
-    app.state.metrics, app.state.draining = Metrics(database, settings), False
+    app.state.metrics, app.state.draining = HubMetrics(database, settings), False
     app.state.limits, app.state.streams = RequestLimits(settings), Streams()
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate

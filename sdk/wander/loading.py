@@ -184,7 +184,9 @@ def _project_target(folder: Path) -> tuple[str, str]:
     settings = folder / "pyproject.toml"
     if not settings.is_file():
         return folder.name, _module_name(folder.name)
-    from wander.wire.gate import read_project  # imported here, because most environments are packages
+    from wander.wire.untrusted_text import (
+        read_project,  # imported here, because most environments are packages
+    )
 
     try:
         project = read_project(folder).get("project", {})

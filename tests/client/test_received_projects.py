@@ -14,7 +14,7 @@ from command_line import Wander
 from received_folders import UNPLAIN, make_socket, sparse
 from wander.errors import ConfigError
 from wander.train.settings.toml_file import settings_data
-from wander.wire.gate import PROJECT, Refused, read_project, read_toml
+from wander.wire.untrusted_text import PROJECT, RefusedText, read_project, read_toml
 from wander_client.errors import ClientError
 from wander_client.packages import needs
 from wander_client.packages.building import build
@@ -68,7 +68,7 @@ def project(folder: Path) -> Path:
 @pytest.mark.parametrize("put", [*PUTS, *SHAPES])
 def test_a_project_is_read_or_refused(put: str, project: Path) -> None:
     (PUTS | SHAPES)[put](project / "pyproject.toml")
-    with pytest.raises((Refused, OSError)):
+    with pytest.raises((RefusedText, OSError)):
         read_project(project)
 
 

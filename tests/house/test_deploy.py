@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from wander.wire.gate import LOCK, RUN_ANNOUNCEMENT
 from wander.wire.postings import MAX_CHUNK_BYTES
+from wander.wire.untrusted_text import LOCK, RUN_ANNOUNCEMENT
 from wander_hub.cli.main import app
 from wander_hub.http.answers import IMMUTABLE
 from wander_hub.http.middleware import BROWSER_HEADERS

@@ -12,7 +12,7 @@ from browsers import PASSWORD, browser, form, give_password
 from pyotp import parse_uri
 from sqlalchemy import delete
 from wander_hub.audit import list_entries
-from wander_hub.people.models import Attempts
+from wander_hub.people.models import SignInAttempts
 
 HTML = {"Accept": "text/html"}
 
@@ -313,7 +313,7 @@ async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub,
         assert taken.status_code == 403
     late = await send(alice, "password", old=new, new=PASSWORD, again=PASSWORD, code=recovery)
     assert late.status_code == 429, "guesses take longer and longer"
-    hub.database.commit(lambda session: session.execute(delete(Attempts)))
+    hub.database.commit(lambda session: session.execute(delete(SignInAttempts)))
     assert (
         await send(alice, "password", old=new, new=PASSWORD, again=PASSWORD, code=recovery)
     ).status_code == 303

@@ -16,8 +16,8 @@ from wander.wire.boards import BOARD_COLUMNS, csv_table
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.leaderboards.filters import BoardFilter
-from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.runs.models import Run

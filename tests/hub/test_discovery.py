@@ -20,7 +20,7 @@ from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.index.downloads import DownloadCounter
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 
 ALL = "/api/v1/environments"
 CATALOGUE = {
@@ -118,10 +118,10 @@ async def test_filters_orders_and_pages(filled):
         chess = environments.environment_named(session, "alice", "chess-endgames")
         version = session.query(Version).filter_by(environment_id=chess.id).one()
         version.environment_kind, version.deterministic, version.checked = "tool", True, True
-        listing.refresh(session, chess)
+        environment_listing.refresh(session, chess)
         ladder = environments.environment_named(session, "alice", "word-ladder")
         session.query(Version).filter_by(environment_id=ladder.id).one().environment_kind = "multi_turn"
-        listing.refresh(session, ladder)
+        environment_listing.refresh(session, ladder)
     assert set(await names(filled, "tag=math")) == {"sums", "proofs"}
     await tell_what_a_search_can_be_narrowed_to(filled)
     assert (
@@ -190,7 +190,7 @@ async def test_what_is_private_is_found_by_its_readers_alone_and_moves_nothing(f
     assert [set(await names(filled, query, "alice")) for query in queries] == [set(one) for one in before]
     with filled.database.write() as session:
         session.info[READER] = HUB
-        listing.refresh(session, environments.environment_named(session, "alice", "opening-book"))
+        environment_listing.refresh(session, environments.environment_named(session, "alice", "opening-book"))
     assert await names(filled, "q=opxning") == []  # no word of theirs mends the spelling of others
     assert await names(filled, "q=opxning", "alice") == ["opening-book"]
 
@@ -199,8 +199,8 @@ async def test_what_is_deleted_or_of_before_the_index(filled):
     with filled.database.write() as session:
         session.execute(text("DELETE FROM environment_search"))  # as in a copy that was brought back
     assert await names(filled, "q=chess") == []
-    assert listing.fill_search(filled.database) == len(CATALOGUE)
-    assert listing.fill_search(filled.database) == 0
+    assert environment_listing.fill_search(filled.database) == len(CATALOGUE)
+    assert environment_listing.fill_search(filled.database) == 0
     assert len(await names(filled, "q=chess")) == 3
     answer = await filled.client.delete(f"{ALL}/alice/chess-endgames", headers=filled.auth())
     assert answer.status_code in (200, 204), answer.text

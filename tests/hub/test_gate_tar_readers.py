@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.archives.members import Budget
+from wander_hub.upload.archives.members import ArchiveBudget
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.tar_archive import TarArchive
 from wander_hub.upload.schemas import Upload
@@ -80,7 +80,7 @@ def is_taken(body: bytes) -> bool:
 
 def walked(body: bytes) -> dict[str, str]:
     """Return the digests of the files as the gate sees them."""
-    archive = TarArchive(ByteStream(io.BytesIO(body)), Budget(LIMITS.max_unpacked_bytes, len(body)))
+    archive = TarArchive(ByteStream(io.BytesIO(body)), ArchiveBudget(LIMITS.max_unpacked_bytes, len(body)))
     found = {}
     for member, content in archive.walk():
         text = b"".join(content)

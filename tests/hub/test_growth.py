@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from processor_time import seconds_of
 from wander.errors import ConfigError
-from wander.wire import gate, models
+from wander.wire import models, untrusted_text
 from wander_hub.environments import browse, readme, search
 from wander_hub.environments.readme import list_headings, place, render
 from wander_hub.environments.schemas import EnvironmentFilter
@@ -29,8 +29,8 @@ SIZE = 2_000
 
 
 def read_toml(text: str) -> None:
-    with contextlib.suppress(gate.Refused):
-        gate.read_toml(text.encode(), gate.LOCK)
+    with contextlib.suppress(untrusted_text.RefusedText):
+        untrusted_text.read_toml(text.encode(), untrusted_text.LOCK)
 
 
 def draw_markdown(text: str) -> None:
@@ -165,14 +165,14 @@ def test_the_meter_of_passwords_looks_at_a_bounded_part(unit: str):
     ],
 )
 def test_dotted_keys_of_toml_are_bounded(text: str):
-    with pytest.raises(gate.Refused) as refused:
-        gate.read_toml(text.encode(), gate.LOCK)
+    with pytest.raises(untrusted_text.RefusedText) as refused:
+        untrusted_text.read_toml(text.encode(), untrusted_text.LOCK)
     assert refused.value.too_large
 
 
 def test_dots_of_strings_are_not_parts_of_keys():
     urls = "".join(f'a{number} = "https://files.example.org/a.b.c-1.2.3.whl"\n' for number in range(8_000))
-    assert len(gate.read_toml(urls.encode(), gate.LOCK)) == 8_000
+    assert len(untrusted_text.read_toml(urls.encode(), untrusted_text.LOCK)) == 8_000
 
 
 @pytest.mark.parametrize("unit", ["\0", "\0\1", "a\0"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.leaderboards.bounds import Bounds, Place
+from wander_hub.leaderboards.bounds import BoardPlace, Bounds
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 
@@ -94,7 +94,7 @@ async def test_unknown_names(hub):
 
 
 ends = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
-places = st.builds(lambda tier, ends: Place(tier, *ends), st.integers(0, 3), ends)
+places = st.builds(lambda tier, ends: BoardPlace(tier, *ends), st.integers(0, 3), ends)
 
 
 @given(st.lists(places, max_size=12))
@@ -129,11 +129,11 @@ def test_the_run_that_counts_costs_the_other_runs_of_its_model_no_rank(others, r
 
 
 def test_one_small_run_has_rank_one():
-    small = Place(2, None, None)
+    small = BoardPlace(2, None, None)
     bounds = Bounds()
     bounds.add(small)
     assert bounds.ranks(small, small) == (1, 1)
-    for absent in (Place(2, 0.0, 1.0), Place(0, None, None), Place(3, None, None)):
+    for absent in (BoardPlace(2, 0.0, 1.0), BoardPlace(0, None, None), BoardPlace(3, None, None)):
         with pytest.raises(ValueError, match="no interval"):
             bounds.remove(absent)
 

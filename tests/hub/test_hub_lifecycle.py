@@ -31,7 +31,7 @@ from wander_hub.database import Database
 from wander_hub.fsck import check as fsck
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.rights.tokens import add_token
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -46,7 +46,7 @@ STEPS = {
     "the object": (Storage, "put"),
     "the version": (upload_service, "_version_for"),
     "the file": (upload_service, "_put_file"),
-    "the totals": (listing, "refresh"),
+    "the totals": (environment_listing, "refresh"),
     "the page": (index_repository, "store_page"),
     "the list": (index, "write_root"),
 }

@@ -36,7 +36,7 @@ from wander_hub.environments import repository as environments
 from wander_hub.http.boundary import Manager, action_of, find_mutating_routes, find_undeclared_routes
 from wander_hub.identity import HUB, scope_for
 from wander_hub.jobs import Job
-from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.leaderboards.placement import board_name
 from wander_hub.people import identities, sessions
 from wander_hub.people.models import SecondFactor

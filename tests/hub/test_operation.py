@@ -174,7 +174,7 @@ async def test_uploads_are_swept_also_while_the_search_cannot_be_filled(hub, mon
     def fail(*given) -> int:
         raise RuntimeError("an environment cannot be read")
 
-    monkeypatch.setattr(hub_app.listing, "fill_search", fail)
+    monkeypatch.setattr(hub_app.environment_listing, "fill_search", fail)
     monkeypatch.setattr(hub_app, "sweep", lambda *given: loop.call_soon_threadsafe(swept.set))
     async with hub_app.keep_sweeping(hub.database, None):
         await asyncio.wait_for(swept.wait(), 60)

@@ -14,7 +14,7 @@ from wander_hub.app import create_app
 from wander_hub.audit import list_entries
 from wander_hub.database import now
 from wander_hub.people import passwords, sign_in
-from wander_hub.people.models import Attempts, BrowserSession, SecondFactor
+from wander_hub.people.models import BrowserSession, SecondFactor, SignInAttempts
 from wander_hub.people.sessions import IDLE_HOURS
 from wander_hub.web.sign_in import local_path
 
@@ -143,7 +143,7 @@ async def test_guessing_gets_slower_and_locks_nobody_else_out(alice):
         statuses = [one.status_code for one in await asyncio.gather(*tries)]
         assert set(statuses) <= {401, 429}
         with alice.database.read() as session:  # none of those that came at once went uncounted
-            assert {one.failures for one in session.scalars(select(Attempts))} == {statuses.count(401)}
+            assert {one.failures for one in session.scalars(select(SignInAttempts))} == {statuses.count(401)}
         late = await form(client, "/login", name="alice", password="x")
         while late.status_code != 429:  # each time the wait is twice as long
             late = await form(client, "/login", name="alice", password="x")
@@ -152,7 +152,7 @@ async def test_guessing_gets_slower_and_locks_nobody_else_out(alice):
         assert (await form(client, "/login", name="bob", password="x")).status_code == 401
         assert (await form(elsewhere, "/login", name="alice", password=PASSWORD)).status_code == 303
         with alice.database.write() as session:
-            session.execute(update(Attempts).values(until=now()))
+            session.execute(update(SignInAttempts).values(until=now()))
         assert (await form(client, "/login", name="alice", password=PASSWORD)).status_code == 303
         assert (await form(client, "/login", name="alice", password="x")).status_code == 401
 
@@ -160,13 +160,13 @@ async def test_guessing_gets_slower_and_locks_nobody_else_out(alice):
 async def test_failures_are_forgotten_by_and_by_and_who_is_refused_adds_nothing(alice):
     def rows() -> list[int]:
         with alice.database.read() as session:
-            return sorted(one.failures for one in session.scalars(select(Attempts)))
+            return sorted(one.failures for one in session.scalars(select(SignInAttempts)))
 
     async with browser(alice) as client:
         await form(client, "/login", name="alice", password="x")
         for until, status in ((timedelta(minutes=9), 429), (timedelta(hours=-3, minutes=-1), 401)):
             with alice.database.write() as session:
-                session.execute(update(Attempts).values(until=now() + until, failures=80))
+                session.execute(update(SignInAttempts).values(until=now() + until, failures=80))
             answer = await form(client, "/login", name=f"name{status}", password="x")
             assert answer.status_code == status
             assert rows() == ([80, 80] if status == 429 else [1, 11, 80])

@@ -15,7 +15,7 @@ from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command
 from wander_hub.database import now
 from wander_hub.people import second_factor, sign_in
-from wander_hub.people.models import Attempts, BrowserSession, OneTimeCode
+from wander_hub.people.models import BrowserSession, OneTimeCode, SignInAttempts
 
 PLACE = "/api/v1/account/second-factor"
 
@@ -128,7 +128,11 @@ async def test_who_knows_the_password_guesses_from_nowhere_for_long(hub, phone, 
         async with browser(hub, address=f"192.0.{number}.9") as client:
             assert (await enter(client, "000000")).status_code == 401
     with hub.database.write() as session:
-        waits = update(Attempts).where(Attempts.failures >= 10).values(until=now() + timedelta(minutes=9))
+        waits = (
+            update(SignInAttempts)
+            .where(SignInAttempts.failures >= 10)
+            .values(until=now() + timedelta(minutes=9))
+        )
         assert session.execute(waits).rowcount == 1
     async with browser(hub, address="198.51.100.1") as client:
         assert (await enter(client, phone.code())).status_code == 401, "for a while no guess is taken"

@@ -23,7 +23,7 @@ BEFORE = {
     "the transaction": "service.publish",
     "the version": "service._version_for",
     "the files": "service._put_file",
-    "the totals": "listing.refresh",
+    "the totals": "environment_listing.refresh",
     "the page": "index_repository.store_page",
     "the list": "index.write_root",
     "the lock": "locks.attach",
@@ -41,7 +41,7 @@ from wander_hub.accounts import service as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.database import Database
 from wander_hub.lifecycle import locks
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.http.boundary import Context
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from wander_hub.settings import Settings
 from wander_hub.webhooks.addresses import fault_of, is_allowed
 from wander_hub.webhooks.connection import resolve
-from wander_hub.webhooks.sender import KEPT_BYTES, Sender
+from wander_hub.webhooks.sender import KEPT_BYTES, WebhookSender
 from wander_hub.webhooks.signing import signed_headers
 from webhook_receiver import webhook_receiver
 
@@ -24,8 +24,8 @@ LOOPBACK = ("127.0.0.0/8",)
 HEADERS = signed_headers("msg_1", 1, b"{}", ["whsec_c2VjcmV0"])
 
 
-def sender(*, networks=LOOPBACK, http=True, **options) -> Sender:
-    return Sender(Settings(webhook_http=http, webhook_networks=networks), **options)
+def sender(*, networks=LOOPBACK, http=True, **options) -> WebhookSender:
+    return WebhookSender(Settings(webhook_http=http, webhook_networks=networks), **options)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from wander_ray import engine
 from wander_ray.cluster import Versions, _cannot_connect, _require_reachable, connected
 from wander_ray.coordinator import Coordinator
 from wander_ray.models import count_actors, count_gpus, models_of
-from wander_ray.task import PROOF_FILE, Job, play_shard
+from wander_ray.task import PROOF_FILE, ShardJob, play_shard
 
 URL = "http://model/v1"
 
@@ -82,7 +82,9 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
 )
 def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_path: Path) -> None:
     (tmp_path / PROOF_FILE).write_text("proof")
-    job = Job(**{"suite": "{}", "folder": str(tmp_path), "number": 0, "of": 1, "proof": "proof", **change})
+    job = ShardJob(
+        **{"suite": "{}", "folder": str(tmp_path), "number": 0, "of": 1, "proof": "proof", **change}
+    )
     (problem,) = play_shard(job, None)
     assert (problem.code, problem.hint is not None) == (code, True)
 

@@ -17,7 +17,7 @@ from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import merge_part
 from wander_ray import engine
 from wander_ray.coordinator import Coordinator
-from wander_ray.task import PROOF_FILE, Job, play_shard
+from wander_ray.task import PROOF_FILE, ShardJob, play_shard
 
 
 class Near:
@@ -67,9 +67,9 @@ def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     half = b"".join(blocks(Path("whole/0/rollouts.jsonl.zst"))).splitlines(keepends=True)[:10]
     (lost / run.folder / "rollouts.jsonl").write_bytes(b"".join(half) + b'{"torn')
     for number in range(2):
-        job = Job(suite.model_dump_json(by_alias=True), str(place), number, 2, "proof")
+        job = ShardJob(suite.model_dump_json(by_alias=True), str(place), number, 2, "proof")
         assert play_shard(job, Near(Coordinator(None, None))) == []
-    (problem,) = play_shard(Job("{}", str(place), 0, 2, "of another driver"), None)
+    (problem,) = play_shard(ShardJob("{}", str(place), 0, 2, "of another driver"), None)
     assert problem.code == "folder_not_shared"
     folders = [each / run.folder for each in engine.shard_folders(Path("ray"))]
     kept_lines = {line for line in half if b'"failure":null' in line}

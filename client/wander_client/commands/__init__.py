@@ -53,7 +53,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupEntry:
     """A group of commands, such as `wander runs`."""
 
     summary: str
@@ -129,11 +129,11 @@ COMMANDS: dict[str, Entry] = {
     "help": Entry("shell.help:show_help", "show the help of a command, a group or a topic"),
 }
 
-GROUPS: dict[str, Group] = {
-    "runs": Group("list, show, compare, replay and export runs", default="list"),
-    "env": Group("show, manage, import and export environments"),
-    "model": Group("create, fine-tune, push and download models"),
-    "auth": Group("manage your tokens, invitations and signing keys"),
+GROUPS: dict[str, GroupEntry] = {
+    "runs": GroupEntry("list, show, compare, replay and export runs", default="list"),
+    "env": GroupEntry("show, manage, import and export environments"),
+    "model": GroupEntry("create, fine-tune, push and download models"),
+    "auth": GroupEntry("manage your tokens, invitations and signing keys"),
 }
 
 OVERVIEW = """Publish, install, evaluate and train on environments for language models.

@@ -40,7 +40,7 @@ class NumberOr(click.IntRange):
 
 
 @dataclass(frozen=True)
-class EvaluationFlags:
+class SettingFlags:
     """The settings of an evaluation that have their own flag."""
 
     environment: Annotated[str | None, Argument(help="owner/name[@version], ./folder, FILE.toml")] = None

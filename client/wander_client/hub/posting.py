@@ -46,7 +46,7 @@ from wander.wire.transfers import NewRun, RunFile
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.hub.local_paths import publish_lines, publish_manifest, publish_rollout, publish_text
-from wander_client.hub.transfer import Parts, Sender, Told, parts_of, send
+from wander_client.hub.transfer import Parts, Told, TransferSender, parts_of, send
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest
@@ -184,7 +184,7 @@ def post(
     )
     bodies: dict[str, Parts] = {ROLLOUTS: parcel.parts}
     bodies |= {file: partial(_artifact_parts, path) for file, path in parcel.artifacts.items()}
-    sender = Sender(hub, PATIENCE, _GO_ON, trouble=trouble, sleep=sleep)
+    sender = TransferSender(hub, PATIENCE, _GO_ON, trouble=trouble, sleep=sleep)
     sent = send(
         *(sender, "runs", wanted, bodies, RunDetail),
         told=told,

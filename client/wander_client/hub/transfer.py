@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 Made = TypeVar("Made", bound=BaseModel)
 
 
-class Sender:
+class TransferSender:
     """Sender of the requests of a transfer. Retries for `patience` seconds if the hub does not respond."""
 
     def __init__(
@@ -113,7 +113,7 @@ def publish_files(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Publication:
     """Publish files as a version, atomically. `bodies` contains the content of the files by name."""
-    sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
+    sender = TransferSender(hub, PATIENCE, GO_ON, sleep=sleep)
     parts = {name: parts_of(body) for name, body in bodies.items()}
     done = send(sender, "versions", wanted, parts, VersionDetail, told=told)
     return Publication(done.made, done.sent, done.resumed_bytes)
@@ -131,7 +131,7 @@ def parts_of(body: BinaryIO) -> Parts:
 
 
 def send(
-    sender: Sender,
+    sender: TransferSender,
     kind: str,
     wanted: NewUpload | NewModel | NewRun,
     bodies: Mapping[str, Parts],

@@ -13,7 +13,7 @@ from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
-from wander_client.hub.transfer import GO_ON, PATIENCE, Sender
+from wander_client.hub.transfer import GO_ON, PATIENCE, TransferSender
 from wander_client.names import model_path
 from wander_client.packages.virtualenvs import hold_lock
 from wander_client.paths import path_below
@@ -75,7 +75,7 @@ def _fetch(
     hub: HubApi, model: PulledModel, told: Callable[[int], None], trouble: Callable[[str], None]
 ) -> int:
     """Download the files of a revision into a temporary folder, then rename the folder."""
-    sender = Sender(hub, PATIENCE, GO_ON, trouble=trouble)
+    sender = TransferSender(hub, PATIENCE, GO_ON, trouble=trouble)
     work = model.folder.with_name(f".{model.record.revision}")
     if model.folder.is_dir():  # a file in it is damaged; the others are reused
         model.folder.rename(work)
@@ -94,7 +94,7 @@ def _fetch(
     return fetched
 
 
-def _fetch_file(sender: Sender, file: ModelFileInfo, work: Path, told: Callable[[int], None]) -> int:
+def _fetch_file(sender: TransferSender, file: ModelFileInfo, work: Path, told: Callable[[int], None]) -> int:
     """Download a file unless it is here. Returns the number of downloaded bytes."""
     target, part = path_below(work, file.filename), path_below(work, f"{file.filename}{_PART}")
     if target.is_file() and target.stat().st_size == file.size and file_digest(target) == file.sha256:

@@ -21,9 +21,9 @@ from wander.system.plain_files import read_plain_file
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
 from wander.wire.environments import Visibility, marks_of
-from wander.wire.gate import ATTESTATIONS, read_json, read_project
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.transfers import NewUpload, UploadFile
+from wander.wire.untrusted_text import ATTESTATIONS, read_json, read_project
 
 from wander_client.errors import ClientError, NotFound, UsageError, name_option
 from wander_client.hub.api import HubApi

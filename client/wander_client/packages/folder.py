@@ -20,7 +20,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from wander.errors import install_command
-from wander.wire.gate import read_project
+from wander.wire.untrusted_text import read_project
 
 from wander_client.errors import ClientError
 from wander_client.packages import classic

@@ -37,14 +37,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from wander.system.child_environ import HUB_JOB
-from wander.wire.gate import LOCK as LOCK_TEXT
-from wander.wire.gate import read_toml
 from wander.wire.package_index import (
     FileAddress,
     hub_file,
     origin_of,
     parse_file_address,
 )
+from wander.wire.untrusted_text import LOCK as LOCK_TEXT
+from wander.wire.untrusted_text import read_toml
 
 from wander_client.errors import ClientError, Unavailable, name_option
 from wander_client.hub.api import HubApi

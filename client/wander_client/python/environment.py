@@ -36,7 +36,7 @@ from wander_client.python.run import Run
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from wander.train.rollouts.own_trainer import EnvironmentRollouts
+    from wander.train.rollouts.rollout_func import EnvironmentRollouts
 
 _NO_OPTIONS = frozenset({"self", "model", "tokenizer", "out", "resume", "only_failed", "engine"})
 """Arguments of `evaluate` that are not settings of an evaluation."""
@@ -290,7 +290,7 @@ class LoadedEnvironment:
     @called_from_python
     def train_dataset(self, n: int | None = None) -> Any:
         """Return the first `n` training examples, or all if None, as a dataset for a `GRPOTrainer`."""
-        from wander.train.rollouts.own_trainer import training_prompts
+        from wander.train.rollouts.rollout_func import training_prompts
 
         return training_prompts(self.dataset("train").examples(0, n))
 
@@ -308,7 +308,7 @@ class LoadedEnvironment:
         handle. `max_tokens` limits a turn (by default `max_completion_length`), and `max_rollout_tokens` the
         conversation. Above `compact_at` tokens, the oldest turns are left out.
         """
-        from wander.train.rollouts.own_trainer import EnvironmentRollouts
+        from wander.train.rollouts.rollout_func import EnvironmentRollouts
 
         loaded = self._playing  # not `self`, which would then never be collected
         func = EnvironmentRollouts(
@@ -324,7 +324,7 @@ class LoadedEnvironment:
     @property
     def reward_func(self) -> Callable[..., list[float | None]]:
         """The environment's reward, as a function for a `GRPOTrainer`'s `reward_funcs`."""
-        from wander.train.rollouts.own_trainer import reward
+        from wander.train.rollouts.rollout_func import reward
 
         return reward
 

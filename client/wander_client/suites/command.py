@@ -21,7 +21,7 @@ from wander_client.models.reference import asks_endpoint, endpoint_of
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import Suite, find_newest, name_run, read_suite, require_distinct
-from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
+from wander_client.suites.play import EvaluationOutcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import counted
 
@@ -86,7 +86,7 @@ def report_merged(
     """Report a suite whose runs were merged from shards."""
     runs = {run.name: run for run in suite.runs}
     outcomes = [
-        Outcome(
+        EvaluationOutcome(
             runs[run.name],
             run.run_dir,
             "partial" if run.summary.failed else "done",
@@ -162,7 +162,7 @@ _COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens
 def _report(
     suite: Suite,
     folder: Path,
-    outcomes: list[Outcome],
+    outcomes: list[EvaluationOutcome],
     budget: SharedBudget | None,
     fail_under: float | None,
     output: Output,
@@ -209,12 +209,12 @@ def _report(
     return PARTIAL if partial else OK
 
 
-def _mean(outcome: Outcome) -> float:
+def _mean(outcome: EvaluationOutcome) -> float:
     summary = outcome.summary
     return float("-inf") if summary is None or summary.reward_mean is None else summary.reward_mean
 
 
-def _row(outcome: Outcome) -> list[Cell]:
+def _row(outcome: EvaluationOutcome) -> list[Cell]:
     summary = outcome.summary
     numbers: list[Cell] = [None] * 7
     if summary is not None:
@@ -226,7 +226,7 @@ def _row(outcome: Outcome) -> list[Cell]:
     return [outcome.run.name, *numbers, outcome.state, outcome.run_dir.name]
 
 
-def _data(outcome: Outcome) -> dict[str, Any]:
+def _data(outcome: EvaluationOutcome) -> dict[str, Any]:
     manifest, summary, error = outcome.manifest, outcome.summary, outcome.error
     spending = None if manifest is None else manifest.spending
     return {

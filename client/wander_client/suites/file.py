@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 from wander.errors import ConfigError, RunError
 from wander.types import Record, canonical_json, first_fault
-from wander.wire.gate import SETTINGS, read_toml_file
 from wander.wire.run_record import Shard
+from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.settings import LISTED, MAY_CHANGE, EvaluationSettings, settings_for

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Outcome:
+class EvaluationOutcome:
     """The result of an evaluation of a suite."""
 
     run: SuiteRun
@@ -131,7 +131,7 @@ async def play_suite(
     *,
     models: ModelPool | None = None,
     stop: StopRequest | None = None,
-) -> list[Outcome]:
+) -> list[EvaluationOutcome]:
     """Play the evaluations that are not finished, within the budget. An error stops only its own evaluation.
 
     The first Ctrl-C stops all evaluations after saving their rollouts.
@@ -163,19 +163,19 @@ async def play_suite(
                 await asyncio.gather(*playing, watching, return_exceptions=True)
 
 
-async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
+async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> EvaluationOutcome:
     run, run_dir = ready.run, ready.evaluation.run_dir
     if ready.finished is not None:
         table.set_state(number, "kept", "already complete")
-        return Outcome(run, run_dir, "kept", *ready.finished)
+        return EvaluationOutcome(run, run_dir, "kept", *ready.finished)
     from wander.evals.run.budget import Share
 
-    outcome, stall = Outcome(run, run_dir, "stopped"), None
+    outcome, stall = EvaluationOutcome(run, run_dir, "stopped"), None
     try:
         async with common.slots:
             if common.budget is not None and common.budget.spent is not None:
                 table.set_state(number, "partial", "the budget is spent")
-                return Outcome(run, run_dir, "partial")
+                return EvaluationOutcome(run, run_dir, "partial")
             table.set_state(number, "starting")
             result = await run_evaluation(
                 ready.evaluation,
@@ -185,7 +185,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
                 share=None if common.budget is None else Share(common.budget, run.folder),
             )
         summary, stall = result.summary, describe_stall(result, ready.evaluation.settings)
-        outcome = Outcome(run, run_dir, "done", result.manifest, summary)
+        outcome = EvaluationOutcome(run, run_dir, "done", result.manifest, summary)
         if result.interrupted:
             outcome.state = "stopped"
         elif summary.rollouts and summary.failed == summary.rollouts:
@@ -196,7 +196,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
         if not common.stop.requested.is_set():
             raise
     except Exception as error:  # noqa: BLE001 - reported, so that the other evaluations continue
-        outcome = Outcome(run, run_dir, "failed", error=explain(error))
+        outcome = EvaluationOutcome(run, run_dir, "failed", error=explain(error))
     table.set_state(number, outcome.state, str(outcome.error or stall or ""))
     return outcome
 

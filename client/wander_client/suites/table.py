@@ -23,7 +23,7 @@ _STYLES: dict[State, str] = {"done": "green", "kept": "green", "partial": "yello
 
 
 @dataclass
-class Row:
+class SuiteRow:
     """An evaluation's row of the table."""
 
     name: str
@@ -66,7 +66,7 @@ class SuiteTable:
     """A table of the suite's evaluations that is updated while they play."""
 
     def __init__(self, output: Output, names: list[str]) -> None:
-        self.rows = [Row(name) for name in names]
+        self.rows = [SuiteRow(name) for name in names]
         self._output = output
 
     @contextmanager

@@ -36,7 +36,7 @@ _METAVARS = {int: "N", float: "NUMBER"}
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
-class Line(Protocol):
+class InvocationState(Protocol):
     """The object of a click context: the state of one invocation."""
 
     @property
@@ -308,8 +308,8 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
         flags = [] if ctx is None else [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
         longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
         hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(error.option_name, flags)
-        if hint is None and "--set" in flags:
-            hint = "settings without an option of their own are set with `--set KEY=VALUE`"
+        if "--set" in flags:
+            hint = f"{hint or ''} (settings without an option: `--set KEY=VALUE`)".lstrip()
     elif isinstance(error, click.BadParameter) and error.param is not None:
         name = _typed_name(error.param, words)
         missing = isinstance(error, click.MissingParameter)

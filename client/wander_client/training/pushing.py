@@ -31,7 +31,7 @@ from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
-from wander_client.hub.transfer import GO_ON, PATIENCE, Sender, Sent, Told, parts_of, send
+from wander_client.hub.transfer import GO_ON, PATIENCE, Sent, Told, TransferSender, parts_of, send
 from wander_client.names import model_path
 from wander_client.terminal.output import counted
 
@@ -255,7 +255,9 @@ def _send(
     with ExitStack() as stack:
         bodies = {file: parts_of(stack.enter_context(packed.open(file))) for file in packed.digests}
         try:
-            sent = send(Sender(hub, PATIENCE, GO_ON), "models", wanted, bodies, ModelRevision, told=told)
+            sent = send(
+                TransferSender(hub, PATIENCE, GO_ON), "models", wanted, bodies, ModelRevision, told=told
+            )
         except ClientError as error:
             if error.code == "digest_mismatch":
                 error.hint = "push again when no other program writes to the folder"

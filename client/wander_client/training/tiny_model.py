@@ -71,8 +71,8 @@ def model_facts(folder: Path) -> dict[str, Any]:
     """Return a model's folder, size and digest from its files, without loading it."""
     from wander.models.loading import weights_digest
     from wander.system.plain_files import open_file
-    from wander.wire.gate import MODEL_CONFIG, read_json
     from wander.wire.models import CONFIG, WEIGHTS, count_parameters
+    from wander.wire.untrusted_text import MODEL_CONFIG, read_json
 
     def read(name: str, start: int, length: int) -> bytes:
         with open_file(folder / name) as file:

@@ -14,7 +14,7 @@ from typing import Any
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.types import Failure, Message, Rollout, Turn, Usage
-from wander.wire.gate import SETTINGS, read_toml_file
+from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 from wander_compat.boundaries import find_boundary
 from wander_compat.results import rows

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import UploadWarning
-from wander.wire.gate import ATTESTATIONS, Refused, read_json, refusal_of
 from wander.wire.transfers import MOST_ATTESTATIONS
+from wander.wire.untrusted_text import ATTESTATIONS, RefusedText, read_json, refusal_of
 
 from wander_hub.database import now
 from wander_hub.environments import repository
@@ -129,7 +129,7 @@ def _parse(stated: str | None) -> list[Any]:
         return []
     try:
         attestations = read_json(stated, ATTESTATIONS)
-    except Refused as error:
+    except RefusedText as error:
         raise _refusal(str(error)) from error
     if not isinstance(attestations, list) or len(attestations) > MOST:
         raise _refusal(f"they must be an array of at most {MOST} attestations")

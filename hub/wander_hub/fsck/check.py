@@ -31,7 +31,7 @@ from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
 from wander_hub.jobs import TableQueue
-from wander_hub.leaderboards import listing, placement
+from wander_hub.leaderboards import environment_listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.models.models import RevisionFile
 from wander_hub.runs.chunks import rows_of
@@ -340,7 +340,7 @@ def _environment(database: Database, environment_id: int, *, repair: bool) -> li
         label = environment.label
         totals = _values(environment, _TOTALS)
         shown = _pages(session, pages.pages_of(session, environment.id))
-        listing.derive(session, environment)
+        environment_listing.derive(session, environment)
         index.write_pages(session, environment)
         wrong = [
             name for name, value in zip(_TOTALS, totals, strict=True) if getattr(environment, name) != value

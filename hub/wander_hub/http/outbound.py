@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
-from wander.wire.gate import PROVIDER_ANSWER, Refused, read_json
+from wander.wire.untrusted_text import PROVIDER_ANSWER, RefusedText, read_json
 
 from wander_hub.names import acceptable_address
 
@@ -71,7 +71,7 @@ async def ask_json(
         raise httpx.ReadTimeout(f"no complete answer within {ANSWER_SECONDS:g} s") from error
     try:
         content = read_json(bytes(body), PROVIDER_ANSWER)
-    except Refused as error:
+    except RefusedText as error:
         raise ValueError(f"`{url[:200]}`: {error}") from error
     if not isinstance(content, dict):
         raise TypeError(f"`{url[:200]}` does not answer with a JSON object")

@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from wander.wire import Problem
-from wander.wire.gate import Refused
+from wander.wire.untrusted_text import RefusedText
 
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
 from wander_hub.http.spelling import redirect_misspelled
@@ -66,7 +66,7 @@ class Moved(Exception):
 
 _HANDLED = (
     *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
-    *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError, Refused),
+    *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError, RefusedText),
 )
 """Exceptions that are answered inside the middleware. The server logs any other exception with its
 traceback."""
@@ -175,7 +175,7 @@ def problem_of(error: Exception) -> HubProblem:
             for fault in error.errors()[:_MOST_FAULTS]
         ]
         return HubProblem(422, "invalid_request", "the request does not match the API", errors=errors)
-    if isinstance(error, Refused):
+    if isinstance(error, RefusedText):
         status, code = (413, "too_large") if error.too_large else (422, "invalid_request")
         return HubProblem(status, code, str(error))
     if isinstance(error, DataError | OverflowError):

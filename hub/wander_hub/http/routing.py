@@ -1,8 +1,8 @@
 """The hub's route class, which checks the caller first, then the size of the body, then its content.
 
 FastAPI reads and parses a body before it authenticates the caller. A `HubRoute` authenticates first, and
-reads a JSON body within the limits of its kind (`wander.wire.gate`). Other routes read their body with
-`bodies.read_pieces` after their dependencies ran. A route that does neither gets an empty body
+reads a JSON body within the limits of its kind (`wander.wire.untrusted_text`). Other routes read their body
+with `bodies.read_pieces` after their dependencies ran. A route that does neither gets an empty body
 (`bodies.arriving`).
 """
 
@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from wander.wire.gate import CONTROL, Refused, TextKind, read_json
+from wander.wire.untrusted_text import CONTROL, RefusedText, TextKind, read_json
 
 from wander_hub.http.bodies import read_body
 from wander_hub.http.boundary import Needs, needs_of
@@ -132,7 +132,7 @@ async def _read(request: Request, kind: TextKind) -> Request:
                 read.value = read_json(read.content, kind)
             else:
                 read.value = await run_in_threadpool(read_json, read.content, kind)
-        except Refused as error:
+        except RefusedText as error:
             status, code = (413, "too_large") if error.too_large else (422, "invalid_request")
             raise HubProblem(status, code, f"the request does not match the API: {error}") from error
     return read

@@ -23,7 +23,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from starlette.concurrency import run_in_threadpool
-from wander.wire.gate import UPSTREAM_PAGE, read_json
+from wander.wire.untrusted_text import UPSTREAM_PAGE, read_json
 
 from wander_hub.http.outbound import SharedQuestions
 from wander_hub.http.problems import HubProblem

@@ -70,7 +70,7 @@ Raises `JobRefused` if trying again would not help. The job is tried again after
 """
 
 
-class Attempts:
+class JobAttempts:
     """The attempts of a worker, each with a heartbeat thread. All stop when the worker stops."""
 
     def __init__(self, queue: TableQueue, handlers: Mapping[str, Handler]) -> None:
@@ -184,7 +184,7 @@ class JobWorker:
     ) -> None:
         """Prepare a worker; `look` is called before a job is claimed and may submit jobs."""
         self._queue = queue
-        self._attempts = Attempts(queue, handlers)
+        self._attempts = JobAttempts(queue, handlers)
         self.name = name
         self._look = look or (lambda: None)
         self._woken = threading.Event()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class BoardPlace(NamedTuple):
     """A run's position on a board: its tier (0 is the highest) and its interval."""
 
     tier: int
@@ -27,7 +27,7 @@ class Place(NamedTuple):
             return -math.inf, math.inf
         return self.low, self.high
 
-    def surely_above(self, other: Place) -> bool:
+    def surely_above(self, other: BoardPlace) -> bool:
         """Return whether this place is clearly better: a higher tier, or an interval above the other's."""
         return (self.tier, -self.ends()[0]) < (other.tier, -other.ends()[1])
 
@@ -56,14 +56,14 @@ class Bounds:
     def __len__(self) -> int:
         return sum(len(lows) for lows, _ in self._tiers)
 
-    def add(self, place: Place) -> None:
+    def add(self, place: BoardPlace) -> None:
         """Add a row."""
         while len(self._tiers) <= place.tier:
             self._tiers.append((array("d"), array("d")))
         for ends, value in zip(self._tiers[place.tier], place.ends(), strict=True):
             insort(ends, value)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: BoardPlace) -> None:
         """Remove a row. Raises `ValueError` if it was not added."""
         tier = self._tiers[place.tier] if place.tier < len(self._tiers) else (array("d"), array("d"))
         for ends, value in zip(tier, place.ends(), strict=True):
@@ -72,7 +72,7 @@ class Bounds:
                 raise ValueError(f"no interval of tier {place.tier} ends at {value}")
             ends.pop(index)
 
-    def ranks(self, place: Place, own: Place | None) -> tuple[int, int]:
+    def ranks(self, place: BoardPlace, own: BoardPlace | None) -> tuple[int, int]:
         """Return the lowest and highest rank of a run among the other rows.
 
         `own` is the place of the counting run of the same model and account, or None. The lowest rank is one

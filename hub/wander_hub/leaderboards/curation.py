@@ -14,8 +14,8 @@ from wander_hub.environments import service as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import placement, repository, service
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.leaderboards.events import tell_of_choice
-from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository

@@ -13,7 +13,7 @@ from wander.wire.boards import TIERS
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
 from wander_hub.environments.models import Version
-from wander_hub.leaderboards.bounds import Place
+from wander_hub.leaderboards.bounds import BoardPlace
 
 PROVEN = ("rescored", "replayed")
 """Levels of runs that the hub itself replayed or rescored."""
@@ -125,7 +125,7 @@ class BoardEntry(Base):
     run's completions. None if it is not folded."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BoardPlace:
         """Position that decides its rank."""
         return place_of(self.tier, self.low, self.high)
 
@@ -135,10 +135,10 @@ class BoardEntry(Base):
         return not self.on_top, TIERS[self.tier] == "unverifiable", self.posted_at, self.run_id
 
 
-def place_of(tier: int, low: float | None, high: float | None) -> Place:
+def place_of(tier: int, low: float | None, high: float | None) -> BoardPlace:
     """Return the place that decides a run's rank; unverifiable runs share one place, whatever their rewards
     are."""
-    return Place(tier, None, None) if TIERS[tier] == "unverifiable" else Place(tier, low, high)
+    return BoardPlace(tier, None, None) if TIERS[tier] == "unverifiable" else BoardPlace(tier, low, high)
 
 
 class HiddenRun(Base):

@@ -28,7 +28,7 @@ from wander_hub.accounts.models import User
 from wander_hub.database import READER, UtcDateTime
 from wander_hub.environments.repository import KEPT_STATEMENTS
 from wander_hub.identity import Identity
-from wander_hub.leaderboards.bounds import Place
+from wander_hub.leaderboards.bounds import BoardPlace
 from wander_hub.leaderboards.filters import BoardFilter, BoardPosition
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion, RunExamination
@@ -73,7 +73,7 @@ class BoardRow(NamedTuple):
     usd: float | None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BoardPlace:
         """Position that decides the rank."""
         return place_of(self.tier, self.low, self.high)
 
@@ -221,7 +221,7 @@ def _standing() -> Select[Any]:
     return query.where(Board.id == _BOARD)
 
 
-def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:
+def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], BoardPlace]:
     """Return the places of the counting runs of these models, by model and account."""
     entry = BoardEntry
     query = select(entry.model, entry.posted_by_id, entry.tier, entry.low, entry.high)

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import Leaderboard, RunManifest
 from wander.wire.boards import StratumScore
-from wander.wire.gate import MANIFEST_HEAD, read_record
+from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer

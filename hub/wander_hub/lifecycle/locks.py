@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
 from wander.wire import VersionDetail
-from wander.wire.gate import LOCK, Refused, read_toml
 from wander.wire.package_index import hub_file, origin_of, parse_file_address
+from wander.wire.untrusted_text import LOCK, RefusedText, read_toml
 
 from wander_hub.environments import documents, service
 from wander_hub.environments.models import Environment, Version, VersionDocument
@@ -68,7 +68,7 @@ def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
 
     try:
         lock = Pylock.from_dict(read_toml(content, LOCK))
-    except Refused as error:
+    except RefusedText as error:
         raise _refusal(str(error), status=413 if error.too_large else 422) from error
     except (PylockValidationError, ValueError, RecursionError) as error:
         raise _refusal(f"it is not a valid lock (PEP 751): {error!s:.300}") from error

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from wander.wire import EnvironmentDetail, VersionDetail
 from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
 from wander.wire.environments import visibility_of
-from wander.wire.gate import LOCK
+from wander.wire.untrusted_text import LOCK
 
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment

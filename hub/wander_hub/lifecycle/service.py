@@ -19,7 +19,7 @@ from wander_hub.environments.models import Environment, File, FormerName, Versio
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.index import service as index
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.publishers import service as publishers
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, rights
@@ -235,7 +235,7 @@ def _digests(session: Session, version: Version) -> list[str]:
 def _refresh(session: Session, environment: Environment) -> None:
     """Update listings and index pages."""
     session.flush()
-    listing.refresh(session, environment)
+    environment_listing.refresh(session, environment)
     index.write_pages(session, environment)
 
 

@@ -56,7 +56,7 @@ from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.index.namespaces import covers
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.operation import tables  # noqa: F401 - registers every table
 from wander_hub.runs.models import without_examples
 from wander_hub.storage import Storage, copy_pieces
@@ -107,7 +107,7 @@ def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int
     # The text index is not part of the backup. Clearing the marks makes `fill_search` rebuild it.
     with database.write(HUB) as session:
         session.execute(update(Environment).where(Environment.listed).values(marks=""))
-    listing.fill_search(database)  # after an interruption, the hub does this when it starts
+    environment_listing.fill_search(database)  # after an interruption, the hub does this when it starts
     _tell_of(damaged)
     return {"objects": objects, "rows": rows}
 

@@ -21,7 +21,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Integer, Row, Table, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, joinedload
-from wander.wire.gate import MANIFEST
+from wander.wire.untrusted_text import MANIFEST
 from zstandard import ZstdError
 
 from wander_hub import audit, names
@@ -37,7 +37,7 @@ from wander_hub.identity import HUB
 from wander_hub.index import repository as index_rows
 from wander_hub.index import service as index
 from wander_hub.jobs import TableQueue
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.models import repository as models
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.operation import archive
@@ -345,7 +345,7 @@ def _place(session: Session, work: _Import, name: str, row: Row[Any]) -> tuple[i
         options = [joinedload(Environment.owner)]
         environment = session.get_one(Environment, noted.key, options=options)
         environments.lock_environment(session, environment)
-        listing.derive(session, environment)
+        environment_listing.derive(session, environment)
         index.write_pages(session, environment)
     details = {"archive": work.sha256, "name": label, "objects": len(objects)}
     here = work.name_here(owner)

@@ -25,7 +25,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Metrics:
+class HubMetrics:
     """Metrics of one application. Label values never come from callers."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -110,7 +110,7 @@ class Metrics:
 class Watched:
     """A request in progress."""
 
-    def __init__(self, metrics: Metrics, scope: Scope, send: Send, draining: bool) -> None:
+    def __init__(self, metrics: HubMetrics, scope: Scope, send: Send, draining: bool) -> None:
         self._metrics, self._scope, self._send, self._draining = metrics, scope, send, draining
         self.method, self.begun, self.status = scope["method"], time.perf_counter(), 0
         self._span = metrics.begin_span(scope)

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from wander_hub.database import Database, now
 from wander_hub.http.limits import network_of
 from wander_hub.http.problems import HubProblem
-from wander_hub.people.models import Attempts
+from wander_hub.people.models import SignInAttempts
 
 _FREE = {"name": 5, "address": 50, "code": 10}
 """Number of failures before an attempt has to wait."""
@@ -52,7 +52,7 @@ def may_guess(database: Database, name: str, address: str, user_id: int | None) 
 
 def forget_guesses(session: Session, user_id: int) -> None:
     """Reset the count of guesses at a user's second factor."""
-    session.execute(delete(Attempts).where(Attempts.sha256 == _guesses_at(user_id)))
+    session.execute(delete(SignInAttempts).where(SignInAttempts.sha256 == _guesses_at(user_id)))
 
 
 def _refuse(wait: int) -> None:
@@ -70,13 +70,13 @@ def _count(database: Database, keys: dict[str, str]) -> int:
 
     def count(session: Session) -> int:
         counted = []
-        session.execute(delete(Attempts).where(Attempts.until < now() - _KEPT))
-        if wait := _wait([row for key in keys.values() if (row := session.get(Attempts, key))]):
+        session.execute(delete(SignInAttempts).where(SignInAttempts.until < now() - _KEPT))
+        if wait := _wait([row for key in keys.values() if (row := session.get(SignInAttempts, key))]):
             return wait  # a rejected attempt is not counted
         for kind, key in keys.items():
-            row = session.get(Attempts, key, with_for_update=True)
+            row = session.get(SignInAttempts, key, with_for_update=True)
             if row is None:
-                row = Attempts(sha256=key, failures=0, until=now())
+                row = SignInAttempts(sha256=key, failures=0, until=now())
                 session.add(row)
                 session.flush()
             counted.append((kind, row))
@@ -92,7 +92,7 @@ def _count(database: Database, keys: dict[str, str]) -> int:
     return database.commit(count)
 
 
-def _wait(rows: list[Attempts]) -> int:
+def _wait(rows: list[SignInAttempts]) -> int:
     """Return the number of seconds to wait, or 0."""
     moment = now()  # after the rows, so that an attempt counted just now is not a reason to wait
     wait = max(((row.until - moment).total_seconds() for row in rows), default=0)
@@ -102,7 +102,7 @@ def _wait(rows: list[Attempts]) -> int:
 def forget_failures(session: Session, name: str, address: str) -> None:
     """Forget the failures of a name from an address, and take back the count of this attempt."""
     for kind, key in _keys(name, address).items():
-        row = session.get(Attempts, key, with_for_update=True)
+        row = session.get(SignInAttempts, key, with_for_update=True)
         if row is not None and kind == "name":
             session.delete(row)
         elif row is not None:

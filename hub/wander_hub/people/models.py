@@ -63,7 +63,7 @@ class SecondFactor(Base):
     """Hashes of the unused recovery codes."""
 
 
-class Attempts(Base):
+class SignInAttempts(Base):
     """Recent failed sign-in attempts of an address, or of a name from an address."""
 
     __tablename__ = "attempts"

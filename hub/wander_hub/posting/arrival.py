@@ -25,7 +25,7 @@ from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.posting.finish import artifacts_of, describe, finish
-from wander_hub.posting.reading import Line, rollouts_in_order, split, unpack
+from wander_hub.posting.reading import FilePosition, rollouts_in_order, split, unpack
 from wander_hub.posting.service import is_known, is_poster, require_permission
 from wander_hub.quotas import service as quotas
 from wander_hub.runs import manifest as manifests
@@ -146,7 +146,7 @@ def post_whole(
     context: Context,
     manifest: bytes,
     plain: BinaryIO,
-    lines: Sequence[Line],
+    lines: Sequence[FilePosition],
     artifacts: Sequence[PostedFile],
     *,
     private: bool,
@@ -178,7 +178,7 @@ def _send(
     context: Context,
     transfer_id: str,
     plain: BinaryIO,
-    lines: Sequence[Line],
+    lines: Sequence[FilePosition],
     artifacts: Sequence[PostedFile],
 ) -> None:
     offset = 0
@@ -191,7 +191,7 @@ def _send(
         transfers.receive(context, RUNS, transfer_id, file.name, 0, file.sha256, file.body)
 
 
-def _read(plain: BinaryIO, line: Line) -> bytes:
+def _read(plain: BinaryIO, line: FilePosition) -> bytes:
     """Return a line that ends with exactly one newline."""
     plain.seek(line.offset)
     return plain.read(line.length).rstrip(b"\n") + b"\n"

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.evals.store.jsonl import split_lines
 from wander.wire import RunDetail, RunManifest, RunSummary
-from wander.wire.gate import CHECKPOINT, Refused, read_record
 from wander.wire.postings import ROLLOUTS, Checkpoint, RolloutsDigest, RunSignature
 from wander.wire.transfers import RunFile, TransferFile
+from wander.wire.untrusted_text import CHECKPOINT, RefusedText, read_record
 
 from wander_hub import audit
 from wander_hub.database import now
@@ -29,7 +29,7 @@ from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import TableQueue
-from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.names import skeleton
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
@@ -205,7 +205,7 @@ def _checkpoints(storage: Storage, artifacts: Sequence[TransferFile]) -> list[Ch
         for number, line in enumerate(split_lines([storage.read(artifact.sha256)]), start=1):
             try:
                 checkpoint = read_record(Checkpoint, line, CHECKPOINT)
-            except Refused as error:
+            except RefusedText as error:
                 raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {error}") from error
             checkpoints[checkpoint.weights_sha256] = checkpoint
             if len(checkpoints) > _MOST_CHECKPOINTS:

@@ -17,8 +17,8 @@ import zstandard
 from wander.evals.store.lines import LineRule
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander.wire.gate import ROLLOUT, Refused, read_record
 from wander.wire.postings import MAX_CHUNK_ROLLOUTS
+from wander.wire.untrusted_text import ROLLOUT, RefusedText, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs.chunks import message_text
@@ -44,7 +44,7 @@ _MOST_LINES, _MOST_BLANK = 1_000_000, 1000
 
 
 @dataclass(frozen=True)
-class Line:
+class FilePosition:
     """Position of a rollout's line in a file."""
 
     offset: int
@@ -81,9 +81,9 @@ def unpack(source: IO[bytes], plain: IO[bytes], max_bytes: int, limit: str) -> t
     return digest.hexdigest(), total
 
 
-def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
+def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[FilePosition]:
     """Validate every line of a whole file; return the lines to keep, in the manifest's order."""
-    chosen: dict[int, Line] = {}
+    chosen: dict[int, FilePosition] = {}
     manifest = pinned.manifest
     # Training returns to examples later, and its stored rollouts are a sample, so the rule does not apply.
     ruled = manifest.kind == "evaluation"
@@ -101,7 +101,7 @@ def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
         check_tokens(rollout, manifest, where)
         if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
             raise bad_rollouts(where, f"it repeats rollout {rollout.index} of `{rollout.example_id}`")
-        chosen[place] = Line(offset, len(line))
+        chosen[place] = FilePosition(offset, len(line))
     return [chosen[place] for place in sorted(chosen)]
 
 
@@ -121,9 +121,9 @@ def rollouts_in_order(plain: IO[bytes], pinned: PinnedRun, offset: int) -> Itera
         yield rollout, line
 
 
-def split(lines: Sequence[Line], most_bytes: int) -> Iterator[list[Line]]:
+def split(lines: Sequence[FilePosition], most_bytes: int) -> Iterator[list[FilePosition]]:
     """Yield the lines in parts of at most `MAX_CHUNK_ROLLOUTS` and about `most_bytes`."""
-    part: list[Line] = []
+    part: list[FilePosition] = []
     size = 0
     for line in lines:
         if part and (len(part) == MAX_CHUNK_ROLLOUTS or size + line.length > most_bytes):
@@ -151,7 +151,7 @@ def check_rollout(line: bytes, where: str) -> Rollout:
     """Return the rollout of a line; raise if it is invalid. `where` names the line in the error."""
     try:
         rollout = read_record(Rollout, line, ROLLOUT)
-    except Refused as error:
+    except RefusedText as error:
         raise bad_rollouts(where, str(error)) from error
     tokens = (rollout.usage.completion_tokens, rollout.usage.prompt_tokens)
     if not all(0 <= count < _MOST_TOKENS for count in tokens):

@@ -13,9 +13,9 @@ from starlette.datastructures import FormData
 from starlette.responses import JSONResponse, Response
 from wander.wire import RunDetail
 from wander.wire.fields import fold
-from wander.wire.gate import MANIFEST, RUN_ANNOUNCEMENT, refusal_of
 from wander.wire.postings import NewRunName
 from wander.wire.transfers import NewRun
+from wander.wire.untrusted_text import MANIFEST, RUN_ANNOUNCEMENT, refusal_of
 
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPoster, audited, part_of_another, wake_jobs
@@ -23,7 +23,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter, takes
 from wander_hub.posting import service as posting
 from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES, MAX_ARTIFACTS, RUNS, announce, post_whole
-from wander_hub.posting.reading import Line, lines_that_count, unpack
+from wander_hub.posting.reading import FilePosition, lines_that_count, unpack
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import service
 from wander_hub.runs.artifacts import PostedFile, check_file
@@ -152,7 +152,7 @@ def _post(form: FormData, context: Context) -> tuple[BaseModel, bool]:
     with context.read() as session:
         posting.require_permission(session, manifest, context.caller)
     with tempfile.TemporaryFile() as plain:
-        lines: list[Line] = []
+        lines: list[FilePosition] = []
         if rollouts is not None:
             unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(manifest))

@@ -11,7 +11,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import repository as run_repository

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wander.wire.gate import CLAIMS, Refused, read_json
+from wander.wire.untrusted_text import CLAIMS, RefusedText, read_json
 
 from wander_hub.http.outbound import SharedQuestions, ask_json
 from wander_hub.http.problems import HubProblem
@@ -105,7 +105,7 @@ def _read_part(token: str, place: int) -> dict[str, Any]:
     try:
         text = base64.urlsafe_b64decode(parts[place] + "=" * (-len(parts[place]) % 4))
         part = read_json(text, CLAIMS)
-    except (Refused, IndexError, ValueError, binascii.Error) as error:
+    except (RefusedText, IndexError, ValueError, binascii.Error) as error:
         raise refusal("invalid_token", "it is not a JSON Web Token") from error
     if len(parts) != 3 or not isinstance(part, dict):
         raise refusal("invalid_token", "it is not a JSON Web Token")

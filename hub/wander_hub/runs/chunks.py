@@ -33,7 +33,7 @@ _PREVIEW = 160
 
 
 @dataclass
-class Place:
+class LinePosition:
     """Position of a line: its frame in the object, and its bytes in the decompressed frame."""
 
     block_start: int
@@ -49,12 +49,12 @@ class BlockWriter:
         self._file = file
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
         self._pending = io.BytesIO()
-        self._open_places: list[Place] = []
+        self._open_places: list[LinePosition] = []
         self._position = 0
 
-    def add(self, line: bytes) -> Place:
+    def add(self, line: bytes) -> LinePosition:
         """Append a line and return its place, which is complete after the next `close`."""
-        place = Place(self._position, 0, self._pending.tell(), len(line))
+        place = LinePosition(self._position, 0, self._pending.tell(), len(line))
         self._open_places.append(place)
         self._pending.write(line)
         if self._pending.tell() >= BLOCK_BYTES:
@@ -115,7 +115,7 @@ class Row:
     """One rollout without its messages, and the position of the whole rollout in its chunk."""
 
     facts: RowFacts
-    place: Place
+    place: LinePosition
 
     def line(self) -> bytes:
         """Return the row as a line of JSON; its place must be complete."""
@@ -128,7 +128,7 @@ class Row:
     def parse(cls, line: bytes) -> Row:
         """Parse the row of a line."""
         values: list[Any] = json.loads(line)
-        return cls(cls.facts_of(values), Place(*values[-4:]))
+        return cls(cls.facts_of(values), LinePosition(*values[-4:]))
 
     @staticmethod
     def facts_of(values: list[Any]) -> RowFacts:

@@ -90,7 +90,7 @@ class RolloutQuery(RolloutFilter):
 
 
 @dataclass
-class Group:
+class RolloutGroup:
     """Rollouts that have something in common."""
 
     count: int = 0
@@ -107,14 +107,14 @@ class Group:
 
 
 @dataclass
-class Breakdown:
+class RunBreakdown:
     """Rollouts of a run by stratum, and failed rollouts by fault."""
 
-    strata: dict[int, Group] = field(default_factory=dict)
+    strata: dict[int, RolloutGroup] = field(default_factory=dict)
     """First strata, in order."""
     other_strata: int = 0
     """Number of strata that are not listed."""
-    faults: dict[tuple[str, str], Group] = field(default_factory=dict)
+    faults: dict[tuple[str, str], RolloutGroup] = field(default_factory=dict)
     """Groups by boundary and error, most frequent first."""
     other_faults: int = 0
     """Number of failed rollouts with faults that are not listed."""
@@ -178,12 +178,12 @@ def neighbors(numbers: Sequence[int], number: int, *, ascending: bool) -> tuple[
     return before, numbers[following] if following < len(numbers) else None
 
 
-def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
+def break_down(session: Session, storage: Storage, run: Run) -> RunBreakdown:
     """Return the rollouts of a run by stratum and by fault; empty if the run is too large to read all
     rows."""
     if run.withdrawn_at is not None or service.count_of(run) > MOST_SEARCHED:
-        return Breakdown()  # even if an older breakdown of a withdrawn run is cached
-    breakdown: Breakdown = KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
+        return RunBreakdown()  # even if an older breakdown of a withdrawn run is cached
+    breakdown: RunBreakdown = KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
     return breakdown
 
 
@@ -197,18 +197,20 @@ def is_broken_down(run: Run) -> bool:
     return KEPT.has(run.sha256)
 
 
-def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
+def _break_down(session: Session, storage: Storage, run: Run) -> RunBreakdown:
     stratum_of = _strata(run)
     if not stratum_of and not int(run.summary["failed"]):
-        return Breakdown()
-    strata: dict[int, Group] = {}
-    faults: dict[tuple[str, str], Group] = {}
+        return RunBreakdown()
+    strata: dict[int, RolloutGroup] = {}
+    faults: dict[tuple[str, str], RolloutGroup] = {}
     for number, facts, _, _ in _rows(session, storage, run):
         groups = []
         if (stratum := stratum_of.get(facts.example_id)) is not None:
-            groups.append(strata.setdefault(stratum, Group(first=number)))
+            groups.append(strata.setdefault(stratum, RolloutGroup(first=number)))
         if facts.failure is not None:
-            groups.append(faults.setdefault((facts.failure, fault_of(facts.fault)), Group(first=number)))
+            groups.append(
+                faults.setdefault((facts.failure, fault_of(facts.fault)), RolloutGroup(first=number))
+            )
         for group in groups:
             group.count += 1
             group.failed += facts.reward is None
@@ -217,7 +219,7 @@ def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     shown = {fault: faults[fault] for fault, _ in most}
     others = sum(group.count for group in faults.values()) - sum(group.count for group in shown.values())
     first = dict(sorted(strata.items())[:MOST_STRATA])
-    return Breakdown(first, len(strata) - len(first), shown, others)
+    return RunBreakdown(first, len(strata) - len(first), shown, others)
 
 
 def _all(storage: Storage, run: Run, wanted: RolloutFilter) -> array[int]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import ModelPin, RunManifest
-from wander.wire.gate import MANIFEST, MANIFEST_HEAD, Refused, read_record
 from wander.wire.run_record import SCRIPT
+from wander.wire.untrusted_text import MANIFEST, MANIFEST_HEAD, RefusedText, read_record
 
 from wander_hub.database import now
 from wander_hub.environments import service as environments
@@ -40,7 +40,7 @@ def parse(text: bytes) -> RunManifest:
         manifest = read_record(RunManifest, text, MANIFEST)
         head = without_examples(manifest).model_dump_json(by_alias=True).encode()
         MANIFEST_HEAD.check_json(head)
-    except Refused as error:
+    except RefusedText as error:
         errors = [{"loc": error.place.split("."), "msg": error.fault}]
         status = 413 if error.too_large else 422
         raise HubProblem(status, "bad_manifest", f"run.json: {error}", errors=errors) from error

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
-from wander.wire.gate import MANIFEST, MANIFEST_HEAD, read_record
+from wander.wire.untrusted_text import MANIFEST, MANIFEST_HEAD, read_record
 from wander.wire.verification import TokenCheck
 
 from wander_hub import audit

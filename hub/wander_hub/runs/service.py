@@ -16,8 +16,8 @@ from wander.wire import (
     RunPage,
     RunSummary,
 )
-from wander.wire.gate import ROLLOUT, read_record
 from wander.wire.postings import Checkpoint, LinkedRun, RunLinks, Withdrawal
+from wander.wire.untrusted_text import ROLLOUT, read_record
 
 from wander_hub.database import fill
 from wander_hub.environments import service as environments

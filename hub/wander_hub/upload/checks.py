@@ -21,7 +21,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from wander.wire import CheckSummary
-from wander.wire.gate import CHECK_REPORT, Refused, read_record
+from wander.wire.untrusted_text import CHECK_REPORT, RefusedText, read_record
 
 from wander_hub import names
 from wander_hub.http.problems import HubProblem
@@ -81,7 +81,7 @@ def parse_check(upload: Upload) -> CheckSummary | None:
     hint = "publish without it: `wander publish --no-check`"
     try:
         return read_record(CheckSummary, text, CHECK_REPORT)
-    except Refused as error:
+    except RefusedText as error:
         raise refusal("bad_check_report", f"`{CHECK_FIELD}`: {error!s:.300}", hint=hint) from error
 
 

@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
-from wander.wire.gate import ANNOUNCEMENT, CHECK_REPORT
 from wander.wire.models import ModelRevision, NewModel
 from wander.wire.transfers import NewUpload
+from wander.wire.untrusted_text import ANNOUNCEMENT, CHECK_REPORT
 
 from wander_hub import names
 from wander_hub.attestations.verification import FIELD, verify_attestations

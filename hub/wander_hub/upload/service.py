@@ -26,7 +26,7 @@ from wander_hub.environments.models import Environment, File, FormerName, Versio
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
 from wander_hub.index import service as index
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.rights import rights
 from wander_hub.upload.schemas import Package, Upload, refusal
 from wander_hub.visibility import LEVELS
@@ -37,7 +37,7 @@ VISIBILITY_FIELD = "wander_visibility"
 
 
 @dataclass(frozen=True)
-class Place:
+class UploadTarget:
     """The environment and version that files are added to; both are None for a new name."""
 
     environment: Environment | None = None
@@ -128,7 +128,7 @@ def publish(
     _note_source(version, packages, compared or {})
     session.flush()
     attestations.keep_provenance(session, environment, attested or {})
-    listing.refresh(session, environment, without_runs=None if place.version else version)
+    environment_listing.refresh(session, environment, without_runs=None if place.version else version)
     index.write_pages(session, environment, as_listed=place.environment is not None)
     outbox.tell(
         session,
@@ -150,17 +150,17 @@ def place_for(
     visibility: Visibility | None = None,
     open_days: int | None = None,
     replace: bool = False,
-) -> Place:
+) -> UploadTarget:
     """Return the destination of a version's files, which are given by name and digest.
 
     Rejects the files for any reason that can be found without reading their content.
     """
     environment = _environment_for(session, owner, name, caller, visibility)
     if environment is None:
-        return Place()
+        return UploadTarget()
     existing = environments.version_of(session, environment, version)
     if existing is None:
-        return Place(environment)
+        return UploadTarget(environment)
     label = f"{environment.label}@{existing.version}"
     if existing.deleted_at is not None:
         hint = "publish a higher version"
@@ -174,7 +174,7 @@ def place_for(
             f"`{version}` is another spelling of the existing version `{label}`",
             hint=f"raise the version above {environment.latest_version}, or build `{existing.version}`",
         )
-    place = Place(
+    place = UploadTarget(
         environment, existing, {file.filename: file for file in existing.files if file.filename in files}
     )
     if all(_is_there(place, filename, sha256) for filename, sha256 in files.items()):
@@ -190,7 +190,7 @@ def place_for(
     return place
 
 
-def _is_there(place: Place, filename: str, sha256: str) -> bool:
+def _is_there(place: UploadTarget, filename: str, sha256: str) -> bool:
     known = place.known.get(filename)
     return known is not None and known.sha256 == sha256
 

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import VersionDetail
 from wander.wire.environments import wanted_visibility
-from wander.wire.gate import LOCK
 from wander.wire.transfers import NewUpload, TransferFile, TransferInfo
+from wander.wire.untrusted_text import LOCK
 
 from wander_hub import names
 from wander_hub.accounts.models import Owner
@@ -74,7 +74,7 @@ def _admit(session: Session, transfer: Transfer, caller: Identity) -> NewUpload:
     return wanted
 
 
-def _place_for(session: Session, context: Context, wanted: NewUpload) -> tuple[Owner, service.Place]:
+def _place_for(session: Session, context: Context, wanted: NewUpload) -> tuple[Owner, service.UploadTarget]:
     """Return where the files would go; refuse them if they exist already or exceed the owner's quota."""
     owner = rights.find_uploading_owner(session, context.caller, wanted.owner)
     files = {file.filename: file.sha256 for file in wanted.files if file.kind != "lock"}

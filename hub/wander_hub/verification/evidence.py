@@ -18,7 +18,7 @@ from wander_hub.database import Database, fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobRefused, TableQueue
-from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.leaderboards.repetitions import proved_as_far, repeated_by
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -43,7 +43,7 @@ def submit(session: Session, queue: TableQueue, run_id: str, poster_id: int) -> 
     queue.submit(session, KIND, f"{KEY}{run_id}", payload, priority=2, created_by=poster_id, cost=0)
 
 
-class Findings(NamedTuple):
+class Examination(NamedTuple):
     """Results of an examination."""
 
     tokens: TokenCheck | None
@@ -68,7 +68,7 @@ class Examiner:
         try:
             with self._database.read(HUB) as session:
                 run = runs.find(session, run_id)
-                findings = Findings(
+                findings = Examination(
                     self._count(session, run, context), self._compare_with_original(session, run, context)
                 )
         except HubProblem as problem:
@@ -127,7 +127,7 @@ def original_of(session: Session, run: Run) -> Run | None:
     return original if original.withdrawn_at is None else None
 
 
-def keep_examination(session: Session, run_id: str, findings: Findings) -> None:
+def keep_examination(session: Session, run_id: str, findings: Examination) -> None:
     """Store the findings about a run, and update its level."""
     run = runs.find(session, run_id)
     run_repository.lock_run(session, run)

@@ -28,7 +28,7 @@ from wander_hub.environments.repository import KEPT_STATEMENTS
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN, Job, TableQueue
-from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.events import tell_of_run

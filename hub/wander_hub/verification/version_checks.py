@@ -25,7 +25,7 @@ from wander_hub.environments.repository import lock_environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobRefused, TableQueue
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import environment_listing
 from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram
 
@@ -123,7 +123,7 @@ class Checker:
             version.deterministic = (
                 data.get("deterministic") if type(data.get("deterministic")) is bool else None
             )
-            listing.refresh(session, version.environment)
+            environment_listing.refresh(session, version.environment)
 
         return keep
 

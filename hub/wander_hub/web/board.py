@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS, filled_columns, most_attempts
-from wander.wire.gate import MANIFEST_HEAD, read_record
+from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 
 from wander_hub.database import READER
 from wander_hub.environments import service as environments

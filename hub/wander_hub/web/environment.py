@@ -11,7 +11,7 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
-from wander.wire.gate import MANIFEST_HEAD, ROLLOUT, read_record
+from wander.wire.untrusted_text import MANIFEST_HEAD, ROLLOUT, read_record
 from wander.wire.verification import HubCheck
 
 from wander_hub.attestations.verification import Attester, list_attesters

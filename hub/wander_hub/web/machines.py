@@ -117,10 +117,10 @@ def feed_of_models(session: ReadSession, base_url: BaseUrl) -> Response:
     return _feed("/models/feed.atom", "/models", "Models", list_newest_models(session), base_url)
 
 
-def list_newest_models(session: Session) -> list[Entry]:
+def list_newest_models(session: Session) -> list[FeedEntry]:
     """Return the newest revisions of models."""
     return [
-        Entry(
+        FeedEntry(
             _page_of(one),
             f"{_page_of(one).removeprefix('/models/')} {one.revision[:12]}",
             one.pushed_at,
@@ -146,7 +146,7 @@ def feed_of_board(session: ReadSession, base_url: BaseUrl, owner: str, name: str
     found = environments.find(session, owner, name)
     newest = BoardFilter(sort="posted", limit=_ENTRIES)
     entries = [
-        Entry(
+        FeedEntry(
             f"/runs/{row.run_id}",
             f"{row.model}: {number(row.reward_mean, score_digits(row.reward_low, row.reward_high))}",
             row.posted_at,
@@ -164,7 +164,7 @@ def feed_of_environment(session: ReadSession, base_url: BaseUrl, owner: str, nam
     found = environments.find(session, owner, name)
     label = found.label
     versions = [
-        Entry(f"/{label}/versions/{one.version}", f"{label} {one.version}", one.uploaded_at, one.summary)
+        FeedEntry(f"/{label}/versions/{one.version}", f"{label} {one.version}", one.uploaded_at, one.summary)
         for one in versions_of(session, found)
     ]
     newest = runs.list_page(session, base_url, environment=label, limit=_ENTRIES).data
@@ -172,7 +172,7 @@ def feed_of_environment(session: ReadSession, base_url: BaseUrl, owner: str, nam
     return _feed(f"/{label}/feed.atom", f"/{label}", label, entries[:_ENTRIES], base_url)
 
 
-class Entry(NamedTuple):
+class FeedEntry(NamedTuple):
     """One entry of a feed."""
 
     path: str
@@ -181,25 +181,25 @@ class Entry(NamedTuple):
     summary: str
 
 
-def _entry_of_version(one: EnvironmentSummary) -> Entry:
+def _entry_of_version(one: EnvironmentSummary) -> FeedEntry:
     label = f"{one.owner}/{one.name}"
     path = f"/{label}/versions/{one.latest_version}"
-    return Entry(path, f"{label} {one.latest_version}", one.updated_at, one.summary)
+    return FeedEntry(path, f"{label} {one.latest_version}", one.updated_at, one.summary)
 
 
 def _page_of(one: Revision) -> str:
     return f"/models/{one.model.owner.name}/{one.model.name}"
 
 
-def _entry_of(run: RunDetail) -> Entry:
+def _entry_of(run: RunDetail) -> FeedEntry:
     pin, summary = run.manifest.environment, run.summary
     digits = score_digits(summary.reward_low, summary.reward_high)
     title = f"{run.manifest.model.name} on {pin.owner}/{pin.name} {pin.version}"
     description = f"mean reward {number(summary.reward_mean, digits)}, level {run.level}, by {run.posted_by}"
-    return Entry(f"/runs/{run.run_id}", title, run.posted_at, description)
+    return FeedEntry(f"/runs/{run.run_id}", title, run.posted_at, description)
 
 
-def _feed(here: str, page: str, title: str, entries: list[Entry], base_url: str) -> Response:
+def _feed(here: str, page: str, title: str, entries: list[FeedEntry], base_url: str) -> Response:
     body = render("feed.xml", here=here, page=page, title=title, entries=entries, base_url=base_url)
     return Response(body, media_type="application/atom+xml", headers=_SHORT)
 

@@ -19,7 +19,7 @@ from wander_hub.rights.tokens import identity_of_user
 from wander_hub.settings import Settings
 from wander_hub.webhooks.models import Webhook, WebhookDelivery
 from wander_hub.webhooks.outbox import begin_links
-from wander_hub.webhooks.outcome import Outcome
+from wander_hub.webhooks.outcome import DeliveryOutcome
 from wander_hub.webhooks.signing import signed_headers
 
 KIND = "webhook"
@@ -39,7 +39,7 @@ _SLOW_SECONDS = 2.0
 _LOCK = {"key_share": True}
 """Lock options for a webhook that do not block transactions that add deliveries."""
 
-Send = Callable[[str, Mapping[str, str], bytes], Outcome]
+Send = Callable[[str, Mapping[str, str], bytes], DeliveryOutcome]
 
 
 class Dispatcher:
@@ -89,7 +89,7 @@ class Deliverer:
         return lambda session: keep(session, self._queue, number, attempt, outcome)
 
 
-def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome: Outcome) -> None:
+def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome: DeliveryOutcome) -> None:
     """Store the outcome of an attempt, and submit the next attempt if one is due."""
     delivery = session.get(WebhookDelivery, number, with_for_update=True)
     if delivery is None or not _awaits(delivery, attempt):
@@ -121,7 +121,7 @@ def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -
         number, attempt = int(job.payload["delivery"]), int(job.payload["attempt"])
         if job.state != "canceled":
             error = storable(job.error or "the worker crashed")
-            keep(session, queue, number, attempt, Outcome(error=error))
+            keep(session, queue, number, attempt, DeliveryOutcome(error=error))
             continue
         delivery = session.get(WebhookDelivery, number, with_for_update=True)
         if delivery is not None and _awaits(delivery, attempt):
@@ -146,10 +146,12 @@ def worker(settings: Settings, database: Database, queue: TableQueue, send: Send
 def sender(settings: Settings) -> Send:
     """Return the function that sends messages, with the hub's settings."""
 
-    def send(url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
-        from wander_hub.webhooks.sender import Sender  # imported late, so that other hubs load no HTTP client
+    def send(url: str, headers: Mapping[str, str], body: bytes) -> DeliveryOutcome:
+        from wander_hub.webhooks.sender import (
+            WebhookSender,  # imported late, so that other hubs load no HTTP client
+        )
 
-        return Sender(settings).send(url, headers, body)
+        return WebhookSender(settings).send(url, headers, body)
 
     return send
 

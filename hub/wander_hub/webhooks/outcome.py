@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeliveryOutcome:
     """The outcome of a delivery attempt."""
 
     status: int | None = None

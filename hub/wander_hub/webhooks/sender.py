@@ -15,13 +15,13 @@ from wander_hub.security import without_secrets
 from wander_hub.settings import Settings
 from wander_hub.webhooks.addresses import fault_of
 from wander_hub.webhooks.connection import Guard, NotAllowed, Resolve, resolve
-from wander_hub.webhooks.outcome import Outcome
+from wander_hub.webhooks.outcome import DeliveryOutcome
 
 TIMEOUT_SECONDS = 15.0
 KEPT_BYTES = 1000
 
 
-class Sender:
+class WebhookSender:
     """Sends messages as a hub's settings allow."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Sender:
         self._http, self._networks = settings.webhook_http, settings.webhook_networks
         self._resolver, self._timeout, self._ssl = resolver, timeout, ssl_context
 
-    def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+    def send(self, url: str, headers: Mapping[str, str], body: bytes) -> DeliveryOutcome:
         """POST a message. The error of the outcome shows only the host of the address."""
         begun = time.monotonic()
         try:
@@ -50,7 +50,7 @@ class Sender:
             status, answer, error = None, None, f"no complete answer within {self._timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as failure:
             status, answer, error = None, None, _cleaned(f"{type(failure).__name__}: {failure}")
-        return Outcome(status, answer, error, time.monotonic() - begun)
+        return DeliveryOutcome(status, answer, error, time.monotonic() - begun)
 
     def _post(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> tuple[int, str]:
         request_headers = {

@@ -25,7 +25,7 @@ _HEAD_SECONDS = 35.0
 
 
 @dataclass(frozen=True)
-class Problem:
+class NodeError:
     """An error on a node."""
 
     message: str
@@ -37,7 +37,7 @@ class Problem:
     """The evaluation that it concerns; empty where that is all of it."""
 
     @classmethod
-    def of(cls, error: BaseException, run: str = "") -> Problem:
+    def of(cls, error: BaseException, run: str = "") -> NodeError:
         """Return an exception as plain values."""
         told = explain(error)
         return cls(str(told), told.hint, told.code, told.detail, told.status, run)

@@ -23,7 +23,7 @@ from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import Merged, merge_part, merge_suite
 from wander_client.suites.table import SuiteTable
 
-from wander_ray.cluster import Head, Problem, Versions, connected, failed
+from wander_ray.cluster import Head, NodeError, Versions, connected, failed
 from wander_ray.coordinator import Coordinator, Overview
 from wander_ray.models import (
     MOST_CALLS,
@@ -34,7 +34,7 @@ from wander_ray.models import (
     count_gpus,
     models_of,
 )
-from wander_ray.task import PROOF_FILE, Job, alone, play_shard
+from wander_ray.task import PROOF_FILE, ShardJob, alone, play_shard
 from wander_ray.workers import place_workers as place_workers  # the engine looks for it here
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended:
         variables = _variables(suite)
         sent_json = share_concurrency(suite, count).model_dump_json(by_alias=True)
         jobs = [
-            Job(sent_json, str(place), number, count, proof, variables=variables) for number in range(count)
+            ShardJob(sent_json, str(place), number, count, proof, variables=variables)
+            for number in range(count)
         ]
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
@@ -338,14 +339,14 @@ def _variables(suite: Suite) -> dict[str, str]:
 
 def _wait(
     ray: Any, refs: list[Any], coordinator: Any, suite: Suite, output: Output, ended: threading.Event
-) -> tuple[list[Problem], Overview, bool]:
+) -> tuple[list[NodeError], Overview, bool]:
     """Wait for all shards and show their progress.
 
     The first Ctrl-C stops them in an orderly way, the second one immediately. An error that prevents a shard
     from being played has the same effect as the first one.
     """
     table = SuiteTable(output, [run.name for run in suite.runs])
-    problems: list[Problem] = []
+    problems: list[NodeError] = []
     head, asked = Head(ray), 0
 
     def stop(*_: object) -> None:
@@ -368,19 +369,19 @@ def _wait(
     return problems, overview, asked > 0
 
 
-def _broken(problems: list[Problem]) -> bool:
+def _broken(problems: list[NodeError]) -> bool:
     """Return whether a problem concerns all evaluations, so that there can be no record."""
     return any(not each.run for each in problems)
 
 
-def _result(ray: Any, ref: Any) -> list[Problem]:
+def _result(ray: Any, ref: Any) -> list[NodeError]:
     try:
-        found: list[Problem] = ray.get(ref)
+        found: list[NodeError] = ray.get(ref)
     except ray.exceptions.RayError as error:
         hint = "run the same command again: it resumes the run"
         if "No module named" in str(error):
             hint = "install the same `wander-ray` on all nodes"
-        return [Problem.of(failed("a shard failed on Ray", error, hint, "shard_failed"))]
+        return [NodeError.of(failed("a shard failed on Ray", error, hint, "shard_failed"))]
     return found
 
 

@@ -28,7 +28,7 @@ from wander_client.models.reference import is_local_model
 from wander_client.suites.file import Suite
 from wander_client.terminal.output import Output
 
-from wander_ray.cluster import Problem, Versions, failed
+from wander_ray.cluster import NodeError, Versions, failed
 
 MOST_CALLS = 100_000
 """Calls that an actor may have under way; the shards bound them."""
@@ -95,7 +95,7 @@ class ModelActor:
         self._deaths = 0
         """Number of deaths of the server since its last answer."""
 
-    async def describe(self) -> tuple[str, dict[str, Any]] | Fault | Problem:
+    async def describe(self) -> tuple[str, dict[str, Any]] | Fault | NodeError:
         """Return the model's name, and what it says about itself."""
         try:
             client = await self._open()
@@ -103,7 +103,7 @@ class ModelActor:
             return _as_value(error)
         return client.model, client.describe()
 
-    async def complete(self, request: ModelRequest) -> ModelResponse | Fault | Problem:
+    async def complete(self, request: ModelRequest) -> ModelResponse | Fault | NodeError:
         """Return the model's completion, also where its server dies meanwhile."""
         if request.turn and request.rollout_id not in self._begun:
             return Fault.of(ModelError("the model was lost while the rollout played", retryable=True))
@@ -129,7 +129,7 @@ class ModelActor:
             self._begun.discard(rollout_id)
             (await self._open()).end(rollout_id)
 
-    async def check(self, sampling: SamplingArgs | None, *, tools: bool) -> Fault | Problem | None:
+    async def check(self, sampling: SamplingArgs | None, *, tools: bool) -> Fault | NodeError | None:
         """Find out whether the model can be used, offered tools, or sampled so."""
         try:
             client = await self._open()
@@ -182,9 +182,9 @@ class ModelActor:
         return client
 
 
-def _as_value(error: Exception) -> Fault | Problem:
+def _as_value(error: Exception) -> Fault | NodeError:
     """Return an exception as what an actor can return: a fault of one call, or what ends all."""
-    return Fault.of(error) if isinstance(error, ModelError) else Problem.of(error)
+    return Fault.of(error) if isinstance(error, ModelError) else NodeError.of(error)
 
 
 class RayModelClient(Client):
@@ -243,7 +243,7 @@ class RayModelClient(Client):
             answer = await asked
         except ray.exceptions.RayError as error:  # Ray itself has asked as often as it may
             hint = "see in its worker's log on the node why it died: `ray logs`"
-            answer = Problem.of(failed("the model's actor failed", error, hint, "model_failed"))
+            answer = NodeError.of(failed("the model's actor failed", error, hint, "model_failed"))
         return self._read(answer)
 
     def _wait(self, asked: Any) -> None:
@@ -254,7 +254,7 @@ class RayModelClient(Client):
     def _read(self, answer: Any) -> Any:
         if isinstance(answer, Fault):
             raise answer.model_error()
-        if isinstance(answer, Problem):
+        if isinstance(answer, NodeError):
             self._lost = answer.raised()
             raise EndpointUnreachable(answer.message, hint=answer.hint)
         return answer

@@ -29,7 +29,7 @@ from wander_client.suites.play import play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import Output
 
-from wander_ray.cluster import Problem, Versions
+from wander_ray.cluster import NodeError, Versions
 from wander_ray.models import Actors, RayModelClient, key_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _LOCK_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """One shard, as a node receives it."""
 
     suite: str
@@ -123,7 +123,7 @@ class _RayPool(ModelPool):
             yield client
 
 
-def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list[Problem]:
+def play_shard(job: ShardJob, coordinator: Any, actors: Actors | None = None) -> list[NodeError]:
     """Play a shard to its end, or until a stop is requested; return the problems.
 
     `actors` have the models that the shard does not load itself.
@@ -133,10 +133,10 @@ def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list
         _require_like_driver(job)
         return asyncio.run(_play(job, _Seat(coordinator, job.number), actors or {}))
     except Exception as error:  # noqa: BLE001 - returned, and raised by the driver
-        return [Problem.of(error)]
+        return [NodeError.of(error)]
 
 
-def _require_like_driver(job: Job) -> None:
+def _require_like_driver(job: ShardJob) -> None:
     job.versions.require()
     here = socket.gethostname()
     proof = Path(job.folder, PROOF_FILE)
@@ -148,7 +148,7 @@ def _require_like_driver(job: Job) -> None:
         )
 
 
-async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
+async def _play(job: ShardJob, seat: _Seat, actors: Actors) -> list[NodeError]:
     from wander.evals.run.stopping import StopRequest
 
     stop, folder = StopRequest(), Path(job.folder, str(job.number))
@@ -170,7 +170,7 @@ async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
             outcomes = await play_suite(context, suite, ready, table, seat.budget, models=pool, stop=stop)
     # If all rollouts failed, the merged record reports it.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]
-    return [Problem.of(each.error, each.run.name) for each in broken if each.error is not None]
+    return [NodeError.of(each.error, each.run.name) for each in broken if each.error is not None]
 
 
 @contextlib.asynccontextmanager

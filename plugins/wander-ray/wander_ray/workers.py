@@ -24,7 +24,7 @@ from wander_client.context import CommonOptions, Invocation
 from wander_client.errors import ClientError, UsageError
 from wander_client.terminal.output import Output
 
-from wander_ray.cluster import Problem, Versions, connected
+from wander_ray.cluster import NodeError, Versions, connected
 
 if TYPE_CHECKING:
     from wander.worker.remote.address import WorkerAddress, WorkerPlace
@@ -92,7 +92,7 @@ class _ActorPlace:
                 f"a worker failed on Ray: {str(error).splitlines()[0]}",
                 hint="`ray status` shows what there is of the cluster; all nodes need `wander-ray`",
             ) from error
-        if isinstance(found, Problem):
+        if isinstance(found, NodeError):
             raise LoadError(found.message, hint=found.hint)
         return WorkerAddress.parse(found, self._token)
 
@@ -107,7 +107,7 @@ class RayWorker:
         """While this is open, the listener lives."""
         self._address = ""
 
-    def listen(self) -> str | Problem:
+    def listen(self) -> str | NodeError:
         """Return the listener's address. Restart the listener if it has exited."""
         try:
             if self._process is None or self._process.poll() is not None:
@@ -115,7 +115,7 @@ class RayWorker:
                 os.environ.update(self._job.variables)
                 self._address = self._start()
         except Exception as error:  # noqa: BLE001 - returned, and raised by the driver
-            return Problem.of(error)
+            return NodeError.of(error)
         return self._address
 
     def _start(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from wander.checks.report import CHECKS, CheckResult, Status, check_result
 from wander.loading import GROUP, normal_name
 from wander.system.plain_files import read_plain_file
-from wander.wire.gate import read_project
+from wander.wire.untrusted_text import read_project
 
 _LARGEST_README = 8 << 20
 """Maximum number of bytes read from a README."""

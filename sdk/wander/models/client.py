@@ -16,7 +16,7 @@ from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.compaction import go_on
-from wander.models.engines.base import Job
+from wander.models.engines.base import SamplingJob
 from wander.models.kv import ConversationCache
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest, ending_problem
@@ -60,7 +60,7 @@ class TransformersClient(Client):
         """Conversations of each rollout in flight; a rollout has one, or one for each player."""
         self._cached: tuple[list[str], ConversationCache] | None = None
         """Conversations of the last batch, with their keys and values."""
-        self._batcher: Batcher[tuple[str, Job], Sample] = Batcher(
+        self._batcher: Batcher[tuple[str, SamplingJob], Sample] = Batcher(
             lambda asked, tell: self._sample(asked),
             # Requests of similar length share a batch, because padding takes time.
             order=lambda asked: (len(asked[1].request.ids), asked[1].rollout_id),
@@ -78,7 +78,7 @@ class TransformersClient(Client):
         kept = self._begun.get(request.rollout_id, {})
         conversation, _ = go_on(self.format, kept.get(request.conversation), request, room_of(request))
         sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
-        job = Job(request.rollout_id, 0, sample_request)
+        job = SamplingJob(request.rollout_id, 0, sample_request)
         sample = await self._batcher.submit(request.rollout_id, (request.conversation, job))
         response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         if request.rollout_id in self._begun:
@@ -100,7 +100,7 @@ class TransformersClient(Client):
         problem = ending_problem(self.format)
         return [] if problem is None else [problem]
 
-    def _sample(self, jobs: Sequence[tuple[str, Job]]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[tuple[str, SamplingJob]]) -> list[Sample]:
         names, requests = [name for name, _ in jobs], [job.request for _, job in jobs]
         cache = self._cache_of(names, requests)
         # Remove the cache while it is written, so that it is not reused if sampling fails.

@@ -22,7 +22,7 @@ from wander.clients.sub_calls import main_rollout_id
 from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.client import require_sampling, response_of, room_of, sample_request_of
 from wander.models.compaction import go_on
-from wander.models.engines.base import Engine, Job, SamplingTotals
+from wander.models.engines.base import Engine, SamplingJob, SamplingTotals
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.sampling import context_length_of, end_of_turn_ids
 from wander.types import SamplingArgs
@@ -104,7 +104,7 @@ class PolicyClient(Client):
         # Only one player of a rollout has an open request at a time, so all players use the rollout's
         # position in a batch.
         order = self._episodes.get(request.rollout_id, episode).order
-        sample = await self.engine.sample(Job(name, order, sample_request))
+        sample = await self.engine.sample(SamplingJob(name, order, sample_request))
         self.format.append_completion(conversation, sample.ids)
         response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         conversation.said = response.message

@@ -210,14 +210,15 @@ class _Stepper:
             sample.ids.append(token)
             sample.logprobs.append(logprob)
             sample.entropy += entropy
-            (self.untold if self._is_over(row, sample, token) else still).append(row)
+            (self.untold if self._finishes(row, sample, token) else still).append(row)
         self.live = still
         # the remaining answers are returned with the batch
         if still and len(self.untold) >= len(self.requests) / TELLINGS:
             self.ended({row: self.samples[row] for row in self.untold})
             self.untold = []
 
-    def _is_over(self, row: int, sample: Sample, token: int) -> bool:
+    def _finishes(self, row: int, sample: Sample, token: int) -> bool:
+        """Return whether this token ends the completion, and note that it stopped by itself."""
         request = self.requests[row]
         text = ""
         if request.stop:

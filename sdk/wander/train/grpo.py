@@ -75,6 +75,7 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
+from wander.train.hugging_face_trainer import tell_full_disk, train_until_interrupted
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
@@ -84,13 +85,12 @@ from wander.train.records.record import Progress
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.opponents import Opponents
-from wander.train.rollouts.own_trainer import reward
+from wander.train.rollouts.rollout_func import reward
 from wander.train.rollouts.source import Played, RolloutSource
 from wander.train.rollouts.step import StepPlayer, mixture_of
 from wander.train.rollouts.step_metrics import mean
 from wander.train.settings.library_arguments import hand_on
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
-from wander.train.trainer import tell_full_disk, train_until_interrupted
 from wander.train.watch.evaluation import Evaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch

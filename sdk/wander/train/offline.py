@@ -25,6 +25,12 @@ from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids, find_unknown_end
 from wander.train.config import OfflineSettings
+from wander.train.hugging_face_trainer import (
+    checkpoint_arguments,
+    make_arguments,
+    tell_full_disk,
+    train_until_interrupted,
+)
 from wander.train.records.checkpoints import (
     SEALED,
     SavedCheckpoint,
@@ -33,12 +39,6 @@ from wander.train.records.checkpoints import (
 )
 from wander.train.records.files import METRICS, write_arguments
 from wander.train.records.record import Progress, TrainingRecord
-from wander.train.trainer import (
-    checkpoint_arguments,
-    make_arguments,
-    tell_full_disk,
-    train_until_interrupted,
-)
 from wander.train.watch.reporting import open_reporters
 from wander.train.weights import save_policy, wrap_lora
 

@@ -30,6 +30,12 @@ from wander.train.distributed import (
     shards_policy,
 )
 from wander.train.engine import CurrentWeights, attach
+from wander.train.hugging_face_trainer import (
+    checkpoint_arguments,
+    checkpoint_of,
+    make_arguments,
+    save_now,
+)
 from wander.train.records.checkpoints import BATCH, SavedCheckpoint
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
@@ -46,16 +52,10 @@ from wander.train.rollouts.buckets import (
     split_by_cost,
     split_evenly,
 )
-from wander.train.rollouts.own_trainer import PLACE
+from wander.train.rollouts.rollout_func import PLACE
 from wander.train.rollouts.rows import Row, lay_out, trl_columns
 from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares
 from wander.train.rollouts.step_metrics import rollout_metrics
-from wander.train.trainer import (
-    checkpoint_arguments,
-    checkpoint_of,
-    make_arguments,
-    save_now,
-)
 from wander.train.watch.evaluation import Evaluation
 from wander.types import Rollout
 

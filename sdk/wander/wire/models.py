@@ -23,8 +23,15 @@ from wander.errors import ConfigError
 from wander.types import Record
 from wander.wire.changes import Body
 from wander.wire.fields import Address, Count, FileName, Line, OwnerName, ProjectName, Sha256, Text, is_device
-from wander.wire.gate import MODEL_CONFIG, TOKENIZER_TEXT, WEIGHTS_HEADER, Refused, read_json, read_part
 from wander.wire.postings import listing_digest
+from wander.wire.untrusted_text import (
+    MODEL_CONFIG,
+    TOKENIZER_TEXT,
+    WEIGHTS_HEADER,
+    RefusedText,
+    read_json,
+    read_part,
+)
 
 CONFIG, TOKENIZER, NAMED_TOKENS, SHARDS, CARD = (
     "config.json",
@@ -257,7 +264,7 @@ def _read_object(name: str, sizes: Mapping[str, int], read: Read) -> dict[str, A
     try:
         MODEL_CONFIG.check_size(sizes[name])
         content = read_json(read(name, 0, sizes[name]), MODEL_CONFIG)
-    except Refused as error:
+    except RefusedText as error:
         raise ConfigError(f"`{name}`: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"`{name}` is not a JSON object")
@@ -292,7 +299,7 @@ def _read_tokenizer(sizes: Mapping[str, int], read: Read) -> dict[str, Any]:
         TOKENIZER_TEXT.check_size(sizes[TOKENIZER])
         text = read(TOKENIZER, 0, sizes[TOKENIZER])
         return read_part(TokenizerParts, text, TOKENIZER_TEXT).model_dump()
-    except Refused as error:
+    except RefusedText as error:
         raise ConfigError(f"`{TOKENIZER}`: {error}") from error
 
 
@@ -308,7 +315,7 @@ def _read_shapes(name: str, size: int, read: Read) -> dict[str, list[int]]:
         header.pop("__metadata__", None)
         parts = sorted([int(offset) for offset in tensor["data_offsets"]] for tensor in header.values())
         shapes = {key: [int(length) for length in tensor["shape"]] for key, tensor in header.items()}
-    except Refused as error:
+    except RefusedText as error:
         raise ConfigError(f"`{name}`: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise bad from error

@@ -18,8 +18,8 @@ from wander.types import Record
 from wander.wire import CheckSummary
 from wander.wire.changes import Body
 from wander.wire.fields import Count, FileName, RunName, Sha256, Values, Word
-from wander.wire.gate import MANIFEST
 from wander.wire.postings import RunSignature
+from wander.wire.untrusted_text import MANIFEST
 
 FileKind = Literal["wheel", "sdist", "lock"]
 TransferKind = Literal["versions", "models", "runs"]

@@ -36,7 +36,7 @@ from wander.wire.package_index import is_loopback
 from wander.worker.channel import OPTIONS, send_frame
 from wander.worker.host.link import LocalLink, WorkerOptions
 from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
-from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
+from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, WorkerRefused, to_worker
 from wander.worker.remote.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.remote.tunnel import WorkerEnd
 
@@ -239,7 +239,7 @@ class Listener:
         except ValidationError:
             reason = f"the host sent an invalid message for protocol {PROTOCOL}, which this worker uses"
             raise LoadError(reason, hint="install the same wander-sdk on both machines") from None
-        if isinstance(request, Refused):
+        if isinstance(request, WorkerRefused):
             return line
         if not isinstance(request, Load):
             raise LoadError("the host did not start with a load request")

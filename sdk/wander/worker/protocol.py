@@ -2,9 +2,9 @@
 
 Every message is one JSON object on one line. A websocket frame carries one or more lines: everything that was
 waiting when it was sent. The first message is the worker's `Hello`. The host refuses another protocol version
-with `Refused`. Otherwise it sends `Load`, answered by `Loaded` or `LoadFailed`, and then any number of
-concurrent requests, which are matched by `id`. The worker requests completions with `Complete`: the host
-makes every model call, so no key enters the worker.
+with `WorkerRefused`. Otherwise it sends `Load`, answered by `EnvironmentLoaded` or `LoadFailed`, and then any
+number of concurrent requests, which are matched by `id`. The worker requests completions with `Complete`: the
+host makes every model call, so no key enters the worker.
 
 All of these are binary frames. Between a host and a listener (`wander.worker.listener`), each text frame is
 one `OutsideCall` or `OutsideAnswer`. The listener sends and reads these itself. Its worker's process never
@@ -87,7 +87,7 @@ class Hello(Record):
     pid: int
 
 
-class Refused(Record):
+class WorkerRefused(Record):
     """Host: refusal to work with this worker, which logs the reason and exits."""
 
     type: Literal["refused"] = "refused"
@@ -116,7 +116,7 @@ class Load(Record):
     """Seconds without progress after which a rollout is reported. None means never."""
 
 
-class Loaded(Record):
+class EnvironmentLoaded(Record):
     """Worker: the environment is loaded."""
 
     type: Literal["loaded"] = "loaded"
@@ -304,11 +304,20 @@ class OutsideAnswer(Record):
 
 
 ToWorker = Annotated[
-    Load | Refused | Ping | GetExamples | Play | Cancel | Completed | Recalled | Close,
+    Load | WorkerRefused | Ping | GetExamples | Play | Cancel | Completed | Recalled | Close,
     Field(discriminator="type"),
 ]
 ToHost = Annotated[
-    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Noticed | Complete | Recall,
+    Hello
+    | EnvironmentLoaded
+    | LoadFailed
+    | Pong
+    | Examples
+    | Played
+    | PartEnded
+    | Noticed
+    | Complete
+    | Recall,
     Field(discriminator="type"),
 ]
 

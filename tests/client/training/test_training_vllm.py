@@ -18,7 +18,7 @@ from wander import Messages, Rubric, SingleTurnEnv
 from wander.environment import LocalEnvironment
 from wander.evals.store.folder import RunFolder
 from wander.handle import EnvironmentHandle
-from wander.models.engines.base import Job
+from wander.models.engines.base import SamplingJob
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
 from wander.models.engines.weights import FolderSync, write_checkpoint
 from wander.models.loading import LoadedModel, load_model, weights_digest
@@ -63,7 +63,7 @@ def greedily(url: str, loaded: LoadedModel, folder: Path) -> Sample:
 
     async def ask() -> Sample:
         ids = loaded.tokenizer.encode(PROMPT)
-        sample = await engine.sample(Job("r", 0, SampleRequest(ids, **FIELDS)))
+        sample = await engine.sample(SamplingJob("r", 0, SampleRequest(ids, **FIELDS)))
         await engine.close()
         return sample
 

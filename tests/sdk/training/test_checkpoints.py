@@ -9,6 +9,7 @@ import pytest
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
+from wander.train.hugging_face_trainer import checkpoint_arguments
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
@@ -20,7 +21,6 @@ from wander.train.records.checkpoints import (
     write_saved,
 )
 from wander.train.step_trainer import CHECKPOINT_STEPS
-from wander.train.trainer import checkpoint_arguments
 from wander.wire.postings import Checkpoint
 
 from .conftest import bandit, opener_of

@@ -25,7 +25,7 @@ from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.files import read_metrics
-from wander.train.rollouts.own_trainer import EnvironmentRollouts
+from wander.train.rollouts.rollout_func import EnvironmentRollouts
 from wander.train.rollouts.rows import trajectories_of
 from wander.train.sft import IGNORED, split, tokenize_rows, train_sft
 from wander.train.verify import verify_training

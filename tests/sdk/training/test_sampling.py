@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from wander.models.engines.base import Job
+from wander.models.engines.base import SamplingJob
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import (
@@ -160,7 +160,7 @@ def test_who_does_not_ask_now_keeps_its_cache_and_is_computed_with_the_others_la
         names = [f"{game}#{player}" for game, player in enumerate(players) if player != " "]
         requests = [SampleRequest(list(histories[name]), 5, seed=turn) for name in names]
         jobs = [
-            Job(name, order, request)
+            SamplingJob(name, order, request)
             for order, (name, request) in enumerate(zip(names, requests, strict=True))
         ]
         samples = engine._sample(jobs, lambda known: None)

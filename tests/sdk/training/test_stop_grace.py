@@ -98,7 +98,7 @@ def test_rollouts_that_ask_nobody_are_idle(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the step is given up before its time: nothing but an environment is waited for."""
-    monkeypatch.setattr("wander.train.trainer.IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("wander.train.hugging_face_trainer.IDLE_SECONDS", 0.3)
     seen: list[float] = []
     idle = RolloutSource.idle_seconds
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from wander.errors import ConfigError, ModelError
 from wander.models.chat import ChatFormat
 from wander.models.engines import vllm_server
-from wander.models.engines.base import Job
+from wander.models.engines.base import SamplingJob
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
 from wander.models.engines.weights import FolderSync, whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
@@ -63,7 +63,7 @@ def scored(model: Any, prompt: list[int], completion: list[int]) -> list[float]:
 
 
 async def sampled(engine: VLLMServerEngine, prompt: list[int], **kwargs: Any) -> Any:
-    return await engine.sample(Job("r", 0, SampleRequest(prompt, **{"max_tokens": 6, **kwargs})))
+    return await engine.sample(SamplingJob("r", 0, SampleRequest(prompt, **{"max_tokens": 6, **kwargs})))
 
 
 async def test_tokens_go_in_and_come_out_with_their_log_probabilities(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
-from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationFlags, read_options
+from wander_client.evaluate.options import NEWEST, CommandFlags, SettingFlags, read_options
 from wander_client.runs.shards import has_begun, require_no_shards
 from wander_client.terminal.command import Typed
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 
-def evaluate(typed: Typed, wanted: EvaluationFlags, flags: CommandFlags) -> int:
+def evaluate(typed: Typed, wanted: SettingFlags, flags: CommandFlags) -> int:
     """Evaluate a model on an environment, or run a suite of evaluations.
 
     \b

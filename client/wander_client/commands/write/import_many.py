@@ -49,7 +49,7 @@ _REPEATS = ("determinism.", "dataset.stable", "dataset.access")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PackageToImport:
     """A package to import."""
 
     source: str
@@ -59,7 +59,7 @@ class Candidate:
     path: Path
 
 
-def candidates_in(folder: Path) -> list[Candidate]:
+def candidates_in(folder: Path) -> list[PackageToImport]:
     """Return the projects, sdists and wheels in a folder.
 
     Raises `NotFound` if the folder contains only other files.
@@ -71,16 +71,16 @@ def candidates_in(folder: Path) -> list[Candidate]:
     candidates = []
     for path in sorted(folder.expanduser().resolve().glob("[!.]*")):
         if path.name.endswith((".whl", ".tar.gz")) and path.is_file():
-            candidates.append(Candidate(path.name, file_digest(path), path))
+            candidates.append(PackageToImport(path.name, file_digest(path), path))
         elif (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
-            candidates.append(Candidate(path.name, folder_digest(path), path))
+            candidates.append(PackageToImport(path.name, folder_digest(path), path))
     if not candidates:
         raise NotFound(f"no packages in `{folder}`", hint="pass the folder that contains the packages")
     return candidates
 
 
 def import_many(
-    candidates: Sequence[Candidate], owner: str | None, options: Sequence[str], report: Path, jobs: int
+    candidates: Sequence[PackageToImport], owner: str | None, options: Sequence[str], report: Path, jobs: int
 ) -> int:
     """Import the packages that the report does not list yet, print the results, and return the exit status.
 
@@ -135,7 +135,7 @@ def import_many(
 
 
 def _import_one(
-    package: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]
+    package: PackageToImport, options: Sequence[str], running: set[subprocess.Popen[str]]
 ) -> dict[str, Any]:
     """Import a package in its own process, and return the fields of its row."""
     here = current()

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, child_environ
 from wander.system.plain_files import describe_kind
-from wander.wire.gate import read_project
+from wander.wire.untrusted_text import read_project
 
 from wander_client.errors import ClientError
 from wander_client.packages.building import backend

@@ -17,7 +17,7 @@ from packaging.utils import (
 )
 from packaging.version import Version
 from wander.wire import VersionDetail
-from wander.wire.gate import read_project
+from wander.wire.untrusted_text import read_project
 
 from wander_client.errors import ClientError, NotFound, UsageError, name_option
 from wander_client.hub.api import HubApi

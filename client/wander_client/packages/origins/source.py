@@ -20,8 +20,8 @@ from typing import Any
 
 import tomlkit
 from wander.system.plain_files import open_plain_file
-from wander.wire.gate import read_project
 from wander.wire.postings import file_digest
+from wander.wire.untrusted_text import read_project
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.building.build import (

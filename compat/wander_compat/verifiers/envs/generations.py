@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.system.python_parser import parse_alone
-from wander.wire.gate import read_project
+from wander.wire.untrusted_text import read_project
 
 from wander_compat.verifiers.messages.conversion import Form
 

@@ -130,7 +130,7 @@ class MemberNames:
                 raise refusal("too_many_members", f"the archive has more than {limits.MAX_MEMBERS:,} folders")
 
 
-class Budget:
+class ArchiveBudget:
     """Limit on the unpacked size of an archive: a fixed maximum, and a multiple of the archive's own size."""
 
     def __init__(self, max_unpacked_bytes: int, file_bytes: int) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from wander.wire.gate import PROJECT, Refused, read_toml
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
+from wander.wire.untrusted_text import PROJECT, RefusedText, read_toml
 
 from wander_hub.settings import Settings
 from wander_hub.upload.archives import entry_points
 from wander_hub.upload.archives.entry_points import LoaderSearch
 from wander_hub.upload.archives.members import (
-    Budget,
+    ArchiveBudget,
     MemberNames,
     check_metadata_size,
     clip,
@@ -33,7 +33,7 @@ def read(
     names, loaders = MemberNames(), LoaderSearch()
     texts: dict[str, bytes] = {}
     tree: list[TreeEntry] = []
-    for member, content in TarArchive(stream, Budget(settings.max_unpacked_bytes, size)).walk():
+    for member, content in TarArchive(stream, ArchiveBudget(settings.max_unpacked_bytes, size)).walk():
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
@@ -74,7 +74,7 @@ def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
         raise refusal("missing_pyproject", f"the archive does not contain `{filename.stem}/{_PROJECT}`")
     try:
         return read_toml(texts[_PROJECT], PROJECT)
-    except Refused as error:
+    except RefusedText as error:
         raise refusal("missing_pyproject", f"`{_PROJECT}`: {error!s:.200}") from error
 
 

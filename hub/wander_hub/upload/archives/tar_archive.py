@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wander_hub.upload.archives import limits
-from wander_hub.upload.archives.members import Budget, clip
+from wander_hub.upload.archives.members import ArchiveBudget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
 from wander_hub.upload.schemas import refusal
 
@@ -99,7 +99,7 @@ class _Gunzipped:
 class TarArchive:
     """A single pass over an archive."""
 
-    def __init__(self, stream: ByteStream, budget: Budget) -> None:
+    def __init__(self, stream: ByteStream, budget: ArchiveBudget) -> None:
         self._plain = _Gunzipped(stream, limits.MAX_MEMBERS * _OVERHEAD_BYTES)
         self._budget = budget
 

@@ -25,7 +25,7 @@ from wander_hub.upload.archives import entry_points
 from wander_hub.upload.archives.entry_points import LoaderSearch
 from wander_hub.upload.archives.headers import parse
 from wander_hub.upload.archives.members import (
-    Budget,
+    ArchiveBudget,
     MemberNames,
     check_metadata_size,
     clip,
@@ -34,7 +34,7 @@ from wander_hub.upload.archives.members import (
     read_member,
 )
 from wander_hub.upload.archives.stream import ByteStream
-from wander_hub.upload.archives.zip_archive import Member, ZipArchive, unpack_again
+from wander_hub.upload.archives.zip_archive import ZipArchive, ZipMember, unpack_again
 from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
 
 _NEEDED = ("METADATA", "WHEEL", "RECORD")
@@ -62,7 +62,7 @@ class _Pass:
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
     """SHA-256 in RECORD notation, and size."""
     code: list[tuple[str, bytes]] = field(default_factory=list)
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, ZipMember] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
     """Contents of the metadata files, by name."""
     modules: set[str] = field(default_factory=set)
@@ -78,7 +78,7 @@ def read(
 ) -> Contents:
     """Check the archive and return its contents; `body` is for reading a member a second time."""
     state = _Pass(filename, findings, MemberNames())
-    for member, content in ZipArchive(stream, Budget(settings.max_unpacked_bytes, size)).walk():
+    for member, content in ZipArchive(stream, ArchiveBudget(settings.max_unpacked_bytes, size)).walk():
         _take(state, member, content)
     _check_folders(state)
     _check_record(state, body)
@@ -100,7 +100,7 @@ def read(
     )
 
 
-def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
+def _take(state: _Pass, member: ZipMember, content: Iterator[bytes]) -> None:
     """Record a member: its installed path, its digest, and its bytes if they are needed."""
     path = member.name
     installed = _place_of(state, member)
@@ -124,7 +124,7 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
         state.loaders.look(text)
 
 
-def _place_of(state: _Pass, member: Member) -> str | None:
+def _place_of(state: _Pass, member: ZipMember) -> str | None:
     """Return where a member is installed, if not under its own path; check and report what that path
     means."""
     top, slash, rest = member.name.partition("/")
@@ -139,7 +139,7 @@ def _place_of(state: _Pass, member: Member) -> str | None:
     return None
 
 
-def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str | None:
+def _place_of_data(state: _Pass, member: ZipMember, folder: str, rest: str) -> str | None:
     state.data = state.data or folder
     scheme, _, path = rest.partition("/")
     plain = member.is_folder and not path

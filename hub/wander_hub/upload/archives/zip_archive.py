@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from wander_hub.upload.archives.members import Budget, clip
+from wander_hub.upload.archives.members import ArchiveBudget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
 from wander_hub.upload.schemas import refusal
 
@@ -41,7 +41,7 @@ _DOS_FOLDER = 0x10
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ZipMember:
     """A member as its local header describes it."""
 
     name: str
@@ -62,12 +62,12 @@ class Member:
 class ZipArchive:
     """A single pass over an archive."""
 
-    def __init__(self, stream: ByteStream, budget: Budget) -> None:
+    def __init__(self, stream: ByteStream, budget: ArchiveBudget) -> None:
         self._stream = stream
         self._budget = budget
-        self._members: list[Member] = []
+        self._members: list[ZipMember] = []
 
-    def walk(self) -> Iterator[tuple[Member, Iterator[bytes]]]:
+    def walk(self) -> Iterator[tuple[ZipMember, Iterator[bytes]]]:
         """Yield each member with its unpacked bytes, which are read to the end even if the caller does not.
 
         After the last member, the rest of the file has been checked too: the directory agrees, nothing
@@ -86,7 +86,7 @@ class ZipArchive:
                 raise refusal("not_a_wheel", "the file does not start like a zip archive")
             self._directory(signature)
 
-    def _local_header(self) -> Member:
+    def _local_header(self) -> ZipMember:
         start = self._stream.offset - 4
         needed, flags, method, time, date, crc, packed, size, name_length, extra_length = _LOCAL.unpack(
             self._stream.exactly(_LOCAL.size)
@@ -107,7 +107,7 @@ class ZipArchive:
         is_folder = name.endswith("/")
         if is_folder and size:
             raise refusal("special_member", f"the folder `{clip(name)}` has content")
-        return Member(
+        return ZipMember(
             *(name.removesuffix("/"), is_folder, raw_name, needed, flags, method, (time, date)),
             *(crc, packed, size, start, self._stream.offset),
         )
@@ -136,7 +136,7 @@ class ZipArchive:
             detail = f"bytes follow the end record at {self._stream.offset - 1:,}"
             raise refusal("zip_framing", detail)
 
-    def _central_header(self, member: Member) -> None:
+    def _central_header(self, member: ZipMember) -> None:
         fields = _CENTRAL.unpack(self._stream.exactly(_CENTRAL.size))
         _made_by, needed, flags, method, time, date, crc, packed, size = fields[:9]
         name_length, extra_length, comment_length, disk, _internal, external, offset = fields[9:]
@@ -178,7 +178,7 @@ def _whole() -> Iterator[None]:
         raise refusal("not_a_wheel", f"the archive ends {error}") from error
 
 
-def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
+def unpack(stream: ByteStream, member: ZipMember) -> Iterator[bytes]:
     """Yield a member's bytes; raise an error if their number or checksum differs from its header."""
     crc = size = 0
     with _whole():
@@ -197,12 +197,12 @@ def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
         raise refusal("bad_checksum", detail)
 
 
-def unpack_again(body: BinaryIO, member: Member) -> Iterator[bytes]:
+def unpack_again(body: BinaryIO, member: ZipMember) -> Iterator[bytes]:
     """Yield the bytes of a member a second time."""
     return unpack(ByteStream(body, start=member.data_offset), member)
 
 
-def _pieces(stream: ByteStream, member: Member) -> Iterator[bytes]:
+def _pieces(stream: ByteStream, member: ZipMember) -> Iterator[bytes]:
     if member.method == STORED:
         yield from stream.chunks(member.packed)
         return
@@ -281,7 +281,7 @@ def _long_sizes(field: bytes, packed: int, size: int, name: str) -> tuple[int, i
     return long_packed, long_size
 
 
-def _check_kind(member: Member, external: int) -> None:
+def _check_kind(member: ZipMember, external: int) -> None:
     """Require that a member is a plain file, or a folder if its name ends with a slash."""
     mode = external >> 16
     kind = stat.S_IFMT(mode)

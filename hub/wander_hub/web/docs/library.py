@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from wander_hub.environments.readme import PREFIX, Heading, list_headings, place, render
 from wander_hub.web.docs import reference
-from wander_hub.web.docs.search import SearchIndex, Section
+from wander_hub.web.docs.search import DocSection, SearchIndex
 from wander_hub.web.source.files import color_blocks
 
 _HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ _OWN_ID = re.compile(rf'(id="|href="#){PREFIX}')
 
 
 @dataclass(frozen=True)
-class Page:
+class DocPage:
     """One page of the documentation."""
 
     path: str
@@ -66,10 +66,10 @@ class DrawnPage:
 
 
 @cache
-def list_pages() -> dict[str, Page]:
+def list_pages() -> dict[str, DocPage]:
     """Return every page by its path, in the order of the menu."""
     menu = tomllib.loads((_folder() / "menu.toml").read_text())["nav"]
-    pages = (Page(_address(file), *rest) for file, *rest in _walk(menu))
+    pages = (DocPage(_address(file), *rest) for file, *rest in _walk(menu))
     return {page.path: page for page in pages}
 
 
@@ -119,13 +119,13 @@ class Library:
     def _index(self) -> SearchIndex:
         return SearchIndex(section for path in list_pages() for section in self._sections(path))
 
-    def _sections(self, path: str) -> Iterator[Section]:
+    def _sections(self, path: str) -> Iterator[DocSection]:
         """Yield the sections of a page, each with its heading."""
         page = self.draw(path)
         first, *parts = _SECTION.split(page.plain)
-        yield Section(path, "", page.title, "", _plain(first))
+        yield DocSection(path, "", page.title, "", _plain(first))
         for anchor, heading, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            yield Section(path, anchor, page.title, _plain(heading), _plain(text))
+            yield DocSection(path, anchor, page.title, _plain(heading), _plain(text))
 
 
 def _plain(drawn: str) -> str:

@@ -14,7 +14,7 @@ from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
-from wander_hub.web.docs.library import Library, Page, list_pages
+from wander_hub.web.docs.library import DocPage, Library, list_pages
 from wander_hub.web.templates import as_json, page, wants, wants_json
 
 router = HubRouter(prefix="/docs", include_in_schema=False, dependencies=[Depends(optional_identity)])
@@ -102,7 +102,7 @@ def _library(request: Request) -> Library:
     return library
 
 
-def _menu() -> list[tuple[str, list[tuple[str, list[Page]]]]]:
+def _menu() -> list[tuple[str, list[tuple[str, list[DocPage]]]]]:
     """Return the pages by section, then by folded part."""
     return [
         (section, [(deeper, list(some)) for deeper, some in groupby(pages, key=lambda one: one.deeper)])

@@ -20,7 +20,7 @@ _OPEN, _CLOSE = "\x02", "\x03"
 
 
 @dataclass(frozen=True)
-class Section:
+class DocSection:
     """The text under one heading."""
 
     path: str
@@ -45,7 +45,7 @@ class Found:
 class SearchIndex:
     """A full-text index of all sections."""
 
-    def __init__(self, sections: Iterable[Section]) -> None:
+    def __init__(self, sections: Iterable[DocSection]) -> None:
         self._lock = threading.Lock()
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
         self._index.execute(

@@ -19,7 +19,7 @@ from wander.evals.store.jsonl import split_lines
 from wander.evals.store.manifest import differences_in_words
 from wander.types import Record, Rollout
 from wander.wire import RolloutRow, RunDetail
-from wander.wire.gate import ROLLOUT, read_record
+from wander.wire.untrusted_text import ROLLOUT, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import service as runs

@@ -18,7 +18,7 @@ from wander_hub.posting.service import is_own
 from wander_hub.rights import rights
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
-from wander_hub.runs.explorer import Breakdown, RolloutQuery
+from wander_hub.runs.explorer import RolloutQuery, RunBreakdown
 from wander_hub.runs.models import Run
 from wander_hub.storage import spare_missing
 from wander_hub.verification import evidence
@@ -66,7 +66,7 @@ class RunView:
     links: RunLinks
     phases: list[Run]
     """The training runs that this one continued, from the first to this one."""
-    breakdown: Breakdown
+    breakdown: RunBreakdown
     transcripts_searched: bool
     """Whether the text search covers all messages."""
     incomplete: bool
@@ -102,7 +102,7 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     found = runs.find(visit.session, run_id)
     (detail,) = runs.details_of(visit.session, [found], visit.base_url)
     lost = set[str]()
-    rows, matching, breakdown = list[RolloutRow](), 0, Breakdown()
+    rows, matching, breakdown = list[RolloutRow](), 0, RunBreakdown()
     with spare_missing(lost):
         rows, matching = explorer.list_page(
             visit.session, visit.storage, found, query, query.offset, query.limit

@@ -68,7 +68,7 @@ class RolloutView:
 
 
 @dataclass(frozen=True)
-class Token:
+class SampledToken:
     """One sampled token."""
 
     id: int
@@ -96,7 +96,7 @@ class TurnView:
     number: int
     place: int
     turn: Turn
-    tokens: list[Token]
+    tokens: list[SampledToken]
     offset: int
     total: int
     prompt: int
@@ -174,7 +174,7 @@ def turn(visit: Visit, run_id: str, number: int, place: int, offset: int) -> Tur
         number=number,
         place=place,
         turn=whole.turns[place],
-        tokens=[Token(*pair, texts.get(pair[0])) for pair in pairs[offset : offset + _TOKENS]],
+        tokens=[SampledToken(*pair, texts.get(pair[0])) for pair in pairs[offset : offset + _TOKENS]],
         offset=offset,
         total=len(pairs),
         prompt=len(tokens.prompt_ids),

@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
-from wander.wire.gate import TOKENIZER_TEXT, Refused, read_part
 from wander.wire.models import TOKENIZER, TokenizerParts
+from wander.wire.untrusted_text import TOKENIZER_TEXT, RefusedText, read_part
 
 from wander_hub.models.models import Revision, RevisionFile
 from wander_hub.models.repository import visible_revisions
@@ -59,7 +59,7 @@ def read_texts(sha256: str, read: Callable[[], bytes]) -> TokenTexts:
     def find() -> TokenTexts:
         try:
             return TokenTexts(_texts(read_part(TokenizerParts, read(), TOKENIZER_TEXT)))
-        except Refused:
+        except RefusedText:
             return TokenTexts({})
 
     kept: TokenTexts = KEPT.get((sha256, "token texts"), find)

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
-from wander.wire.gate import METRICS, ROLLOUT, Refused, read_json, read_record
 from wander.wire.reproduction import toml_lines
+from wander.wire.untrusted_text import METRICS, ROLLOUT, RefusedText, read_json, read_record
 
 from wander_hub.runs.kept import KEPT
 from wander_hub.storage import Storage, spare_missing
@@ -139,7 +139,7 @@ class EvaluationLine:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PolicySample:
     """A rollout of the policy on one of the fixed examples."""
 
     rollout: Rollout
@@ -156,7 +156,7 @@ class SampleTable:
     prompts: list[str]
     rewards: dict[str, dict[int, float | None]]
     """Rewards by example and step. None means that the rollout failed. No rollout, no entry."""
-    shown: list[Sample]
+    shown: list[PolicySample]
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ def _entries(text: bytes) -> Iterator[dict[str, Any]]:
     for line in islice(split_lines([text]), _MOST_LINES):
         try:
             value = read_json(line, METRICS, finite=False)
-        except Refused:
+        except RefusedText:
             value = None
         yield value if isinstance(value, dict) else {}
 
@@ -484,14 +484,14 @@ def _samples(storage: Storage, detail: RunDetail, step: int | None) -> SampleTab
         if (one := _sample(storage.read(sha256, *place))) is not None:
             messages, omitted = transcript.list_messages(one, view=detail.manifest.environment.info.view)
             left_out = max(0, len(messages) - _MOST_MESSAGES)
-            shown.append(Sample(one, messages[:_MOST_MESSAGES], omitted + left_out))
+            shown.append(PolicySample(one, messages[:_MOST_MESSAGES], omitted + left_out))
     return SampleTable(index.steps, chosen, index.prompts, index.rewards, shown)
 
 
 def _sample(line: bytes) -> Rollout | None:
     try:
         rollout = read_record(Rollout, line, ROLLOUT)
-    except Refused:
+    except RefusedText:
         return None
     sound = rollout.reward is None or math.isfinite(rollout.reward)
     return rollout if sound and rollout.step is not None and rollout.step >= 0 else None

@@ -43,7 +43,7 @@ _AROUND = 3
 """Unchanged lines shown before and after a change."""
 
 
-class Line(Record):
+class ChangedLine(Record):
     """A line of a file that changed."""
 
     kind: Literal["same", "add", "del"]
@@ -58,7 +58,7 @@ class FileChange(Record):
 
     path: str
     kind: Literal["added", "removed", "changed"]
-    hunks: list[list[Line]] = Field(default_factory=list)
+    hunks: list[list[ChangedLine]] = Field(default_factory=list)
     """Changed lines with some unchanged lines around them, in order. Empty for an empty file."""
     left_out: str = ""
     """Why the hunks are left out, such as for a binary or very large file."""
@@ -213,9 +213,9 @@ def _compare(path: str, old: _Member | None, new: _Member | None, most: int) -> 
     return FileChange(path=path, kind=kind, hunks=hunks, drawn=drawn), sum(map(len, texts))
 
 
-def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list[list[Line]], Markup]:
+def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list[list[ChangedLine]], Markup]:
     """Return the changed lines with the lines around them, as data and as HTML."""
-    sides, hunks, drawn = (_draw(path, old), _draw(path, new)), list[list[Line]](), list[Markup]()
+    sides, hunks, drawn = (_draw(path, old), _draw(path, new)), list[list[ChangedLine]](), list[Markup]()
     for group in SequenceMatcher(None, old, new).get_grouped_opcodes(_AROUND):
         drawn += [_GAP] if hunks else []
         hunks.append([])
@@ -230,7 +230,7 @@ def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list
             for one, two in pairs:  # line numbers in both versions, 0 for a missing line
                 kind: Literal["same", "add", "del"] = "same" if one and two else "add" if two else "del"
                 text, shown = (new[two - 1], sides[1][two - 1]) if two else (old[one - 1], sides[0][one - 1])
-                hunks[-1].append(Line(kind=kind, old=one or None, new=two or None, text=text))
+                hunks[-1].append(ChangedLine(kind=kind, old=one or None, new=two or None, text=text))
                 drawn.append(_LINES[kind].format(one or "", two or "", shown))
     return hunks, Markup("").join(drawn)
 

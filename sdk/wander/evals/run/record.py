@@ -119,20 +119,25 @@ class RunRecord:
                 raise folder.repeats(number)
             yield rollout, True
 
+    def count_left_out(self, plan: EvaluationPlan) -> int:
+        """Return the number of missing rollouts that are not played, because only failed groups are."""
+        if not plan.only_failed:
+            return 0
+        unit = self.manifest.played_together
+        failed = sum(self._has_failed(start) for start in range(0, len(self._states), unit))
+        return self.total - self.resumed - failed * unit
+
     def missing_groups(self, plan: EvaluationPlan) -> Iterator[PlannedGroup]:
-        """Return an iterator over the groups that still need to be played."""
-        states, unit, per_example = self._states, self.manifest.played_together, plan.rollouts_per_example
-        starts, shard, only_failed = range(0, len(states), unit), plan.shard, plan.only_failed
-        # A single failed rollout is enough, because its group is played again as a whole.
-        if only_failed:
-            failed = sum(_FAILED in states[start : start + unit] for start in starts)
-            self.left_out = self.total - self.resumed - failed * unit
-        return (
-            (start // per_example, range(start % per_example, start % per_example + unit))
-            for number, start in enumerate(starts)
-            if (_FAILED in states[start : start + unit] if only_failed else states[start] != _DONE)
-            and (shard is None or shard.takes(number))
-        )
+        """Yield the groups that still need to be played."""
+        unit, per_example = self.manifest.played_together, plan.rollouts_per_example
+        for number, start in enumerate(range(0, len(self._states), unit)):
+            is_wanted = self._has_failed(start) if plan.only_failed else self._states[start] != _DONE
+            if is_wanted and (plan.shard is None or plan.shard.takes(number)):
+                yield start // per_example, range(start % per_example, start % per_example + unit)
+
+    def _has_failed(self, start: int) -> bool:
+        """Return whether a group has a failed rollout. It is then played again as a whole."""
+        return _FAILED in self._states[start : start + self.manifest.played_together]
 
     def append(self, rollout: Rollout) -> None:
         """Record a finished rollout."""

@@ -225,6 +225,7 @@ class _Evaluation:
         """Play the missing rollouts. Returns early on a stop, and raises the verdict of the failure watch."""
         record = self._record
         self._meter.at_least(record.resume())
+        record.left_out = record.count_left_out(self._plan)
         groups = record.missing_groups(self._plan)
         count = (record.total - record.resumed - record.left_out) // record.manifest.played_together
         self._report_progress(force=True)
@@ -247,7 +248,7 @@ class _Evaluation:
             example = await examples.example(place)
             rollout_ids = [f"{example.example_id}/{index}" for index in indices]
             await self._admission.enter(rollout_ids)
-            if self._is_over():
+            if self._must_stop():
                 self._admission.leave(rollout_ids)
                 return
             self._in_flight += len(indices)
@@ -261,7 +262,7 @@ class _Evaluation:
                 self._report_progress()
                 if self._watch.add(rollout):
                     self._stop.requested.set()
-            if self._is_over():
+            if self._must_stop():
                 return
 
     async def _play_with_retries(self, example: Example, indices: range) -> list[Rollout]:
@@ -289,8 +290,8 @@ class _Evaluation:
             await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.5))
         return rollouts
 
-    def _is_over(self) -> bool:
-        """Return whether to start no more rollouts: because of a request, a failure or a budget."""
+    def _must_stop(self) -> bool:
+        """Note a budget that is spent or cannot be enforced, and return whether to start no more rollouts."""
         if self._meter.is_blind and self._watch.verdict is None:
             self._watch.verdict = ModelError(
                 f"the endpoint of `{self._client.model}` does not count tokens, so no budget can be enforced",

@@ -47,7 +47,7 @@ class SamplingTotals:
 
 
 @dataclass(frozen=True)
-class Job:
+class SamplingJob:
     """A turn to sample."""
 
     rollout_id: str
@@ -77,7 +77,7 @@ class Engine(ABC):
         """Discard the cache of a conversation whose history changed."""
 
     @abstractmethod
-    async def sample(self, job: Job) -> Sample:
+    async def sample(self, job: SamplingJob) -> Sample:
         """Sample a turn; raises `ModelError`."""
 
     def update_weights(self, weights: Weights) -> None:  # noqa: B027 - an optional hook
@@ -132,7 +132,7 @@ class BatchedEngine(Engine):
 
     def __init__(self, *, max_batch_size: int, beside: BatchedEngine | None = None) -> None:
         super().__init__()
-        self._batcher: Batcher[tuple[BatchedEngine, Job], Sample] = (
+        self._batcher: Batcher[tuple[BatchedEngine, SamplingJob], Sample] = (
             beside._batcher
             if beside is not None
             else Batcher(
@@ -151,7 +151,7 @@ class BatchedEngine(Engine):
         """Stop batches from waiting for a rollout."""
         self._batcher.end(rollout_id)
 
-    async def sample(self, job: Job) -> Sample:
+    async def sample(self, job: SamplingJob) -> Sample:
         """Sample a turn in a batch with those of other rollouts."""
         return await self._batcher.submit(job.rollout_id, (self, job))
 
@@ -161,7 +161,7 @@ class BatchedEngine(Engine):
         return self._batcher.is_computing
 
     @abstractmethod
-    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[SamplingJob], tell: Tell[Sample]) -> list[Sample]:
         """Sample a batch, in the batcher's thread; `tell` may receive turns that finish early."""
 
     def take_totals(self) -> SamplingTotals:
@@ -178,7 +178,7 @@ class BatchedEngine(Engine):
         self._batcher.close()
 
 
-def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]], tell: Tell[Sample]) -> list[Sample]:
+def _sample_batch(asked: Sequence[tuple[BatchedEngine, SamplingJob]], tell: Tell[Sample]) -> list[Sample]:
     """Sample the turns of each engine, one engine after the other."""
     samples: dict[int, Sample] = {}
     for engine in dict.fromkeys(engine for engine, _ in asked):

@@ -16,7 +16,7 @@ import torch
 
 from wander.errors import ModelError
 from wander.models.batching import Tell
-from wander.models.engines.base import BatchedEngine, Job, Weights
+from wander.models.engines.base import BatchedEngine, SamplingJob, Weights
 from wander.models.kv import ConversationCache
 from wander.models.sampling import Sample, Sampler
 
@@ -83,14 +83,14 @@ class TransformersEngine(BatchedEngine):
             "dtype": str(self.sampler.model.dtype).removeprefix("torch."),
         }
 
-    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[SamplingJob], tell: Tell[Sample]) -> list[Sample]:
         started = perf_counter()
         answers: dict[str, Sample] = {}
         places = {job.rollout_id: place for place, job in enumerate(jobs)}
         try:
             for part, cohort in self._parts(jobs):
 
-                def ended(known: dict[int, Sample], part: list[Job] = part) -> None:
+                def ended(known: dict[int, Sample], part: list[SamplingJob] = part) -> None:
                     for sample in known.values():
                         sample.step = self.step
                     tell([(places[part[row].rollout_id], sample) for row, sample in known.items()])
@@ -108,16 +108,16 @@ class TransformersEngine(BatchedEngine):
             self.count(job.request, answers[job.rollout_id])
         return [answers[job.rollout_id] for job in jobs]
 
-    def _parts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], _Cohort | None]]:
+    def _parts(self, jobs: Sequence[SamplingJob]) -> list[tuple[list[SamplingJob], _Cohort | None]]:
         """Split a batch into groups of rows that are computed together, each with its cache."""
         held: dict[str, _Cohort] = {}
-        fresh: list[Job] = []
+        fresh: list[SamplingJob] = []
         for job in jobs:
             if (cohort := self._cohorts.get(job.rollout_id)) is None:
                 fresh.append(job)
             else:
                 held[job.rollout_id] = cohort
-        parts: list[tuple[list[Job], _Cohort | None]] = []
+        parts: list[tuple[list[SamplingJob], _Cohort | None]] = []
         for part in self._at_most([job for job in jobs if job.rollout_id in held]):
             cohort = self._bring_together({job.rollout_id: held[job.rollout_id] for job in part})
             self.totals.cached_tokens += sum(len(tokens) for tokens in cohort.cache.tokens)
@@ -129,7 +129,7 @@ class TransformersEngine(BatchedEngine):
         self.totals.context_tokens += sum(len(job.request.ids) for job in jobs)
         return parts
 
-    def _at_most(self, jobs: list[Job]) -> list[list[Job]]:
+    def _at_most(self, jobs: list[SamplingJob]) -> list[list[SamplingJob]]:
         """Split jobs into groups of at most the maximum batch size."""
         size = self._max_batch_size
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]

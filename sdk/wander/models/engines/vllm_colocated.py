@@ -13,7 +13,7 @@ from typing import Any
 
 from wander.errors import ModelError, require_extra
 from wander.models.batching import Tell
-from wander.models.engines.base import BatchedEngine, Job, Weights
+from wander.models.engines.base import BatchedEngine, SamplingJob, Weights
 from wander.models.engines.vllm_server import end_of, vllm_parameters
 from wander.models.sampling import Sample
 
@@ -80,7 +80,7 @@ class VLLMColocatedEngine(BatchedEngine):
         """Return the facts about the engine."""
         return {"engine": "vllm", "memory": self._memory, "context_length": self._context_length}
 
-    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[SamplingJob], tell: Tell[Sample]) -> list[Sample]:
         from vllm import SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
         started = perf_counter()

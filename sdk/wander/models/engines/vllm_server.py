@@ -30,7 +30,7 @@ from wander.clients.completions import failure_in
 from wander.clients.http_errors import complaint, error_of, one_line
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
-from wander.models.engines.base import Engine, Job, SamplingTotals, Weights
+from wander.models.engines.base import Engine, SamplingJob, SamplingTotals, Weights
 from wander.models.sampling import Sample, SampleRequest
 
 REQUEST_SECONDS = 1800.0
@@ -192,7 +192,7 @@ class VLLMServerEngine(Engine):
         other._connect()
         return other
 
-    async def sample(self, job: Job) -> Sample:
+    async def sample(self, job: SamplingJob) -> Sample:
         """Sample a turn; the request is sent immediately unless the weights are changing."""
         async with self._gate.turn() as step:
             sample = await self._ask(job.request)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import RLOOConfig, RLOOTrainer
 
 from wander.train.config import GRPOSettings
-from wander.train.rollouts.own_trainer import reward
+from wander.train.rollouts.rollout_func import reward
 from wander.train.settings.library_arguments import hand_on
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from wander.train.rollouts.rows import Line
+from wander.train.rollouts.rows import TokenLine
 
 ROWS_PER_FORWARD = 32
 """Maximum number of sequences that are computed together, which limits the size of the matrices."""
@@ -38,10 +38,10 @@ class Pieces:
     lengths_P: torch.Tensor
 
 
-def later_sequences(lines: Sequence[Line], device: torch.device) -> torch.Tensor | None:
+def later_sequences(lines: Sequence[TokenLine], device: torch.device) -> torch.Tensor | None:
     """Return `later_GK2`, the positions of each row's sequences after the first; None without such sequences.
 
-    The two positions are those of `Line.later`. Rows with fewer sequences are filled with -1.
+    The two positions are those of `TokenLine.later`. Rows with fewer sequences are filled with -1.
     """
     most = max(len(line.later) for line in lines)
     if most == 0:

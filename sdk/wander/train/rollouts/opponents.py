@@ -21,7 +21,7 @@ from wander.clients.players import PlayersClient, require_players
 from wander.errors import ConfigError
 from wander.evals.store import jsonl
 from wander.models.batching import Tell
-from wander.models.engines.base import BatchedEngine, Job, Weights
+from wander.models.engines.base import BatchedEngine, SamplingJob, Weights
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
@@ -42,7 +42,7 @@ class SharedEngine(TransformersEngine):
     turn = Lock()
     """Lock that all such engines share. They only sample, and one at a time is faster."""
 
-    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[SamplingJob], tell: Tell[Sample]) -> list[Sample]:
         with self.turn:
             return super()._sample(jobs, tell)
 

@@ -138,7 +138,7 @@ def draw_one(rollout: Rollout) -> Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class TokenLine:
     """The sequences of a row as one line of tokens: the first prompt, and a completion with the rest."""
 
     tokens: Trajectory
@@ -147,11 +147,11 @@ class Line:
     first."""
 
 
-def lay_out(row: Row, end: int) -> Line:
+def lay_out(row: Row, end: int) -> TokenLine:
     """Return the sequences of a row one after another; the token `end` for a row without sequences."""
     first, *others = row.sequences or [Trajectory([end], [end], [0], [0.0])]
     if not others:
-        return Line(first, [])
+        return TokenLine(first, [])
     ids, mask, logprobs = list(first.completion_ids), list(first.mask), list(first.logprobs)
     later = []
     for sequence in others:
@@ -159,10 +159,10 @@ def lay_out(row: Row, end: int) -> Line:
         ids += [*sequence.prompt_ids, *sequence.completion_ids]
         mask += [0] * len(sequence.prompt_ids) + sequence.mask
         logprobs += [0.0] * len(sequence.prompt_ids) + sequence.logprobs
-    return Line(Trajectory(first.prompt_ids, ids, mask, logprobs), later)
+    return TokenLine(Trajectory(first.prompt_ids, ids, mask, logprobs), later)
 
 
-def trl_columns(lines: Sequence[Line], rewards: Sequence[float | None]) -> dict[str, Any]:
+def trl_columns(lines: Sequence[TokenLine], rewards: Sequence[float | None]) -> dict[str, Any]:
     """Return what TRL's `rollout_func` returns."""
     return {
         "prompt_ids": [line.tokens.prompt_ids for line in lines],

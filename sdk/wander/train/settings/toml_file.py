@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from wander.errors import ConfigError, did_you_mean
 from wander.train.settings.sections import Section
 from wander.types import first_fault
-from wander.wire.gate import SETTINGS, read_toml_file
+from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 AnySection = TypeVar("AnySection", bound=Section)
 

@@ -66,7 +66,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass
-class Rule:
+class WatchRule:
     """A condition and its consequence."""
 
     holds: Callable[[Entry], str | None]
@@ -126,7 +126,7 @@ class Rules:
 
 def make_rules(
     settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
-) -> list[Rule]:
+) -> list[WatchRule]:
     """Return the rules of a run; if several end it at the same step, the first one counts.
 
     `read_first_values` returns the results of the evaluation before the first step, by `CELL/METRIC`.
@@ -134,12 +134,12 @@ def make_rules(
     stopping = settings.stopping
     compares = settings.algorithm.loss != "distill"
     return [
-        Rule(_gradient_not_finite, ends="gradient"),
-        Rule(_Target(stopping.target).reached, ends="target"),
-        Rule(_Collapse(settings).read, alert="collapse", ends="collapse" if stopping.collapse else None),
-        Rule(_reward_not_finite, alert="reward_not_finite"),
-        Rule(_LowEntropy().read, alert="entropy_low", steps=LASTING),
-        Rule(
+        WatchRule(_gradient_not_finite, ends="gradient"),
+        WatchRule(_Target(stopping.target).reached, ends="target"),
+        WatchRule(_Collapse(settings).read, alert="collapse", ends="collapse" if stopping.collapse else None),
+        WatchRule(_reward_not_finite, alert="reward_not_finite"),
+        WatchRule(_LowEntropy().read, alert="entropy_low", steps=LASTING),
+        WatchRule(
             _above(
                 "groups_without_variance",
                 MOST_FLAT if compares else math.inf,
@@ -148,12 +148,12 @@ def make_rules(
             alert="no_variance",
             steps=LASTING,
         ),
-        Rule(
+        WatchRule(
             _above("truncated", MOST_TRUNCATED, "{:.0%} of the rollouts were cut short by a limit"),
             alert="truncated",
         ),
-        Rule(_failures, alert="failures"),
-        Rule(
+        WatchRule(_failures, alert="failures"),
+        WatchRule(
             _above(
                 SHARE,
                 math.inf if is_corrected(settings) else MOST_DIFFERING,
@@ -162,8 +162,8 @@ def make_rules(
             ),
             alert="logprobs_differ",
         ),
-        Rule(_FlatEvaluations().read, alert="evaluation_flat"),
-        Rule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
+        WatchRule(_FlatEvaluations().read, alert="evaluation_flat"),
+        WatchRule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
     ]
 
 

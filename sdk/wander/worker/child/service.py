@@ -35,12 +35,12 @@ from wander.worker.protocol import (
     Close,
     Complete,
     Completed,
+    EnvironmentLoaded,
     Examples,
     Fault,
     GetExamples,
     Hello,
     Load,
-    Loaded,
     LoadFailed,
     Noticed,
     PartEnded,
@@ -50,7 +50,7 @@ from wander.worker.protocol import (
     Pong,
     Recall,
     Recalled,
-    Refused,
+    WorkerRefused,
     to_worker,
 )
 
@@ -92,11 +92,11 @@ class Service:
             try:
                 message = to_worker.validate_json(line)
             except ValidationError:
-                message = Refused(reason=f"the host sent an invalid message for protocol {PROTOCOL}")
+                message = WorkerRefused(reason=f"the host sent an invalid message for protocol {PROTOCOL}")
             if isinstance(message, Load):
                 self._load = message
                 return message
-            if isinstance(message, Refused):
+            if isinstance(message, WorkerRefused):
                 log_line(message.reason)
             return None
         return None
@@ -122,7 +122,7 @@ class Service:
             environment.report_silence(
                 Notices(lambda silence: self._report(silence, note, loop), self._load.notice_seconds)
             )
-        self._channel.send(Loaded.model_construct(info=environment.info).model_dump_json())
+        self._channel.send(EnvironmentLoaded.model_construct(info=environment.info).model_dump_json())
         async for line in self._lines:
             message = to_worker.validate_json(line)
             if isinstance(message, Completed):

@@ -26,12 +26,12 @@ from wander.worker.protocol import (
     Close,
     Complete,
     Completed,
+    EnvironmentLoaded,
     Examples,
     Fault,
     GetExamples,
     Hello,
     LastWords,
-    Loaded,
     LoadFailed,
     Noticed,
     PartEnded,
@@ -41,7 +41,7 @@ from wander.worker.protocol import (
     Pong,
     Recall,
     Recalled,
-    Refused,
+    WorkerRefused,
     to_host,
 )
 from wander.worker.remote.link import RemoteLink
@@ -272,7 +272,7 @@ class WorkerSession:
                 if answer.protocol != PROTOCOL:
                     raise self._refuse(answer)
                 self._channel.send(self.options.load.model_dump_json())
-            if isinstance(answer, Loaded):
+            if isinstance(answer, EnvironmentLoaded):
                 return answer.info
             if isinstance(answer, LoadFailed):
                 error = answer.fault.load_error()
@@ -289,7 +289,7 @@ class WorkerSession:
             f"the environment's wander-sdk {hello.wander} uses protocol {hello.protocol}, this wander-sdk "
             f"{__version__} uses {PROTOCOL}"
         )
-        self._channel.send(Refused(reason=f"refused by the host: {reason}").model_dump_json())
+        self._channel.send(WorkerRefused(reason=f"refused by the host: {reason}").model_dump_json())
         hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
         if hello.protocol > PROTOCOL:
             hint = f"upgrade this one: `{install_command('-U wander-sdk wander-client')}`"

@@ -130,14 +130,14 @@ class _Stop:
         self._grace = grace
         self._idle_seconds = idle_seconds
         self._is_saving = False
-        self._is_over = False
+        self._grace_is_over = False
         self.ended = threading.Event()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._is_over:
+        if self._grace_is_over:
             if not (self._is_saving or self._record.is_updating):
-                self._is_over = False
+                self._grace_is_over = False
                 self.ended.set()
                 raise GraceOver
         elif self._record.stop_requested:
@@ -164,7 +164,7 @@ class _Stop:
         while not self.ended.wait(_TICK):
             elapsed = time.monotonic() - began
             if elapsed >= self._grace or min(elapsed, self._idle_seconds()) >= IDLE_SECONDS:
-                self._is_over = True
+                self._grace_is_over = True
                 signal.pthread_kill(main.ident or 0, signal.SIGTERM)
 
 

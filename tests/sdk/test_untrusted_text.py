@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 from wander.types import Record
-from wander.wire import gate
-from wander.wire.gate import KINDS, MIB, MOST_DEPTH, MOST_DIGITS, Refused, TextKind
+from wander.wire import untrusted_text
+from wander.wire.untrusted_text import KINDS, MIB, MOST_DEPTH, MOST_DIGITS, RefusedText, TextKind
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "package-index.md"
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
@@ -49,7 +49,7 @@ def smallest_kind(text: bytes) -> int:
         try:
             TextKind("it", MIB, middle).check_json(text)
             high = middle
-        except Refused:
+        except RefusedText:
             low = middle + 1
     return low
 
@@ -57,13 +57,13 @@ def smallest_kind(text: bytes) -> int:
 @given(VALUES, st.sampled_from([None, 1, " "]), st.booleans(), st.integers(1, 9))
 def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only, window):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
-    before, gate._WINDOW = gate._WINDOW, window
+    before, untrusted_text._WINDOW = untrusted_text._WINDOW, window
     try:
         counted = smallest_kind(text)
     finally:
-        gate._WINDOW = before
+        untrusted_text._WINDOW = before
     assert count(value) <= counted <= 3 * count(value) + 2
-    assert gate.read_json(text, TextKind("it", MIB, counted)) == json.loads(text)
+    assert untrusted_text.read_json(text, TextKind("it", MIB, counted)) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only
 )
 def test_what_is_over_a_limit_or_no_json_is_refused_soon(text):
     began = time.process_time()
-    with pytest.raises(Refused) as refused:
-        gate.read_json(text, TextKind("it", MIB, 200_000))
+    with pytest.raises(RefusedText) as refused:
+        untrusted_text.read_json(text, TextKind("it", MIB, 200_000))
     assert time.process_time() - began < 0.5
     assert len(str(refused.value)) < 500
 
@@ -108,8 +108,8 @@ def test_numbers_that_fit_are_read():
     kind = TextKind("it", MIB, 1000)
     largest = "1" + "0" * 308
     text = f'[{largest}, {largest}.5, 1e308, 1e-999, -0.0, 18446744073709551616, "NaN", "1e999"]'
-    assert gate.read_json(text, kind) == json.loads(text)
-    assert gate.read_json("[" * MOST_DEPTH + "]" * MOST_DEPTH, kind)
+    assert untrusted_text.read_json(text, kind) == json.loads(text)
+    assert untrusted_text.read_json("[" * MOST_DEPTH + "]" * MOST_DEPTH, kind)
 
 
 def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
@@ -121,8 +121,8 @@ def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
         (b'{"names":[],"words":{' + b",".join(b'"%d":""' % n for n in range(100_000)) + b"}}", ""),
         (b'{"names":[],' + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}", ""),
     ):
-        with pytest.raises(Refused) as refused:
-            gate.read_record(Thing, text, kind)
+        with pytest.raises(RefusedText) as refused:
+            untrusted_text.read_record(Thing, text, kind)
         assert refused.value.place.startswith(place)
         assert not refused.value.too_large
     assert time.process_time() - began < 3
@@ -149,8 +149,8 @@ def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
 )
 def test_toml_over_a_limit_is_refused_soon(text):
     began = time.process_time()
-    with pytest.raises(Refused):
-        gate.read_toml(text, TextKind("it", MIB, 100_000))
+    with pytest.raises(RefusedText):
+        untrusted_text.read_toml(text, TextKind("it", MIB, 100_000))
     assert time.process_time() - began < 1
 
 
@@ -158,9 +158,9 @@ def test_ordinary_toml_is_read():
     text = (
         b'a.b.c = "1.2.3.4"\n[tool.x."y.z"]\n' + b'u = "https://files.example/a.b-1.2.3.whl"\n' + b"\n" * 99
     )
-    assert gate.read_toml(text, gate.PROJECT)["a"]["b"]["c"] == "1.2.3.4"
+    assert untrusted_text.read_toml(text, untrusted_text.PROJECT)["a"]["b"]["c"] == "1.2.3.4"
     long = b"x = [" + b'"https://a.example/b.c.d-1.0.whl", ' * 200 + b"]\n"
-    assert len(gate.read_toml(long, gate.LOCK)["x"]) == 200
+    assert len(untrusted_text.read_toml(long, untrusted_text.LOCK)["x"]) == 200
 
 
 def test_kinds_have_names_and_limits_of_their_own():
@@ -172,7 +172,7 @@ def test_the_documentation_lists_every_kind():
     """If this fails, put the expected rows at the end of docs/package-index.md."""
 
     def size(number: int) -> str:
-        return f"{number // MIB} MiB" if number >= MIB else f"{number // gate.KIB} KiB"
+        return f"{number // MIB} MiB" if number >= MIB else f"{number // untrusted_text.KIB} KiB"
 
     rows = "".join(
         f"|{one.name}|{size(one.most_bytes)}|{one.most_values:,}|"

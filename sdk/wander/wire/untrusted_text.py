@@ -49,7 +49,7 @@ _MOST_KEY_DOTS = 20_000
 """Maximum number of dots outside the strings of a TOML text. `tomllib` takes 0.5 seconds for that number."""
 
 
-class Refused(ValueError):
+class RefusedText(ValueError):
     """Raised for text that exceeds a limit, is malformed, or does not have the expected content."""
 
     def __init__(self, fault: str, *, place: str = "", too_large: bool = False) -> None:
@@ -74,12 +74,12 @@ class TextKind:
     needs ten times the memory of a number, and each unknown key produces an error."""
 
     def check_size(self, size: int) -> None:
-        """Raise `Refused` if the text has too many bytes."""
+        """Raise `RefusedText` if the text has too many bytes."""
         if size > self.most_bytes:
-            raise Refused(f"{self.name} has over {self.most_bytes:,} bytes", too_large=True)
+            raise RefusedText(f"{self.name} has over {self.most_bytes:,} bytes", too_large=True)
 
     def check_json(self, text: bytes) -> bool:
-        """Check a JSON text against the limits; raises `Refused` if it exceeds one of them.
+        """Check a JSON text against the limits; raises `RefusedText` if it exceeds one of them.
 
         Returns whether the text may contain a number that is too large for a double.
         """
@@ -92,17 +92,17 @@ class TextKind:
             nodes += brackets.count(b"[") + brackets.count(b"{") + piece.count(b":")
             values += piece.count(b",")
             if values + nodes > self.most_values:
-                raise Refused(f"{self.name} has over {self.most_values:,} values", too_large=True)
+                raise RefusedText(f"{self.name} has over {self.most_values:,} values", too_large=True)
             if nodes > most_nodes:
                 fault = f"{self.name} has over {most_nodes:,} objects, lists and keys"
-                raise Refused(fault, too_large=True)
+                raise RefusedText(fault, too_large=True)
             open_brackets = _close_pairs(open_brackets + brackets)
             if len(open_brackets) > MOST_DEPTH:
                 fault = f"{self.name} nests objects and lists over {MOST_DEPTH} deep, or does not close them"
-                raise Refused(fault, too_large=True)
+                raise RefusedText(fault, too_large=True)
             shapes = piece.translate(_SHAPES, b" \t\r\n")
             if _LONG_NUMBER in shapes:
-                raise Refused(f"{self.name} has a number of over {MOST_DIGITS} digits", too_large=True)
+                raise RefusedText(f"{self.name} has a number of over {MOST_DIGITS} digits", too_large=True)
             odd = odd or any(pattern in shapes for pattern in _MAYBE_INFINITE)
         return odd
 
@@ -131,7 +131,7 @@ def _close_pairs(brackets: bytes) -> bytes:
 
 
 def read_json(text: bytes | str, kind: TextKind, *, finite: bool = True) -> Any:
-    """Return the value of a JSON text; raises `Refused` if the text exceeds a limit or is malformed.
+    """Return the value of a JSON text; raises `RefusedText` if the text exceeds a limit or is malformed.
 
     NaN and infinity, which Python writes although the JSON standard forbids them, are accepted only if
     `finite` is False.
@@ -142,14 +142,14 @@ def read_json(text: bytes | str, kind: TextKind, *, finite: bool = True) -> Any:
         with _turn(text):
             value = pydantic_core.from_json(text, allow_inf_nan=not finite)
     except ValueError as error:
-        raise Refused(f"not JSON: {str(error)[:_LONGEST_FAULT]}") from error
+        raise RefusedText(f"not JSON: {str(error)[:_LONGEST_FAULT]}") from error
     if finite and odd and not is_finite(value):
-        raise Refused("it contains a number that is too large")
+        raise RefusedText("it contains a number that is too large")
     return value
 
 
 def read_record(model: type[Model], text: bytes | str, kind: TextKind) -> Model:
-    """Parse a JSON text as a record; raises `Refused` if the text exceeds a limit or does not fit the model.
+    """Parse a JSON text as a record; raises `RefusedText` for a text over a limit, or an unfit one.
 
     The text is parsed before it is validated. If pydantic parsed it, each validation error would hold a copy
     of the value that it describes.
@@ -175,29 +175,29 @@ def read_part(model: type[Model], text: bytes, kind: TextKind) -> Model:
 
 
 def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
-    """Return the table of a TOML text; raises `Refused` if the text exceeds a limit or is malformed."""
+    """Return the table of a TOML text; raises `RefusedText` if the text exceeds a limit or is malformed."""
     kind.check_size(len(text))
     lines = text.split(b"\n") if text.count(b"\n") <= kind.most_values else None
     if lines is None or text.count(b",") + text.count(b"=") > kind.most_values:
-        raise Refused(f"{kind.name} has over {kind.most_values:,} values", too_large=True)
+        raise RefusedText(f"{kind.name} has over {kind.most_values:,} values", too_large=True)
     dotted = (line.count(b".") for line in lines)
     if sum((dots - _FREE_DOTS) ** 2 for dots in dotted if dots > _FREE_DOTS) > _MOST_DOTTED:
-        raise Refused(f"{kind.name} has keys with too many parts", too_large=True)
+        raise RefusedText(f"{kind.name} has keys with too many parts", too_large=True)
     if text.count(b".") > _MOST_KEY_DOTS and _TOML_STRING.sub(b"", text).count(b".") > _MOST_KEY_DOTS:
-        raise Refused(f"{kind.name} has over {_MOST_KEY_DOTS:,} key parts", too_large=True)
+        raise RefusedText(f"{kind.name} has over {_MOST_KEY_DOTS:,} key parts", too_large=True)
     if _LONG_NUMBER in text.translate(_SHAPES, b"_"):
-        raise Refused(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
+        raise RefusedText(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
     if b"\\u0000" in text or b"\\U00000000" in text:
-        raise Refused(f"{kind.name} contains the null character, which is not allowed in paths and names")
+        raise RefusedText(f"{kind.name} contains the null character, which is not allowed in paths and names")
     import tomllib  # late: most programs that check a text read no TOML
 
     try:
         table = tomllib.loads(text.decode())
         is_deep = _is_deep(table, MOST_DEPTH)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"not TOML: {str(error)[:_LONGEST_FAULT]}") from error
+        raise RefusedText(f"not TOML: {str(error)[:_LONGEST_FAULT]}") from error
     if is_deep:
-        raise Refused(f"{kind.name} nests tables and lists over {MOST_DEPTH} deep", too_large=True)
+        raise RefusedText(f"{kind.name} nests tables and lists over {MOST_DEPTH} deep", too_large=True)
     return table
 
 
@@ -209,7 +209,7 @@ def _is_deep(value: Any, most: int) -> bool:
 def read_toml_file(path: Path, kind: TextKind) -> dict[str, Any]:
     """Return the table of a TOML file.
 
-    Raises `Refused` like `read_toml`, and `OSError` if the path is not a file.
+    Raises `RefusedText` like `read_toml`, and `OSError` if the path is not a file.
     """
     with open_file(path) as file:
         return read_toml(file.read(kind.most_bytes + 1), kind)
@@ -219,7 +219,7 @@ def read_project(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `pyproject.toml` after checking the types of the values that Wander
     reads.
 
-    Raises `OSError` if the path is not a file, and `Refused` if the content is not valid.
+    Raises `OSError` if the path is not a file, and `RefusedText` if the content is not valid.
     """
     document = read_toml_file(folder / "pyproject.toml", PROJECT)
     project = _table(document, "project")
@@ -230,22 +230,22 @@ def read_project(folder: Path) -> dict[str, Any]:
             inner = _table(inner, name)
     for name in ("description", "version"):
         if not isinstance(project.get(name, ""), str):
-            raise Refused("it is not a string", place=f"project.{name}")
+            raise RefusedText("it is not a string", place=f"project.{name}")
     points = _table(project, "entry-points")
     for group in points:
         if not all(isinstance(target, str) for target in _table(points, group).values()):
-            raise Refused("an entry point is not a string", place="project.entry-points")
+            raise RefusedText("an entry point is not a string", place="project.entry-points")
     for name in ("dependencies", "dynamic"):
         listed = project.get(name, [])
         if not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
-            raise Refused("it is not a list of strings", place=f"project.{name}")
+            raise RefusedText("it is not a list of strings", place=f"project.{name}")
     return document
 
 
 def _table(outer: dict[str, Any], name: str) -> dict[str, Any]:
     table = outer.get(name, {})
     if not isinstance(table, dict):
-        raise Refused("it is not a table", place=name)
+        raise RefusedText("it is not a table", place=name)
     return table
 
 
@@ -263,13 +263,15 @@ def is_finite(value: Any) -> bool:
     return not isinstance(value, list | tuple) or all(map(is_finite, value))
 
 
-def refusal_of(error: ValidationError) -> Refused:
+def refusal_of(error: ValidationError) -> RefusedText:
     """Return the first error of a validation, or only the number of errors if there are over 1,000."""
     if (count := error.error_count()) > _MOST_FAULTS:
-        return Refused(f"{count:,} of its values are not valid")
+        return RefusedText(f"{count:,} of its values are not valid")
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part)[:80] for part in fault["loc"])
-    return Refused(fault["msg"].removeprefix("Value error, ")[:_LONGEST_FAULT], place=place[:_LONGEST_FAULT])
+    return RefusedText(
+        fault["msg"].removeprefix("Value error, ")[:_LONGEST_FAULT], place=place[:_LONGEST_FAULT]
+    )
 
 
 def _turn(text: bytes) -> Any:
