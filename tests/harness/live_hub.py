@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -53,6 +54,51 @@ class LiveHub:
         """Ask the hub as its administrator."""
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.get(f"{self.url}{path}", headers=headers, timeout=30, **options)
+
+
+class MortalHub:
+    """A hub on one port that can be killed and started again on its data. It does not replay posted runs."""
+
+    def __init__(self, data: Path, **settings: str) -> None:
+        self.data, self.settings = data, {"WANDER_HUB_VERIFICATION": "off", **settings}
+        data.mkdir()
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.start()
+        self.token = make_token(data, **self.settings)
+
+    def start(self) -> None:
+        """Start the hub, and wait until it answers."""
+        command, environment = hub_command(self.data, "serve", "--port", self.url.rpartition(":")[2])
+        log = self.data / "serve.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, env=environment | self.settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        wait_until_healthy(self.url, self.process, log)
+
+    def kill(self) -> None:
+        """Kill the hub, and wait for its end."""
+        self.process.kill()
+        self.process.wait(timeout=30)
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask the hub as its administrator."""
+        return self._request("GET", path)
+
+    def post(self, path: str, *, patience: float = 0, **body: Any) -> httpx.Response:
+        """Send a body as the hub's administrator, again for up to `patience` seconds if nobody answers."""
+        give_up = time.monotonic() + patience
+        while True:
+            try:
+                return self._request("POST", path, **body)
+            except httpx.TransportError:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(0.1)
+
+    def _request(self, method: str, path: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=60, **body)
 
 
 def hub_command(data: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:

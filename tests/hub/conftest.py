@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
+from asgi_client import asgi_client
 from object_server import WANTED as WANTED_STORAGE
 from object_server import ObjectServer, object_server
 from postgres_server import WANTED, PostgresServer, postgres_server
@@ -358,11 +359,7 @@ async def hub(
     else:
         tokens = add_people(database)
     app = create_app(settings, database=database)
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client,
-    ):
+    async with app.router.lifespan_context(app), asgi_client(app, raises=False) as client:
         yield Hub(client, database, settings, dict(tokens))  # tests add theirs
 
 

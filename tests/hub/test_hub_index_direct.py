@@ -8,6 +8,7 @@ import itertools
 import httpx
 import pytest
 import zstandard
+from asgi_client import asgi_client
 from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore, S3Store
@@ -60,8 +61,7 @@ async def both(hub, make_wheel, monkeypatch):
     await hub.publish(make_wheel(name="alice-own", version="1.0"))
     long_way = create_app(hub.settings, database=hub.database)
     monkeypatch.setattr(long_way, "_direct", Silent())
-    transport = httpx.ASGITransport(app=long_way, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(long_way, raises=False) as client:
         client.headers.clear()
         hub.client.headers.clear()
         yield hub, client
@@ -136,9 +136,8 @@ async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, setti
     hub, _ = both
     database = type(hub.database)(hub.database.url)
     elsewhere = create_app(hub.settings, database=database)
-    transport = httpx.ASGITransport(app=elsewhere)
     list_, combined = "/alice/simple/", "/simple/alice-own/"
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(elsewhere) as client:
         client.headers.clear()
 
         async def shown(path: str) -> httpx.Response:
@@ -286,8 +285,7 @@ async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
 async def test_nginx_is_told_where_a_file_lies(both, folder_alone):
     hub, _ = both
     behind = create_app(hub.settings.model_copy(update={"accel_prefix": "/_objects/"}), database=hub.database)
-    transport = httpx.ASGITransport(app=behind)
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(behind) as client:
         for headers in ({}, hub.auth()):
             answer = await client.get(WHEEL, headers=headers)
             assert answer.content == b""
@@ -318,9 +316,9 @@ async def test_downloads_are_sent_on_to_the_object_store(both, monkeypatch):
     storage = Storage(MemoryStore())
     monkeypatch.setattr(storage, "presign", lambda sha256, seconds: f"https://bucket/{sha256}?{seconds}")
     settings = hub.settings.model_copy(update={"presigned_seconds": 60})
-    transport = httpx.ASGITransport(app=create_app(settings, database=hub.database, storage=storage))
+    redirecting = create_app(settings, database=hub.database, storage=storage)
     sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(redirecting) as client:
         answer = await client.get(WHEEL)
         assert (answer.status_code, answer.headers["location"]) == (302, f"https://bucket/{sha256}?60")
         assert answer.headers["cache-control"] == "no-store"

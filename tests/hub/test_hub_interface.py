@@ -7,6 +7,7 @@ import re
 import httpx
 import psycopg
 import pytest
+from asgi_client import asgi_client
 from fastapi.routing import iter_route_contexts
 from live_hub import free_port
 from sqlalchemy.exc import OperationalError
@@ -207,8 +208,7 @@ async def test_failures_inside_become_problems_without_their_details(hub, failur
     def broken() -> None:
         raise failure
 
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(app, raises=False) as client:
         answer = await client.get("/api/v1/broken")
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert "secret" not in answer.text
@@ -221,8 +221,7 @@ async def test_failures_inside_become_problems_without_their_details(hub, failur
 async def test_a_database_that_cannot_be_reached_is_told_by_index_and_api_alike(tmp_path):
     nobody = f"postgresql+psycopg://wander@127.0.0.1:{free_port()}/wander"
     app = create_app(Settings(data=tmp_path, database_url=nobody))
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+    async with asgi_client(app) as client:
         for path in ("/alice/simple/reverse-text/", "/api/v1/environments", "/alice/files/x/x-1.whl"):
             answer = await client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable"), path
@@ -244,8 +243,7 @@ async def test_public_url_is_used_in_addresses(hub, settings, run_of):
     sha256 = await hub.publish()
     elsewhere = settings.model_copy(update={"public_url": "https://hub.example/"})
     app = create_app(elsewhere, database=hub.database)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://inside") as client:
+    async with asgi_client(app, "http://inside") as client:
         version = (await client.get("/api/v1/environments/alice/reverse-text")).json()["latest"]
         page = await client.get("/alice/reverse-text", headers={"Accept": "text/html"})
     url = version["files"][0]["url"]

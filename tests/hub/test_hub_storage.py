@@ -7,8 +7,8 @@ import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
+from asgi_client import asgi_client
 from wander_hub.app import create_app
 from wander_hub.storage import Storage, object_key
 
@@ -94,10 +94,7 @@ async def test_ranges_from_a_store_that_is_no_folder(hub, make_wheel, asked, sta
     spec = make_wheel()
     body = spec.build()
     path = f"/alice/files/reverse-text/{spec.wheel_name}"
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://hub.test", headers=hub.auth()
-    ) as client:
+    async with asgi_client(app, headers=hub.auth()) as client:
         posted = await client.post("/alice/legacy/", files={"content": (spec.wheel_name, body)})
         assert posted.status_code == 200
         answer = await client.get(path, headers=asked)

@@ -9,6 +9,7 @@ from contextvars import Context
 
 import httpx
 import pytest
+from asgi_client import asgi_client
 from click.testing import CliRunner
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -28,7 +29,7 @@ from wander_hub.settings import Settings
 def of(hub, **changes):
     """Return a client of the same hub with other settings, and its application."""
     app = create_app(hub.settings.model_copy(update=changes), database=hub.database)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://hub.test"), app
+    return asgi_client(app), app
 
 
 async def samples(hub) -> dict[tuple[str, ...], float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import httpx
 import pytest
+from asgi_client import asgi_client
 from browsers import PASSWORD, browser, form, give_password
 from sqlalchemy import select, update
 from wander_hub.accounts import repository as accounts
@@ -306,7 +306,7 @@ async def test_an_administrator_adds_somebody_and_lets_them_back_in(hub):
 async def test_behind_a_proxy_the_public_address_decides(alice):
     settings = alice.settings.model_copy(update={"public_url": "https://hub.example"})
     app = create_app(settings, database=alice.database)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://inside") as client:
+    async with asgi_client(app, "http://inside") as client:
         origin = {"Origin": "https://hub.example"}
         what = {"name": "alice", "password": PASSWORD}
         answer = await client.post("/login", data=what, headers=origin)

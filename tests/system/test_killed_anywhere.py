@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from command_line import make_wheel
-from live_hub import free_port, hub_command, make_token, wait_until_healthy
+from live_hub import MortalHub, hub_command
 from postgres_server import postgres_server
 from saved_runs import write_run
 from sqlalchemy import select
@@ -28,49 +28,10 @@ LEAST_RUNS, MOST_RUNS = 3, 25
 PATIENCE = 400.0
 
 
-class Hub:
-    """A hub on one port that dies and starts again, and a client that never gives up."""
-
-    def __init__(self, data: Path, settings: dict[str, str]) -> None:
-        self.data, self.settings = data, settings
-        data.mkdir()
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self.start()
-        self.token = make_token(data, **settings)
-
-    def start(self) -> None:
-        command, environment = hub_command(self.data, "serve", "--port", self.url.rpartition(":")[2])
-        log = self.data / "serve.log"
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, env=environment | self.settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        wait_until_healthy(self.url, self.process, log)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=30)
-
-    def send(self, path: str, **parts: Any) -> httpx.Response:
-        """Post until the hub answers."""
-        give_up = time.monotonic() + PATIENCE
-        while True:
-            try:
-                headers = {"Authorization": f"Bearer {self.token}"}
-                return httpx.post(f"{self.url}{path}", headers=headers, timeout=60, **parts)
-            except httpx.TransportError:
-                assert time.monotonic() < give_up
-                time.sleep(0.1)
-
-    def get(self, path: str) -> Any:
-        headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
-        return httpx.get(f"{self.url}{path}", headers=headers, timeout=60).json()
-
-
 class Users:
     """Publish versions and post runs, one after another, until told to stop."""
 
-    def __init__(self, hub: Hub, folder: Path) -> None:
+    def __init__(self, hub: MortalHub, folder: Path) -> None:
         self.hub, self.folder = hub, folder
         self.versions: list[str] = []
         self.runs: list[str] = []
@@ -87,16 +48,16 @@ class Users:
     def publish(self, version: str) -> None:
         wheel = make_wheel(self.folder, version=version)
         form = {":action": "file_upload", "protocol_version": "1"}
-        answer = self.hub.send(
-            "/admin/legacy/", data=form, files={"content": (wheel.name, wheel.read_bytes())}
-        )
+        files = {"content": (wheel.name, wheel.read_bytes())}
+        answer = self.hub.post("/admin/legacy/", patience=PATIENCE, data=form, files=files)
         self._note(answer, self.versions, version)
 
     def post(self) -> None:
         run = write_run(self.folder / "runs" / str(len(self.runs)), rewards=[1.0, 0.0, 1.0, 0.5])
         manifest, rollouts = (run / "run.json").read_bytes(), (run / "rollouts.jsonl.zst").read_bytes()
-        answer = self.hub.send(
+        answer = self.hub.post(
             "/api/v1/runs",
+            patience=PATIENCE,
             files={"manifest": ("run.json", manifest), "rollouts": ("rollouts.jsonl.zst", rollouts)},
         )
         self._note(answer, self.runs, json.loads(manifest)["run_id"])
@@ -122,13 +83,13 @@ def hub(request: pytest.FixtureRequest, mirror: str, tmp_path: Path) -> Any:
         if request.param == "postgresql":
             server = stack.enter_context(postgres_server())
             settings["WANDER_HUB_DATABASE_URL"] = stack.enter_context(server.database())
-        running = Hub(tmp_path / "hub", settings)
+        running = MortalHub(tmp_path / "hub", **settings)
         stack.callback(running.kill)
         yield running
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_twice(hub: Hub, tmp_path: Path, kills: int) -> None:
+def test_nothing_is_lost_or_twice(hub: MortalHub, tmp_path: Path, kills: int) -> None:
     chance = random.Random(14)
     users = Users(hub, tmp_path)
     users.publish("0.1.0")
@@ -159,9 +120,9 @@ def test_nothing_is_lost_or_twice(hub: Hub, tmp_path: Path, kills: int) -> None:
     of_runs = Counter((kind, payload["run_id"]) for kind, payload, _ in jobs)
     assert of_runs == {(kind, run): 1 for kind in ("examine", "replay") for run in users.runs}
     for run in users.runs:
-        (verification,) = hub.get(f"/api/v1/runs/{run}/verifications")["data"]
-        assert verification["gave"] == hub.get(f"/api/v1/runs/{run}")["level"] != "complete"
-    shown = hub.get("/api/v1/environments/admin/say-env")
+        (verification,) = hub.get(f"/api/v1/runs/{run}/verifications").json()["data"]
+        assert verification["gave"] == hub.get(f"/api/v1/runs/{run}").json()["level"] != "complete"
+    shown = hub.get("/api/v1/environments/admin/say-env").json()
     assert shown["runs"] == len(users.runs)
     assert shown["versions"] == len(set(users.versions)) == len(users.versions)
     command, environment = hub_command(hub.data, "fsck")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from command_line import make_wheel
-from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
+from live_hub import MortalHub, clean_environment, hub_command
 from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
 from wander.wire.transfers import NewRun
@@ -32,51 +29,10 @@ sys.exit(main(["post", *sys.argv[1:], "--json"]))
 """
 PATIENCE = 120
 
-SETTINGS = {"WANDER_HUB_VERIFICATION": "off"}
-"""Of the hub, and of whoever checks it: with others, fsck would miss the jobs that play runs again."""
-
-
-class Hub:
-    """A hub on one port that can be killed and started again."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        data.mkdir()
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self.start()
-        self.token = make_token(data)
-
-    def start(self) -> None:
-        command, environment = hub_command(self.data, "serve", "--port", self.url.rpartition(":")[2])
-        log = self.data / "serve.log"
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command,
-                env=environment | SETTINGS,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        wait_until_healthy(self.url, self.process, log)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(timeout=30)
-
-    def get(self, path: str) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30)
-
-    def announce(self, body: dict[str, Any]) -> Any:
-        """Announce a run, which shows what is there of it."""
-        headers = {"Authorization": f"Bearer {self.token}"}
-        answer = httpx.post(f"{self.url}/api/v1/transfers/runs", json=body, headers=headers, timeout=30)
-        return answer.raise_for_status().json()
-
 
 @pytest.fixture
 def hub(tmp_path: Path):
-    running = Hub(tmp_path / "hub")
+    running = MortalHub(tmp_path / "hub")
     yield running
     running.kill()
 
@@ -91,15 +47,11 @@ def until(done: Callable[[], bool], uploader: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
+def test_whoever_is_left_goes_on(hub: MortalHub, tmp_path: Path):
     wheel = make_wheel(tmp_path)
     with wheel.open("rb") as content:
-        answer = httpx.post(
-            f"{hub.url}/admin/legacy/",
-            data={":action": "file_upload", "protocol_version": "1"},
-            files={"content": (wheel.name, content)},
-            headers={"Authorization": f"Bearer {hub.token}"},
-        )
+        form = {":action": "file_upload", "protocol_version": "1"}
+        answer = hub.post("/admin/legacy/", data=form, files={"content": (wheel.name, content)})
     assert answer.status_code == 200, answer.text
     folder = write_run(tmp_path / "runs" / "one", rewards=[float(n % 2) for n in range(ROLLOUTS)])
     run = RunFolder.open(folder)
@@ -116,7 +68,8 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
 
     def arrived(count: int) -> Callable[[], bool]:
         def enough() -> bool:
-            return len(hub.announce(announced)["parts"]) >= count
+            answer = hub.post("/api/v1/transfers/runs", json=announced)  # shows what is there of the run
+            return len(answer.raise_for_status().json()["parts"]) >= count
 
         return enough
 
@@ -145,5 +98,6 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
     out, _ = third.communicate(timeout=PATIENCE)
     assert b'"new": false' in out
     command, environment = hub_command(hub.data, "fsck", "--quick")
-    checked = subprocess.run(command, env=environment | SETTINGS, capture_output=True, text=True, check=False)
+    environment |= hub.settings  # with verification, fsck would miss the jobs that replay runs
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
