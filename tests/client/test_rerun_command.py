@@ -11,8 +11,8 @@ from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
 from wander_client.errors import FAILED, OK
 from wander_client.evaluate.evaluation import read_settings_of
-from wander_client.evaluate.rerun import DECIDED_AGAIN, kept_settings
-from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.evaluate.rerun import kept_settings
+from wander_client.evaluate.settings import DECIDED_AGAIN, EvaluationSettings
 
 STORED = Path(__file__).parent / "stored"
 

@@ -16,7 +16,7 @@ from wander_client.environments.sandbox import SandboxChoice, choose_policy, con
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.evaluate import evaluation as evaluations
 from wander_client.evaluate.repeating import choose_arguments, own_settings, pinned_spec
-from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.evaluate.settings import DECIDED_AGAIN, OF_THE_MODEL, EvaluationSettings
 from wander_client.models.reference import NAMED, OPENAI_URL, asks_endpoint, endpoint_of
 from wander_client.names import run_path
 
@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
     from wander_client.environments.opening import OpenedEnvironment
     from wander_client.runs.found import FoundRun
-
-
-OF_THE_MODEL = ("key_variable", "device", "serve", "serve_args", "serve_python", "serve_timeout")
-"""Settings of a user's own run that a repetition keeps only if it uses the run's model and endpoint."""
-DECIDED_AGAIN = (
-    *("environment", "arguments", "no_lock", "environment_files", "in_process", "sandbox"),
-    *("worker_addresses", "worker_token_file", "model", "base_url", "template_date"),
-    *("num_examples", "concurrency", "cache", "rerun_of", *OF_THE_MODEL),
-)
-"""Settings that a repetition decides again. It keeps every other setting of a user's own run.
-
-`cache` is off, because cached responses would always agree. Workers run on this machine, because those of the
-run may be gone.
-"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""The settings of an evaluation, as the command line, suites, Python and a run's folder use them."""
+"""The settings of an evaluation, as the command line, suites, Python and a run's folder use them.
+
+To add a setting, add a field to `EvaluationSettings`: `--set`, suites and stored runs then know it. `plan`
+passes it to the evaluator if `EvaluationPlan` has a field of the same name, `choose_model` to the model and
+`choose_workers` to the environment's processes. The sets below say where a setting may be used. Add a row to
+the list in docs/evaluating.md and a value to tests/client/stored/every_setting.json.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +68,24 @@ NOT_EXHAUSTIVE = frozenset(
     }
 )
 """Settings that have no effect in an exhaustive evaluation, which plays every line once and greedily."""
+
+NOT_IN_SUITES = frozenset(
+    {"concurrency", "exhaustive", "max_lines", "shard", "rerun_of", "environment_files"}
+)
+"""Settings that no evaluation of a suite may set."""
+
+OF_THE_MODEL = ("key_variable", "device", "serve", "serve_args", "serve_python", "serve_timeout")
+"""Settings of a user's own run that a repetition keeps only if it uses the run's model and endpoint."""
+DECIDED_AGAIN = (
+    *("environment", "arguments", "no_lock", "environment_files", "in_process", "sandbox"),
+    *("worker_addresses", "worker_token_file", "model", "base_url", "template_date"),
+    *("num_examples", "concurrency", "cache", "rerun_of", *OF_THE_MODEL),
+)
+"""Settings that a repetition decides again. It keeps every other setting of a user's own run.
+
+`cache` is off, because cached responses would always agree. Workers run on this machine, because those of the
+run may be gone.
+"""
 
 BUDGETS = ("budget_tokens", "budget_usd")
 """Budgets of an evaluation. The budget of a suite or of shards applies to all of them together."""

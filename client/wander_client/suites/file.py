@@ -36,7 +36,13 @@ from wander.wire.run_record import Shard
 from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.evaluate.settings import LISTED, MAY_CHANGE, EvaluationSettings, settings_for
+from wander_client.evaluate.settings import (
+    LISTED,
+    MAY_CHANGE,
+    NOT_IN_SUITES,
+    EvaluationSettings,
+    settings_for,
+)
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
@@ -46,9 +52,7 @@ if TYPE_CHECKING:
     from wander_client.settings import Settings
 
 
-KEYS = EvaluationSettings.model_fields.keys() - {
-    *("concurrency", "exhaustive", "max_lines", "shard", "rerun_of", "environment_files")
-}
+KEYS = EvaluationSettings.model_fields.keys() - NOT_IN_SUITES
 """Settings that `[defaults]`, `[models]` and `[[eval]]` accept. An entry also accepts `name`."""
 
 Table = dict[str, Any]
