@@ -247,7 +247,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return trl_columns(lines, [row.reward for row in rows])
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a step's rows in TRL's format, with the positions of their sequences."""
+        """Return the rows in TRL's format, with their `advantages` and the positions of their sequences."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
 
