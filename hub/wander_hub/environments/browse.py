@@ -7,6 +7,7 @@ the matches, as long as they are few. If there are many, a longer walk through t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -35,6 +36,7 @@ COUNTED = 1000
 """Largest number of results that is counted exactly."""
 
 
+FACETS = ("kind", "tag", "license", "deterministic", "checked")
 NOBODY = 0
 """Id that no owner has."""
 
@@ -183,3 +185,39 @@ def count_listed(session: Session) -> int:
     """Return the number of environments, counting up to one more than `COUNTED`."""
     listed = select(Environment.id).where(Environment.listed, readable(session)).limit(COUNTED + 1)
     return session.scalar(select(func.count()).select_from(listed.subquery())) or 0
+
+
+def count_facets(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]]:
+    """Return the number of results for each value of each facet, ignoring the facet's own filter.
+
+    A text search counts its best results (`search.MOST`). Otherwise all environments are counted, or none if
+    there are more than `COUNTED`, so the cost of a page is limited.
+    """
+    base = replace(wanted, kind=None, tag=None, license=None, deterministic=None, checked=None, cursor=None)
+    query = select(Environment.marks).where(Environment.listed, readable(session))
+    counts = {name: Counter[str]() for name in FACETS}
+    owner_id = owner_id_of(session, wanted)
+    if owner_id is not None:
+        query = query.where(Environment.owner_id == owner_id)
+    if base.q.strip():
+        ids = find_ids(session, base, owner_id, search.MOST)
+        query = query.where(Environment.id.in_(ids))
+    rows = session.scalars(query.limit(COUNTED + 1)).all()
+    if len(rows) > COUNTED:
+        return counts
+    filters = {_facet(mark)[0]: mark for mark in wanted.marks()}
+    for row in rows:
+        marks = row.split()
+        lacking = {name for name, mark in filters.items() if mark not in marks}
+        for name, value in map(_facet, marks):
+            if name in counts and lacking <= {name}:
+                counts[name][value] += 1
+    return counts
+
+
+def _facet(mark: str) -> tuple[str, str]:
+    """Return the facet and the value of a mark."""
+    if mark.startswith("#"):
+        return "tag", mark[1:]
+    name, _, value = mark.partition(":")
+    return name, value

@@ -14,7 +14,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 from wander.wire import EnvironmentPage, EnvironmentSummary
 
-from wander_hub.environments import browse, facets
+from wander_hub.environments import browse
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import environment_named, visible
@@ -106,7 +106,7 @@ def _list_facets(
 ) -> dict[str, list[FacetValue]]:
     """Return the most frequent values of each facet. A yes-or-no facet gives only its "yes"."""
     found = dict[str, list[FacetValue]]()
-    for name, counts in facets.count(session, wanted).items():
+    for name, counts in browse.count_facets(session, wanted).items():
         current = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
         for value, number in counts.most_common(_VALUES):
             flag = name in ("deterministic", "checked")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from wander.system.sessions import run_in_session
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wander.sandbox.policy import SandboxPolicy
@@ -87,7 +86,7 @@ def run_program(
             command, environ, folder, passed = confined.command, confined.environ, "/", confined.descriptors
         streams = {"stdout": output, "stderr": subprocess.STDOUT}
         status: int | None = None
-        with run_in_session(command, **streams, env=environ, cwd=folder, pass_fds=passed) as process:
+        with _run_in_session(command, **streams, env=environ, cwd=folder, pass_fds=passed) as process:
             once_started.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(seconds)
@@ -97,3 +96,20 @@ def run_program(
         if confined is not None and not confined.was_completed() and process.returncode > 0:
             raise explain_failure(printed)
         return ProgramEnd(status, printed, group is not None and group.out_of_memory())
+
+
+@contextlib.contextmanager
+def _run_in_session(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program without input. When the block ends, kill the program and its session.
+
+    `options` are those of `subprocess.Popen`. Raises `OSError` if the program cannot be started.
+    """
+    process = subprocess.Popen(  # noqa: S603 - the caller's own command
+        command, stdin=subprocess.DEVNULL, start_new_session=True, **options
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
