@@ -129,6 +129,8 @@ def _read_prices(value: Any) -> Any:
 
 
 def _read_shard(value: Any) -> Any:
+    if isinstance(value, int):  # `--set shard=1` is a number
+        value = str(value)
     if not isinstance(value, str):
         return value
     number, _, total = value.partition("/") if value.isascii() else ("", "", "")
