@@ -295,17 +295,22 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
 
 
 async def read_board(client: httpx.AsyncClient) -> tuple[dict[str, Any], Counter[float]]:
-    """Return the first page of the board with all runs, and the number of its rows by mean reward."""
-    asked, rewards = {"runs": "all", "limit": "200"}, Counter[float]()
-    first: dict[str, Any] = {}
-    while True:
+    """Return the board with the most runs, and the number of its rows by mean reward."""
+
+    async def read_page(**parameters: str) -> dict[str, Any]:
+        asked = {"runs": "all", "limit": "200", **parameters}
         response = await client.get("/api/v1/environments/admin/say-env/leaderboard", params=asked)
-        page = response.raise_for_status().json()
-        first = first or page
+        page: dict[str, Any] = response.raise_for_status().json()
+        return page
+
+    shown = await read_page()
+    largest = max([shown, *shown["others"]], key=lambda board: board["runs"])
+    board = page = await read_page(board=largest["board"])
+    rewards = Counter[float](row["reward_mean"] for row in page["rows"])
+    while page["next"] is not None:
+        page = await read_page(board=largest["board"], cursor=page["next"])
         rewards.update(row["reward_mean"] for row in page["rows"])
-        if page["next"] is None:
-            return first, rewards
-        asked["cursor"] = page["next"]
+    return board, rewards
 
 
 async def publish(cluster: Cluster, folder: Path, publishers: int) -> Answers:

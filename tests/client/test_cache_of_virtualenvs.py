@@ -18,7 +18,13 @@ import pytest
 from wander_client.commands.find.cache import readable
 from wander_client.packages.interpreters import HERE
 from wander_client.packages.store import EnvironmentStore, InstalledRecord
-from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, space_of, stale_in
+from wander_client.packages.virtualenvs import (
+    VirtualEnvironments,
+    copy_by_links,
+    key_of,
+    space_of,
+    stale_in,
+)
 
 WAIT = 60.0
 
@@ -53,6 +59,19 @@ def test_of_two_that_want_the_same_one_builds_and_the_other_waits(tmp_path):
     assert seen == ["python", "python"]
     assert len(built) == 1
     assert cache.names() == ["one"]
+
+
+def test_a_use_changes_no_file_that_a_copy_shares(tmp_path):
+    """An installation into the copy would blame a package for the change."""
+    cache, copy = VirtualEnvironments(tmp_path / "cache"), tmp_path / "copy"
+    with cache.hold("one", HERE, complete) as place:
+        copy_by_links(place, copy)
+    os.utime(cache.root / ".runtimes" / "one", (0, 0))
+    assert cache.last_used("one").year == 1970
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    cache.mark_used("one")
+    assert cache.last_used("one").year > 1970
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
 def test_different_ones_are_built_side_by_side(tmp_path):
@@ -186,7 +205,7 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
         with store.virtualenvs.hold(key, HERE, complete):
             pass
         used = time.time() - days * 86400
-        os.utime(place / ".used", (used, used))
+        os.utime(store.virtualenvs.root / ".runtimes" / key, (used, used))
     return place
 
 

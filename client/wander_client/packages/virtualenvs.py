@@ -1,9 +1,10 @@
 """The virtual environments of this machine, one per lock, wheel and Python.
 
-virtualenvs/<first 16 of a sha256>-py3.11.9/            a virtual environment; `.used` has the time of its
-last use virtualenvs/.making-*/                                  a build in progress, which holds its `.lock`
-virtualenvs/.locks/                                     locks of builds and uses
-virtualenvs/.runtimes/                                  origin of each virtual environment, for the sandbox
+virtualenvs/<first 16 of a sha256>-py3.11.9/   a virtual environment
+virtualenvs/.making-*/    a build in progress, which holds its `.lock`
+virtualenvs/.locks/       locks of builds and uses
+virtualenvs/.runtimes/    origin of each virtual environment, for the sandbox; its file time is the last use
+
 An incomplete build never gets its final name. The next build and `wander cache prune` remove it.
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from wander_client.packages.interpreters import Interpreter
 
 _TEMPORARY = (".making-", ".gone-")
-_USED, _LOCK, _RUNTIMES = ".used", ".lock", ".runtimes"
+_LOCK, _RUNTIMES = ".lock", ".runtimes"
 _YOUNG_SECONDS = 60.0
 """Maximum age of a temporary folder without its lock, in seconds."""
 
@@ -119,14 +120,18 @@ class VirtualEnvironments:
             yield work
 
     def mark_used(self, key: str) -> None:
-        """Mark a virtual environment as used now. Does nothing if it does not exist."""
+        """Mark a virtual environment as used now. Does nothing if it does not exist.
+
+        Nothing in the virtual environment changes, because its copies share their files with it.
+        """
         with contextlib.suppress(OSError):  # missing, or on a read-only disk
-            (self.root / key / _USED).touch()
+            os.utime(self.root / _RUNTIMES / key)
 
     def last_used(self, key: str) -> datetime:
         """Return the time of the last build or use of a virtual environment."""
-        folder = self.root / key
-        marker = folder / _USED if (folder / _USED).exists() else folder
+        marker = self.root / _RUNTIMES / key
+        if not marker.exists():
+            marker = self.root / key
         return datetime.fromtimestamp(marker.stat().st_mtime, UTC)
 
     def remove(self, key: str) -> bool:
