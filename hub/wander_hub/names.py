@@ -53,7 +53,7 @@ def is_owner_name(name: str) -> bool:
 def owner_fault(name: str) -> str | None:
     """Return what is wrong with the name of a new owner, or None if it may be used."""
     if not is_owner_name(name):
-        return "may have 1 to 39 characters of a-z, 0-9 and `-`, and must not start or end with `-`"
+        return "is invalid: use 1 to 39 characters from a-z, 0-9 and `-`, and do not start or end with `-`"
     if name in RESERVED_OWNERS:
         return "is reserved"
     return None

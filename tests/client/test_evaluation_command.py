@@ -216,7 +216,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["halp"], 2, "did you mean `help`?"),
         (["env", "play", "say-env"], 2, "pass `./say-env` for the local folder"),
         (["view"], 3, "`wander eval` creates runs"),
-        (["view", "x/y"], 3, "no run is called"),
+        (["view", "x/y"], 3, "not found"),
         (["post"], 3, "`wander eval` creates runs"),
         (["env", "uninstall", "a/b"], 3, "not installed"),
         (["env", "play", "./say-env", "--wrap", "x"], 2, "{}"),

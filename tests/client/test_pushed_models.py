@@ -267,7 +267,7 @@ def test_a_push_needs_a_place_and_a_model(hub: HubRoom, home: Path, monkeypatch:
         (("admin/ttt@abcdef", str(folder)), 2, "names a revision"),
         (("admin/settings", str(folder)), 1, "cannot be the name of a model"),
         (("nobody/ttt", str(folder)), 3, "there is no owner `nobody`"),
-        (("admin/ttt", "runs/none"), 3, "no run is called"),
+        (("admin/ttt", "runs/none"), 3, "not found"),
         (("admin/ttt", str(evaluation)), 3, "it is not a training run"),
     ):
         done = hub.wander("model", "push", *words)

@@ -145,7 +145,7 @@ def test_a_model_that_is_nowhere_is_told_at_once(env, monkeypatch):
         raise AssertionError("Hugging Face was asked")
 
     monkeypatch.setattr("wander.models.loading.only_cached", ask)
-    with pytest.raises(NotFound, match="no folder or model `nomodel`") as caught:
+    with pytest.raises(NotFound, match="`nomodel` is neither a folder") as caught:
         wander.train(env, model="nomodel", steps=1)
     assert "`hf:nomodel`" in caught.value.hint
 

@@ -123,7 +123,7 @@ def test_the_shown_beginning_of_an_id_means_the_run_here_and_on_the_hub(posted: 
     there = posted.wander("view", short, "--json").data
     assert there["run_id"] == here["run_id"]
     assert posted.wander("view", short, "--rollout", "0").status == 0
-    assert "6 characters of an id will do" in posted.wander("view", short[:5]).err
+    assert "6 characters of an ID are enough" in posted.wander("view", short[:5]).err
 
 
 def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Path) -> None:

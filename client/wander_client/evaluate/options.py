@@ -35,8 +35,8 @@ class NumberOr(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            bound = "" if self.max is None else f" to {self.max}"
-            self.fail(f"`{value}` is not `{self._word}`, and not a number from 1{bound}", param, ctx)
+            numbers = "a whole number of at least 1" if self.max is None else f"a number from 1 to {self.max}"
+            self.fail(f"must be `{self._word}` or {numbers}, got `{value}`", param, ctx)
 
 
 @dataclass(frozen=True)

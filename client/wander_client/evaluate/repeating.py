@@ -43,7 +43,7 @@ def is_own(source: FoundRun) -> bool:
     if not isinstance(source, LocalRun) or source.manifest.kind != "play":
         return own_settings(source) is not None
     try:
-        record = read_command(Path(source.place) / COMMAND_FILE, Game)
+        record = read_command(Path(source.location) / COMMAND_FILE, Game)
     except (ClientError, OSError):
         return False
     return record.is_own and _names(record.command, source.manifest.environment)
@@ -57,7 +57,7 @@ def own_settings(source: FoundRun) -> EvaluationSettings | None:
     if not isinstance(source, LocalRun) or source.manifest.kind == "training":
         return None
     try:
-        record = read_settings_of(Path(source.place))
+        record = read_settings_of(Path(source.location))
     except ClientError:
         return None
     return record.command if record.is_own and _names(record.command, source.manifest.environment) else None

@@ -74,7 +74,7 @@ async def repeat_run(
 
     if source.manifest.kind != "evaluation":
         raise UsageError(
-            f"`{source.place}` is a training run", hint="evaluate one of its checkpoints instead"
+            f"`{source.location}` is a training run", hint="evaluate one of its checkpoints instead"
         )
     own = own_settings(source)
     by_default = confines(context.settings, pinned_spec(source, folder), model or source.manifest.model.name)
@@ -118,7 +118,7 @@ async def repeat_run(
 
 def _require_chosen(source: FoundRun, model: str | None, base_url: str | None) -> None:
     """Raise `UsageError` for an endpoint, program or folder that comes only from a stranger's record."""
-    pin, words = source.manifest.model, ["wander", "runs", "rerun", source.place]
+    pin, words = source.manifest.model, ["wander", "runs", "rerun", source.location]
     if model is None and base_url is None and pin.base_url not in (None, OPENAI_URL, endpoint_of(None)):
         typed = shlex.join([*words, "-m", pin.name, "-b", pin.base_url])
         raise UsageError(

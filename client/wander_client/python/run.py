@@ -424,4 +424,4 @@ class Rollouts(Sequence[Rollout]):
         return next(islice(self, place, None))
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} rollouts of {self._run.place}>"
+        return f"<{len(self):,} rollouts of {self._run.location}>"

@@ -43,16 +43,16 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
         yield f"player {player}", f"{other.name} ({other.kind})"
     yield from _drop_unset(("sampling", manifest.sampling.given()))
     yield "examples", f"{len(manifest.example_ids):,} of {manifest.split}, {manifest.choice}"
-    yield "rollouts", f"{manifest.rollouts_per_example} an example"
+    yield "rollouts", f"{manifest.rollouts_per_example} per example"
     yield "task set", manifest.task_set_sha256
     yield "seed", str(manifest.seed)
-    ended = f" to {manifest.ended_at:%Y-%m-%d %H:%M:%S}" if manifest.ended_at else ", not ended"
+    ended = f" to {manifest.ended_at:%Y-%m-%d %H:%M:%S}" if manifest.ended_at else ", not finished"
     yield "when", f"{manifest.started_at:%Y-%m-%d %H:%M:%S}{ended} UTC"
     platform = manifest.platform
     packages = "".join(f", {name} {version}" for name, version in platform.packages.items())
-    yield "made with", f"wander {platform.wander}, Python {platform.python}{packages}"
+    yield "software", f"wander {platform.wander}, Python {platform.python}{packages}"
     accelerator = f", {platform.accelerator}" if platform.accelerator else ""
-    yield "on", f"{platform.system} {platform.machine}{accelerator}"
+    yield "platform", f"{platform.system} {platform.machine}{accelerator}"
     dirty = " with changes" if platform.git_dirty else ""
     yield from _drop_unset(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
     if manifest.reproduction is not None:
@@ -66,11 +66,11 @@ def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
     machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
     parts = (machine.cpu, f"{machine.cores} cores", machine.instructions, gpus, machine.driver)
     yield "machine", ", ".join(part for part in parts if part)
-    yield "computed", f"on {made.device}, {made.processes} x {made.threads} threads"
+    yield "device", f"{made.device}, {made.processes} x {made.threads} threads"
     yield "libraries", ", ".join(f"{name} {version}" for name, version in made.libraries.items())
     yield "trainer", made.trainer_sha256
     if made.changes is not None:
-        kept = f"in {made.changes.file}" if made.changes.file else "too large to keep"
+        kept = f"saved in {made.changes.file}" if made.changes.file else "too large to save"
         yield "uncommitted", f"{made.changes.size:,} bytes, {kept}, {made.changes.sha256}"
     for change in made.allowed:
         yield "changed", f"after step {change.step}: {change.field} from {change.before} to {change.after}"
@@ -88,7 +88,7 @@ def files_of(run: FoundRun) -> list[dict[str, Any]]:
     from wander.evals.store.jsonl import refuse_unsafe
     from wander.system.plain_files import open_plain_file, walk_plain
 
-    folder = Path(run.place)
+    folder = Path(run.location)
     files: list[dict[str, Any]] = []
     with refuse_unsafe():
         for entry in sorted(walk_plain(folder), key=lambda file: file.name):
@@ -124,14 +124,14 @@ def describe_standing(run: FoundRun) -> dict[str, Any]:
 
     if not isinstance(run, PostedRun):
         try:
-            files = files_of(Path(run.place))
+            files = files_of(Path(run.location))
         except NotFound:  # a run that has no rollouts yet
-            return {"place": run.place, "sha256": None}
+            return {"location": run.location, "sha256": None}
         with pack_run(run.manifest, files) as parcel:  # the digest that it would have on a hub
-            return {"place": run.place, "sha256": parcel.sha256}
+            return {"location": run.location, "sha256": parcel.sha256}
     detail = run.detail
     return {
-        "place": detail.url,
+        "location": detail.url,
         "name": detail.name,
         "sha256": detail.sha256,
         "level": detail.level,

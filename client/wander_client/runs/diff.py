@@ -175,7 +175,7 @@ def _messages(run: FoundRun, key: Key) -> list[Message]:
             return [*rollout.prompt, *rollout.completion]
     raise NotFound(
         f"run `{run.manifest.run_id}` has no rollout `{key[0]}/{key[1]}`",
-        hint=f"`wander view {run.place}` lists its rollouts",
+        hint=f"`wander view {run.location}` lists its rollouts",
         code="rollout_not_found",
     )
 

@@ -31,8 +31,8 @@ class LocalRun:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self.place = str(folder.path)
-        """Path of the folder. For a posted run, its ID on the hub."""
+        self.location = str(folder.path)
+        """Path of the folder. For a `PostedRun`, the ID on the hub."""
         self.manifest = folder.manifest
 
     @cached_property
@@ -80,7 +80,7 @@ class LocalRun:
             return self._samples[number - count]
         raise NotFound(
             f"the run has no rollout {number}",
-            hint=f"`wander view {self.place}` lists its {count} rollouts",
+            hint=f"`wander view {self.location}` lists its {count} rollouts",
             code="rollout_not_found",
         )
 
@@ -95,14 +95,14 @@ class PostedRun:
     def __init__(self, context: Invocation, detail: RunDetail) -> None:
         self._context = context
         self.detail = detail
-        self.place = detail.run_id
+        self.location = detail.run_id
         self.manifest = detail.manifest
         self.summary = detail.summary
 
     def rows(self) -> Iterator[RolloutRow]:
         """Yield the thin rows of all rollouts, in the manifest's order of examples."""
         with self._context.hub() as hub:
-            yield from hub.rollout_rows(self.place)
+            yield from hub.rollout_rows(self.location)
 
     def sample_rows(self) -> list[RolloutRow]:
         """Return an empty list: the run's page shows the samples."""
@@ -111,12 +111,12 @@ class PostedRun:
     def rollout(self, number: int) -> Rollout:
         """Return a whole rollout by the number of its row; raises `NotFound`."""
         with self._context.hub() as hub:
-            return hub.rollout(self.place, number)
+            return hub.rollout(self.location, number)
 
     def rollouts(self) -> Iterator[Rollout]:
         """Yield every whole rollout, in the order of the record."""
         with self._context.hub() as hub:
-            yield from hub.rollouts(self.place, self.detail.rollouts_sha256)
+            yield from hub.rollouts(self.location, self.detail.rollouts_sha256)
 
     def download(self) -> Path:
         """Return the folder of the run; downloads it if it is not in the cache.
@@ -146,7 +146,9 @@ class PostedRun:
                     run.append(rollout)
                     bar.update(count)
                 if count != posted.summary.rollouts:
-                    sent = f"the hub sent {count:,} of {posted.summary.rollouts:,} rollouts of `{self.place}`"
+                    sent = (
+                        f"the hub sent {count:,} of {posted.summary.rollouts:,} rollouts of `{self.location}`"
+                    )
                     raise Unavailable(sent, hint="try again in a moment")
                 if posted.manifest.ended_at is not None:
                     summary = summarize_run(run.manifest, run.rollouts_in_order())

@@ -121,8 +121,8 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
         shown |= {run.manifest.run_id: run.manifest.run_id for run in folders}
         near = did_you_mean(Path(word).name, shown, shown=shown)
         raise NotFound(
-            f"no run is called `{word}`",
-            hint=near or f"`wander runs` lists the runs here; {SHORTEST_ID} characters of an id will do",
+            f"run `{word}` not found",
+            hint=near or f"`wander runs` lists your runs; {SHORTEST_ID} characters of an ID are enough",
             code="run_not_found",
         )
     if len(matching) > 1:

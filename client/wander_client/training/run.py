@@ -247,9 +247,9 @@ def model_path(name: str) -> str:
     require_no_typo(name)
     if "/" not in name and not name.startswith(HF_SCHEME) and name.lower() not in NAMED:
         raise NotFound(
-            f"no folder or model `{name}` on this machine",
-            hint=f"create a tiny model with `wander model new {name} --transcripts RUN`, list your models "
-            f"with `wander model list`, or use Hugging Face's model `hf:{name}`",
+            f"`{name}` is neither a folder nor the name of a model on this machine",
+            hint=f"list your models with `wander model list`, use `hf:{name}` for Hugging Face, or "
+            f"create a tiny model with `wander model new {name} --transcripts RUN`",
             code="model_not_found",
         )
     return name.removeprefix(HF_SCHEME)

@@ -36,7 +36,7 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="number of processes that answer requests",
+    help="number of processes that serve requests",
 )
 @click.option("--jobs/--no-jobs", default=None, help="run jobs too, or leave them to `wander-hub work`")
 def serve(

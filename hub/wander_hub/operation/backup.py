@@ -96,6 +96,13 @@ def back_up(
 def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int]:
     """Load a backup into an empty hub, whose database may be of another kind. Raises a problem if the hub is
     not empty."""
+    if not (folder / ROWS).is_file():
+        raise HubProblem(
+            422,
+            "bad_copy",
+            f"`{folder}` is not a backup: `{ROWS}` is missing",
+            hint="pass the folder that `wander-hub backup` wrote",
+        )
     with (folder / ROWS).open("rb") as file:
         with database.engine.connect() as connection:
             _refuse_unless_empty(connection)  # check before anything is written

@@ -119,7 +119,7 @@ def _show(detail: PublishedEnvironment) -> None:
         ("tags", ", ".join(version.tags)),
         ("license", version.license or ""),
         ("python", version.requires_python or ""),
-        ("needs", ", ".join(version.requires_dist)),
+        ("requires", ", ".join(version.requires_dist)),
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
         ("imported", detail.origin or ""),
         *_check(version),

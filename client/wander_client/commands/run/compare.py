@@ -25,8 +25,8 @@ def compare(
     wander runs compare runs/before runs/after
     wander runs compare RUN_ID runs/mine --json
 
-    Both runs have the same examples, so the confidence interval is computed from paired differences. It can
-    show a difference even if the intervals of the two runs overlap.
+    The command pairs the examples that both runs scored, and computes the confidence interval from the
+    differences. It can show a difference even if the intervals of the two runs overlap.
     """
     from wander.evals.stats.comparison import compare_runs
 

@@ -41,7 +41,9 @@ class _Game:
         str | None, Option(help="template for your answers, with {} for the text that you type")
     ] = None
     out: Annotated[Path | None, Option(help="folder for the run of this game")] = None
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
+    ] = None
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None

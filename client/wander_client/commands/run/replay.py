@@ -103,7 +103,7 @@ def replay(
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         first = report.divergences[0]
-        output.next(f"wander view {source.place} --rollout {first.example_id}/{first.index}")
+        output.next(f"wander view {source.location} --rollout {first.example_id}/{first.index}")
     if report.differing or report.refused or report.undecided:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK

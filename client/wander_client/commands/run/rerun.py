@@ -99,7 +99,7 @@ def _answer(agreement: Agreement, source: FoundRun, result: EvaluationResult, ou
     output.answer(data, lambda: _show(agreement, output))
     if source.manifest.environment.owner:
         output.next(f"wander post {result.run_dir}")
-    output.next(f"wander runs compare {source.place} {result.run_dir}")
+    output.next(f"wander runs compare {source.location} {result.run_dir}")
 
 
 def _show(agreement: Agreement, output: Output) -> None:

@@ -149,7 +149,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     source = find_run(current(), run)
     training = None
     if source.manifest.kind == "training" and isinstance(source, LocalRun):
-        training = read_facts(Path(source.place))
+        training = read_facts(Path(source.location))
     breakdown = break_down(source.manifest, source.rollouts(), pass_threshold=pass_threshold, shown=0)
     facts, files = describe_standing(source), files_of(source)
     data = {
@@ -185,8 +185,8 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
 
     output.answer(data, lines)
     if training is not None:
-        output.next(f"wander runs plot {run or source.place}")
-    output.next(f"wander view {run or source.place}")
+        output.next(f"wander runs plot {run or source.location}")
+    output.next(f"wander view {run or source.location}")
 
 
 def diff(

@@ -68,7 +68,7 @@ def view(
     shown, matching = _choose(source, step, failed, where, sort, limit)
     data = {
         "run_id": source.manifest.run_id,
-        "place": source.place,
+        "location": source.location,
         "manifest": source.manifest.model_dump(mode="json", by_alias=True),
         "summary": source.summary.model_dump(mode="json"),
         "rollouts": [row.model_dump(mode="json") for row in shown],
@@ -76,7 +76,7 @@ def view(
     }
     here.output.answer(data, lambda: _show(source, shown, matching))
     if shown:
-        here.output.next(f"wander view {run or source.place} --rollout {shown[0].number}")
+        here.output.next(f"wander view {run or source.location} --rollout {shown[0].number}")
 
 
 def _choose(
@@ -144,7 +144,7 @@ def _show_one(source: FoundRun, word: str) -> None:
     if number is None:
         raise NotFound(
             f"the run has no rollout `{word}`",
-            hint=f"run `wander view {source.place}` to list its rollouts",
+            hint=f"run `wander view {source.location}` to list its rollouts",
             code="rollout_not_found",
         )
     selected = source.rollout(number)

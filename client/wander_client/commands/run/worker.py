@@ -1,4 +1,4 @@
-"""`wander worker`: play an environment on this machine for hosts on other machines."""
+"""`wander worker`: play an environment on this machine for runs on other machines."""
 
 from __future__ import annotations
 

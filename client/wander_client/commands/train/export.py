@@ -14,7 +14,9 @@ def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="the other trainer")],
     out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package")],
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
+    ] = None,
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
 ) -> None:
     """Write a small adapter package that lets another trainer use an environment.

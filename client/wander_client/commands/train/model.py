@@ -31,7 +31,9 @@ def new_model(
     layers: Annotated[int, Option(min=1, help="number of layers")] = 4,
     vocabulary: Annotated[int, Option(min=300, help="maximum size of the vocabulary")] = 512,
     characters: Annotated[bool, Option("--characters", help="use one token per character")] = False,
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
+    ] = None,
 ) -> None:
     """Create an untrained model for an environment, with a tokenizer trained on transcripts.
 

@@ -42,7 +42,9 @@ def train(
     model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a model's folder")] = None,
     steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
+    ] = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[list[str] | None, Option(help="tensorboard, trackio or wandb; repeatable")] = None,
     started_from: Annotated[

@@ -23,7 +23,9 @@ SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "e
 
 def check(
     environment: Annotated[str, Argument(help="./folder, or owner/name[@version]")] = ".",
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
+    ] = None,
     args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
     strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
