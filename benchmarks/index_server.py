@@ -168,7 +168,7 @@ def load(server: Server, url: str, headers: dict[str, str], seconds: int) -> tup
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     used = server.processor_seconds() - before
     if "Non-2xx" in said and "If-None-Match" not in headers:
-        raise RuntimeError(f"{server.name} does not answer `{url}`:\n{said}")
+        raise RuntimeError(f"{server.name} does not respond `{url}`:\n{said}")
     requests = re.search(r"(\d+) requests in", said)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", said)
     assert requests is not None

@@ -265,7 +265,7 @@ def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[
                     context.set_extra_http_headers(header)
                     answer = page.goto(f"{hub}{path}")
                     if answer is None or answer.status != (404 if name == "missing" else 200):
-                        yield f"{name} at {width} pixels, {scheme}: {path} does not answer"
+                        yield f"{name} at {width} pixels, {scheme}: {path} does not respond"
                         continue
                     if name == "openapi":
                         page.locator(".opblock").first.wait_for()

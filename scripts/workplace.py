@@ -140,7 +140,7 @@ class Workplace:
             except OSError:  # refused, or slow to answer on a busy machine
                 time.sleep(0.1)
         else:
-            raise StepFailed(f"the hub does not answer at {self.hub}")
+            raise StepFailed(f"the hub does not respond at {self.hub}")
         self.environment["WANDER_TOKEN"] = (self.folder / "token").read_text().strip()
         print(f"  {self.hub} answers; data in {self.folder / 'hub'}")
 

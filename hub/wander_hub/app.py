@@ -97,7 +97,7 @@ class Hub(FastAPI):
         self._direct, self._hosts = direct, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, by the direct index path if possible; reject requests for unknown host names."""
+        """Handle a request, by the direct index path if possible; reject requests for unknown host names."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
@@ -232,7 +232,7 @@ def create_app(
 ) -> FastAPI:
     """Return the hub's application for a migrated database.
 
-    With `address`, the address that the server listens on, the application only answers requests whose host
+    With `address`, the address that the server listens on, the application only handles requests whose host
     name belongs to the hub.
     """
     database = database or Database(settings.resolved_database_url)

@@ -144,7 +144,7 @@ def now() -> datetime:
 
 
 def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
-    """Return an answer with the row's attributes as its fields; `given` overrides them."""
+    """Return a response model with the row's attributes as its fields; `given` overrides them."""
     for name in answer.__pydantic_fields__:
         if name not in given and (value := getattr(row, name, _ABSENT)) is not _ABSENT:
             given[name] = value
@@ -260,7 +260,7 @@ class Database:
         return type_coerce(func.clock_timestamp() + later, UtcDateTime())
 
     def healthy(self) -> bool:
-        """Return whether the database answers."""
+        """Return whether the database responds."""
         try:
             with self.read() as session:
                 session.execute(text("SELECT 1"))

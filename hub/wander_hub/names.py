@@ -105,7 +105,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
 
 
 def acceptable_address(url: str) -> bool:
-    """Return whether an address protects its answers from being modified in transit."""
+    """Return whether an address protects its responses from being modified in transit."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
 

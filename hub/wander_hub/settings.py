@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     """Free disk space of the data folder below which `/ready?uploads=true` reports that the hub is not
     ready."""
     drain_seconds: float = Field(default=0, ge=0, le=300)
-    """Seconds after SIGTERM during which the hub still answers and asks clients to reconnect elsewhere."""
+    """Seconds after SIGTERM during which the hub serves requests, but asks clients to reconnect elsewhere."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log on standard error."""
     featured: tuple[str, ...] = ()

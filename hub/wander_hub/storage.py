@@ -284,7 +284,7 @@ class Storage:
         return obstore.sign(self._store, "GET", object_key(sha256), timedelta(seconds=seconds))
 
     def healthy(self) -> bool:
-        """Return whether the store answers."""
+        """Return whether the store responds."""
         try:
             obstore.list_with_delimiter(self._store)
         except Exception:  # noqa: BLE001 - any error means that the store does not work

@@ -6,7 +6,7 @@ WanderError                    has `.hint`: the next step, as a command where po
 |  |  '- ArgumentsUnfit        arguments that do not match its signature
 |  |- NeedsOutside            the environment lacks an external resource:
 |  |  '- NeedsKey, NeedsDownload
-|  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may succeed
+|  |- WorkerUnreachable        no worker responds, or it is busy; a later attempt may succeed
 |  '- WorkerRefusedToken       a worker on another machine rejects the token
 |- DatasetError                rows that cannot become examples
 |- ConfigError                 arguments or settings that contradict each other
@@ -152,7 +152,7 @@ class NeedsDownload(NeedsOutside):
 
 
 class WorkerUnreachable(LoadError):
-    """Raised if no worker answers at an address, or it is busy; a later attempt may succeed."""
+    """Raised if no worker responds at an address, or it is busy; a later attempt may succeed."""
 
 
 class WorkerRefusedToken(LoadError):

@@ -177,7 +177,7 @@ def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -
     result = wander("eval", str(folder), "-m", "x", "-b", "http://127.0.0.1:9/v1", "--json")
     assert result.status == 5
     assert result.json["error"]["code"] == "endpoint_unreachable"
-    assert result.json["error"]["message"] == "no answer from `http://127.0.0.1:9/v1`: connection refused"
+    assert result.json["error"]["message"] == "no response from `http://127.0.0.1:9/v1`: connection refused"
 
 
 def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder: Path) -> None:

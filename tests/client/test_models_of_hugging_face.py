@@ -162,4 +162,4 @@ def test_without_a_network_it_is_said(tmp_path: Path, unused_tcp_port: int, word
     written(tmp_path / "made", checkpoint())
     done = Machine(tmp_path, f"http://127.0.0.1:{unused_tcp_port}").model(*words)
     assert done.returncode == 5, done.stdout + done.stderr
-    assert f"`http://127.0.0.1:{unused_tcp_port}` does not answer" in done.stdout
+    assert f"`http://127.0.0.1:{unused_tcp_port}` does not respond" in done.stdout

@@ -113,4 +113,4 @@ def test_a_worker_that_does_not_answer_is_network_trouble(wander: Wander, folder
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         answer = wander("eval", str(folder), *SOLVER, "-n", "2", "--worker", address, "--json")
     assert (answer.status, answer.json["error"]["retryable"]) == (5, True)
-    assert f"no worker answers at `{address}`" in answer.json["error"]["message"]
+    assert f"no worker responds at `{address}`" in answer.json["error"]["message"]

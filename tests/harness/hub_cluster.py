@@ -145,7 +145,9 @@ class Part:
         """Wait for an answer; restart a process that ended, since its port may still be busy."""
         give_up, starts = time.monotonic() + SECONDS, 0
         while not self.answers(self):
-            assert time.monotonic() < give_up, f"{self.name} does not answer:\n{self.log.read_text()[-4000:]}"
+            assert time.monotonic() < give_up, (
+                f"{self.name} does not respond:\n{self.log.read_text()[-4000:]}"
+            )
             if self.running.poll() is not None:
                 starts += 1
                 assert starts < 20, f"{self.name} ended:\n{self.log.read_text()[-4000:]}"

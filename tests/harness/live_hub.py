@@ -147,4 +147,4 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
                 return
         except httpx.TransportError:
             time.sleep(0.1)
-    raise AssertionError(f"the hub does not answer at {url}:\n{log.read_text()}")
+    raise AssertionError(f"the hub does not respond at {url}:\n{log.read_text()}")

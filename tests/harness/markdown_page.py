@@ -162,7 +162,7 @@ class PageRun:
                     return
             except httpx.TransportError:
                 time.sleep(0.1)
-        raise AssertionError(f"the hub of the page does not answer:\n{log.read_text()}")
+        raise AssertionError(f"the hub of the page does not respond:\n{log.read_text()}")
 
     def close(self) -> None:
         """Stop the page's background processes."""

@@ -189,7 +189,7 @@ def test_a_failure_is_tried_again_and_at_last_given_up(queue, caplog):
 
 AWAY = {
     "nothing answers at the hub": JobPostponed("nothing answers at the hub"),
-    "the hub's object store does not answer": GenericError("timed out"),
+    "the hub's object store does not respond": GenericError("timed out"),
     "the hub's disk is full": OSError(errno.ENOSPC, "full"),
 }
 

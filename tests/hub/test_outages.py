@@ -20,6 +20,6 @@ def test_a_database_that_ends_costs_a_line_for_each_request_and_no_traceback(tmp
             for path in asked:
                 assert httpx.get(f"{hub.url}{path}", timeout=60).status_code == 503, path
             log = hub.log.read_text()
-        told = [one for one in log.splitlines()[before:] if "the hub's database does not answer" in one]
+        told = [one for one in log.splitlines()[before:] if "the hub's database does not respond" in one]
         assert len([one for one in told if "cannot take a job" not in one]) == len(asked), log
         assert "Traceback" not in log

@@ -137,7 +137,7 @@ def test_bytes_now_and_then_do_not_prolong_it():
     with webhook_receiver() as receiver:
         receiver.how = "dripping"
         outcome = sender(timeout=0.5).send(receiver.url, HEADERS, b"{}")
-    assert outcome.error == "no complete answer within 0.5 s"
+    assert outcome.error == "no complete response within 0.5 s"
 
 
 def test_a_name_server_that_does_not_answer_holds_nobody_up():
@@ -146,14 +146,14 @@ def test_a_name_server_that_does_not_answer_holds_nobody_up():
         "http://slow.example/", HEADERS, b"{}"
     )
     asked.set()
-    assert outcome.error == "no complete answer within 0.3 s"
+    assert outcome.error == "no complete response within 0.3 s"
 
 
 def test_who_does_not_answer_or_speaks_otherwise_is_told_of():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         outcome = sender(timeout=0.3).send(f"http://127.0.0.1:{port}/", HEADERS, b"{}")
-    assert outcome.error == "no complete answer within 0.3 s"
+    assert outcome.error == "no complete response within 0.3 s"
     refused = sender().send(f"http://127.0.0.1:{port}/x?key=s3cr3t", HEADERS, b"{}")
     assert refused.error is not None
     assert refused.error.startswith("ConnectError")

@@ -242,7 +242,7 @@ async def test_410_and_days_in_vain_disable_it(hub, make_wheel, receiver, delive
     await deliver()
     path = f"{HOOKS}/{number}"
     hook = (await hub.get(path, headers=hub.auth())).json()
-    assert hook["disabled_reason"] == "its address answered 410 (gone)"
+    assert hook["disabled_reason"] == "its address returned status 410 (gone)"
     refused = await hub.client.post(f"{path}/test", headers=hub.auth())
     assert (refused.status_code, refused.json()["code"]) == (409, "webhook_disabled")
     await hub.publish(make_wheel(version="0.2.0"))

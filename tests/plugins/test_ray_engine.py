@@ -62,7 +62,7 @@ def test_every_shard_gets_a_fixed_share_of_the_calls(shards: int, calls: int) ->
 def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     pytest.importorskip("ray")
     with (
-        pytest.raises(Unavailable, match="no Ray cluster answers") as refused,
+        pytest.raises(Unavailable, match="no Ray cluster responds") as refused,
         connected("127.0.0.1:1"),
     ):
         pass

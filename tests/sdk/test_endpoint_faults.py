@@ -151,9 +151,9 @@ async def raw_endpoint(behavior: Behavior, **options: Any) -> AsyncIterator[str]
 
 HTML = b"<!DOCTYPE html><html><head><style>p {}</style></head><body><p>Bad gateway</p></body></html>"
 RAW: dict[str, tuple[Behavior, str, str]] = {
-    "reset": (resets, "EndpointUnreachable", "no answer from"),
-    "closed": (sends(b""), "EndpointUnreachable", "no answer from"),
-    "half a head": (sends(b"HTTP/1.1 200 OK\r\nContent-Le"), "EndpointUnreachable", "no answer from"),
+    "reset": (resets, "EndpointUnreachable", "no response from"),
+    "closed": (sends(b""), "EndpointUnreachable", "no response from"),
+    "half a head": (sends(b"HTTP/1.1 200 OK\r\nContent-Le"), "EndpointUnreachable", "no response from"),
     "no HTTP": (sends(b"SSH-2.0-OpenSSH_9.6\r\n"), "InvalidResponse", "is not HTTP"),
     "bad gateway": (sends(answer(HTML, "502 Bad Gateway")), "ModelError", "502: Bad gateway"),
     "page": (sends(answer(HTML)), "InvalidResponse", "web page: Bad gateway"),

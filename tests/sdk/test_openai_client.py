@@ -125,7 +125,7 @@ async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, 
         ("list", InvalidResponse, False, 1, "not a chat completion"),
         ("number_content", InvalidResponse, False, 1, "not a chat completion"),
         ("context", ContextOverflow, False, 1, "maximum context length"),
-        ("cut_off", EndpointUnreachable, True, 3, "no answer from .* broke in the middle"),
+        ("cut_off", EndpointUnreachable, True, 3, "no response from .* broke in the middle"),
     ],
 )
 async def test_every_fault_has_its_error(

@@ -285,7 +285,7 @@ async def test_nobody_waits_for_ever_for_a_host(monkeypatch):
             hurried.setattr(tunnel, "_SECONDS", 0.01)
             async with session.post(url, data="{}") as late:
                 assert late.status == 504
-                assert "did not answer within" in await late.text()
+                assert "did not respond within" in await late.text()
         asked = await wire.next(OutsideCall)
         assert (asked.method, asked.path, asked.body, asked.rollout_id) == (
             "POST", "/v1/embeddings", "{}", "0/1"

@@ -134,7 +134,7 @@ async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
         assert str(far.address) == f"unix://{place}"
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
         assert (await play(environment, "roll")).reward == 3.0
-    with pytest.raises(WorkerUnreachable, match=f"no worker answers at `unix://{place}`") as gone:
+    with pytest.raises(WorkerUnreachable, match=f"no worker responds at `unix://{place}`") as gone:
         await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[far.address])
     assert gone.value.hint == f"start a worker there: `wander worker ENVIRONMENT --listen unix://{place}`"
     for text in ("unix:far.sock", "unix://far.sock", "unix:"):
@@ -219,7 +219,7 @@ async def test_more_workers_than_it_has_are_refused_and_none_is_left(tmp_path: P
 
 async def test_nobody_there_is_told(tmp_path: Path, unused_tcp_port: int) -> None:
     address = WorkerAddress("127.0.0.1", unused_tcp_port, TOKEN)
-    with pytest.raises(LoadError, match=r"no worker answers at `tcp://127\.0\.0\.1") as caught:
+    with pytest.raises(LoadError, match=r"no worker responds at `tcp://127\.0\.0\.1") as caught:
         async with remote(address, folder=tmp_path):
             pass
     assert "--listen" in (caught.value.hint or "")
@@ -347,7 +347,7 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
             far.process.send_signal(signal.SIGCONT)
         assert failure is not None
         assert (failure.type, failure.boundary, failure.retryable) == ("WorkerLost", "environment", True)
-        assert "did not answer for" in failure.message
+        assert "did not respond for" in failure.message
 
 
 @pytest.mark.full

@@ -434,9 +434,9 @@ class HubApi:
         return (first or page).model_copy(update={"rows": rows, "next": page.next})
 
     def require(self, fits: bool, requested: str) -> None:
-        """Raise `Unavailable` if the hub's answer does not match the request."""
+        """Raise `Unavailable` if the hub's response does not match the request."""
         if not fits:
-            raise hub_fault(self.url, f"sent an answer that is not `{requested}`", code="wrong_answer")
+            raise hub_fault(self.url, f"sent a response that is not `{requested}`", code="wrong_answer")
 
     def read(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
         """Return the response of a route. `path` must already be quoted."""

@@ -281,7 +281,7 @@ class HubConnection:
             raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
             raise Unavailable(
-                f"the hub at `{self.url}` did not answer in time",
+                f"the hub at `{self.url}` did not respond in time",
                 hint="try again in a moment",
                 code="timeout",
             ) from error

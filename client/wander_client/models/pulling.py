@@ -57,7 +57,7 @@ def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
 
 
 def _require_honest(record: ModelRevision, name: HubModel) -> None:
-    """Raise `ClientError` if the answer does not match the request: a revision is the digest of its files."""
+    """Raise `ClientError` if the response does not match the name, which contains the digest of the files."""
     digests = {file.filename: file.sha256 for file in record.files}
     is_valid = (
         (record.owner, record.name) == (name.owner, name.name)
@@ -67,8 +67,8 @@ def _require_honest(record: ModelRevision, name: HubModel) -> None:
         and all(may_be_sent(filename) for filename in digests)
     )
     if not is_valid:
-        hint = "tell the hub's operator: its answers are wrong, or changed in transit"
-        raise ClientError(f"the hub's answer does not match `{name}`", hint=hint, code="digest_mismatch")
+        hint = "tell the hub's operator: its responses are wrong, or changed in transit"
+        raise ClientError(f"the hub's response does not match `{name}`", hint=hint, code="digest_mismatch")
 
 
 def _fetch(

@@ -27,7 +27,7 @@ LARGEST_WHEEL = 1 << 30
 
 
 class IndexProxy:
-    """The answers to uv's requests."""
+    """The responses to uv's requests."""
 
     def __init__(self, hub: HubApi, owner: str, passed_over: Collection[str], port: int, key: str) -> None:
         self.held: set[str] = set()
@@ -88,7 +88,7 @@ def serve_index_proxy(hub: HubApi, owner: str, passed_over: Collection[str]) -> 
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer a request."""
+            """Handle a request."""
             status, body = proxy.answer(self.path)
             self.send_response(status)
             self.send_header("Content-Type", INDEX_JSON)

@@ -77,7 +77,7 @@ def serve(
     help="address at which this machine reaches the hub  [default: its public URL]",
 )
 @click.option("--concurrency", type=click.IntRange(min=1, max=64), help="jobs at the same time  [default: 1]")
-@click.option("--listen", metavar="HOST:PORT", help="answer `GET /health` here")
+@click.option("--listen", metavar="HOST:PORT", help="serve `GET /health` here")
 @click.option("--once", is_flag=True, help="run the queued jobs, then exit")
 @data_option
 def work(hub: str | None, concurrency: int | None, listen: str | None, once: bool, data: Path | None) -> None:

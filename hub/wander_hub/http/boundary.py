@@ -1,6 +1,6 @@
 """Dependencies of routes: context, sessions, callers and permissions. Only this module commits.
 
-Routes change data through `Context.commit`. Read sessions end before the answer is sent (`scope="function"`).
+Routes change data through `Context.commit`. Read sessions end before the response (`scope="function"`).
 Dependencies that only look something up are `async`, because FastAPI runs all others in a thread.
 """
 

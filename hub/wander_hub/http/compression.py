@@ -31,7 +31,7 @@ class Compression:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with gzip if the client accepts it."""
+        """Compress responses with gzip if the client accepts it."""
         if (
             scope["type"] != "http"
             or scope["method"] not in SAFE_METHODS

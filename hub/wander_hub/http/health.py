@@ -23,14 +23,14 @@ _NO_STORE = {"Cache-Control": "no-store"}
 _NOT_WELL: dict[int | str, dict[str, object]] = {
     503: {
         "model": HealthStatus,
-        "description": "Database or storage does not answer, or the hub is shutting down",
+        "description": "Database or storage does not respond, or the hub is shutting down",
     }
 }
 
 
 @router.get("/live")
 def live(request: Request) -> JSONResponse:
-    """Report that the process answers, and how it sees the request behind any proxies."""
+    """Report that the process responds, and how it sees the request behind any proxies."""
     address = request.client.host if request.client is not None else None
     seen = {"status": "ok", "scheme": request.url.scheme, "address": address}
     seen["forwarded_for"] = forwarded_for(request.scope)
@@ -39,7 +39,7 @@ def live(request: Request) -> JSONResponse:
 
 @router.get("/health", response_model=HealthStatus, responses=_NOT_WELL)
 def health(database: HubDatabase, storage: HubStorage, settings: HubSettings) -> Response:
-    """Report whether the hub works: 200 if database and storage answer, otherwise 503."""
+    """Report whether the hub works: 200 if database and storage respond, otherwise 503."""
     return _answer(_state(database, storage, settings))
 
 

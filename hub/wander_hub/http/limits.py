@@ -142,7 +142,7 @@ class RequestLimits:
         return _refusal(budget, who, f"{sender} made more than {budget.most:,} requests in a minute")
 
     def note(self, scope: Scope, status: int) -> None:
-        """Update the counts after an answer: an invalid token counts against the sender's address."""
+        """Update the counts after a response: an invalid token counts against the sender's address."""
         address, secret = _sender(scope)
         if secret is None:
             return

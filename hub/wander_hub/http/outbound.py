@@ -1,7 +1,7 @@
 """Requests that the hub sends to other servers while a client waits, within a total deadline.
 
-They run on the event loop, so a slow server does not occupy a thread. Clients that need the same answer share
-one request.
+They run on the event loop, so a slow server does not occupy a thread. Clients that need the same response
+share one request.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from wander_hub.names import acceptable_address
 
 Answer = TypeVar("Answer")
 ANSWER_SECONDS = 5.0
-"""Maximum seconds from the connection to the last byte of the answer."""
+"""Maximum seconds from the connection to the last byte of the response."""
 
 
 class SharedQuestions(Generic[Answer]):
-    """Pending requests; each is sent once for all clients that need its answer."""
+    """Pending requests; each is sent once for all clients that need its response."""
 
     def __init__(self) -> None:
         self._asked: dict[Hashable, asyncio.Task[Answer]] = {}
 
     async def ask(self, key: Hashable, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the answer to a question; the question is only sent if it is not pending already."""
+        """Return the response to a request; the request is sent only if it is not pending already."""
         task = self._asked.get(key)
         if task is None:
             task = self._asked[key] = asyncio.ensure_future(question())
@@ -46,10 +46,10 @@ class SharedQuestions(Generic[Answer]):
 async def ask_json(
     url: str, form: Mapping[str, str] | None = None, credentials: tuple[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Return the status and the JSON object of an answer; for a form, also of an answer with a 4xx status.
+    """Return the status and the JSON object of a response; for a form, also of a response with a 4xx status.
 
-    Raises `ValueError`, `TypeError` or `httpx.HTTPError` for any other answer, and if there is no answer in
-    time.
+    Raises `ValueError`, `TypeError` or `httpx.HTTPError` for any other response, and if no response arrives
+    in time.
     """
     if not acceptable_address(url):
         raise ValueError(f"`{url[:200]}` is not an https address")
@@ -68,11 +68,11 @@ async def ask_json(
                 body += piece
                 PROVIDER_ANSWER.check_size(len(body))
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"no complete answer within {ANSWER_SECONDS:g} s") from error
+        raise httpx.ReadTimeout(f"no complete response within {ANSWER_SECONDS:g} s") from error
     try:
         content = read_json(bytes(body), PROVIDER_ANSWER)
     except RefusedText as error:
         raise ValueError(f"`{url[:200]}`: {error}") from error
     if not isinstance(content, dict):
-        raise TypeError(f"`{url[:200]}` does not answer with a JSON object")
+        raise TypeError(f"`{url[:200]}` does not respond with a JSON object")
     return answer.status_code, content

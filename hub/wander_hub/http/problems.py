@@ -68,8 +68,8 @@ _HANDLED = (
     *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
     *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError, RefusedText),
 )
-"""Exceptions that are answered inside the middleware. The server logs any other exception with its
-traceback."""
+"""Exceptions that are turned into responses inside the middleware. The server logs any other exception with
+its traceback."""
 
 
 _MOST_FAULTS, _LONGEST_PART, _DEEPEST = 10, 200, 10
@@ -99,7 +99,7 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
             failure = refused_credentials(request) or failure
         request.app.state.metrics.count_problem(failure.code)
         problem = describe(request, failure)
-        # Unexpected errors are answered outside of all middleware, so add the middleware's headers here.
+        # Responses to unexpected errors bypass all middleware, so add the middleware's headers here.
         headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: problem.request_id or "", **failure.headers}
         if wants_page(request):
             return render_page(request, problem, headers)
@@ -212,9 +212,9 @@ def _outage_of(error: Exception) -> HubProblem | None:
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
     hint = "try again; if the error persists, tell the hub's operator"
     if isinstance(error, BaseError):
-        return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
+        return HubProblem(503, "storage_unavailable", "the hub's object store does not respond", hint=hint)
     if _is_away(error):
-        return HubProblem(503, "database_unavailable", "the hub's database does not answer", hint=hint)
+        return HubProblem(503, "database_unavailable", "the hub's database does not respond", hint=hint)
     return None
 
 

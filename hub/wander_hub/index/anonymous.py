@@ -3,7 +3,7 @@
 Installers send a hub more of these requests than of any other kind, mostly without a token. The statements
 are compiled once. On SQLite they run on their own connection in the event loop: reading a page takes a
 few microseconds, less than handing it to a thread. SQLite also reports whether any process has changed the
-database, so answers can be cached until then. Other databases are queried from a thread every time.
+database, so responses can be cached until then. Other databases are queried from a thread every time.
 """
 
 from __future__ import annotations

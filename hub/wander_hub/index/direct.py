@@ -1,10 +1,10 @@
 """A shortcut for public index pages, metadata and files that bypasses all routing.
 
-It answers only the plain case: GET or HEAD without a token and without a query string, for a public page or
+It handles only the plain case: GET or HEAD without a token and without a query string, for a public page or
 file under the normalized name. Everything else, errors included, is left to the routes, which give the same
-answers more slowly; a test compares the two.
+responds more slowly; a test compares the two.
 
-Small answers, files included, are cached until anything in the database changes.
+Small responses, files included, are cached until anything in the database changes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _LONGEST_PATH = 600
 _SAFE = frozenset({"GET", "HEAD"})
 _SMALL = 64 * 1024
 _KEPT_BYTES, _KEPT_OVERHEAD = 32 * 1024 * 1024, 2048
-"""Memory that cached answers may take, and the overhead of each answer in addition to its body."""
+"""Memory that cached responses may take, and the overhead of each response in addition to its body."""
 _ASKED = frozenset({b"accept", b"accept-encoding", b"if-none-match", b"range", b"if-range", b"x-request-id"})
 _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Requests with credentials are left to the routes."""
 
 Asked: TypeAlias = dict[bytes, str]
-"""The request headers that affect the answer."""
+"""The request headers that affect the response."""
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
@@ -75,7 +75,7 @@ _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
 class StoredAnswer(NamedTuple):
-    """An answer that is the same for everyone who requests it in the same format and encoding."""
+    """A response that is the same for everyone who requests it in the same format and encoding."""
 
     etag: str
     """Entity tag, with quotes."""
@@ -85,13 +85,13 @@ class StoredAnswer(NamedTuple):
     """Headers of a 200, without the content length if a file is sent."""
     body: bytes
     version_id: int | None = None
-    """Version whose file this is, for counting downloads; None if the answer is not a file."""
+    """Version whose file this is, for counting downloads; None if the response is not a file."""
     file: PublicFile | None = None
     """The file, if the hub itself sends it, whole or in part; a small file is also in `body`."""
 
 
 class DirectIndex:
-    """Answers the requests that need no routing; the application tries it first."""
+    """Handles the requests that need no routing; the application tries it first."""
 
     def __init__(
         self, reader: AnonymousReader, storage: Storage, settings: Settings, downloads: DownloadCounter
@@ -104,7 +104,7 @@ class DirectIndex:
         self._kept_bytes, self._kept_at = 0, -1
 
     async def answer(self, scope: Scope, send: Send) -> bool:
-        """Answer the request, or leave it untouched and return False."""
+        """Send the response, or leave the request untouched and return False."""
         if scope["type"] != "http" or scope["method"] not in _SAFE or scope["query_string"]:
             return False
         path = scope["path"]
@@ -126,7 +126,7 @@ class DirectIndex:
         return await self._send(scope, send, answer, asked)
 
     def _keep(self, key: tuple[str, ...], answer: StoredAnswer, change: int | None) -> None:
-        # The answer was read after the change under which it is cached, so it can be newer but never older.
+        # The response was read after the change under which it is cached, so it can be newer but never older.
         if change is None or change != self._kept_at:
             return
         size = len(answer.body) + _KEPT_OVERHEAD
@@ -238,7 +238,7 @@ class DirectIndex:
 
 
 def _read_headers(scope: Scope) -> Asked | None:
-    """Return the headers that affect the answer, or None if the request has credentials."""
+    """Return the headers that affect the response, or None if the request has credentials."""
     asked: Asked = {}
     for name, value in scope["headers"]:
         if name in _ASKED:
@@ -261,7 +261,7 @@ def file_caching(owner: str | None, project: str, *, private: bool = False) -> s
 
 
 def page_answer(page: RenderedPage) -> StoredAnswer:
-    """Return the answer that sends a page."""
+    """Return the response with a page."""
     kind = f"{page.media_type}; charset=utf-8" if page.media_type == PLAIN_HTML else page.media_type
     etag = f'"{page.etag}"'
     unchanged = [*_PAGE_HEADERS, (b"etag", etag.encode())]
@@ -272,7 +272,7 @@ def page_answer(page: RenderedPage) -> StoredAnswer:
 
 
 def metadata_answer(file: PublicFile | File, caching: str) -> StoredAnswer | None:
-    """Return the answer that sends a wheel's METADATA, or None for a file without separate metadata."""
+    """Return the response with a wheel's METADATA, or None for a file without separate metadata."""
     if file.core_metadata is None:
         return None
     body = file.core_metadata.encode()

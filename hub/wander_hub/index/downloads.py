@@ -2,7 +2,7 @@
 
 A request only increments a number here. If a process is killed (`kill -9`), the downloads it counted since
 its last write are lost; a hub that shuts down normally writes them first. HEAD requests, ranges that do not
-start at the beginning, 304 answers and files that the hub itself fetches to replay runs do not count as
+start at the beginning, 304 responses and files that the hub itself fetches to replay runs do not count as
 downloads.
 """
 

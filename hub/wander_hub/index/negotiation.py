@@ -15,7 +15,8 @@ _OFFERS = {
     "application/vnd.pypi.simple.latest+html": HTML_V1,
     PLAIN_HTML: PLAIN_HTML,
 }
-"""Media types that a client may request, each with the media type of the answer. The plainest wins a tie."""
+"""Media types that a client may request, each with the media type of the response. If several are equally
+acceptable, the plainest wins."""
 
 _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
 ENCODINGS = ("zstd", "gzip")
@@ -26,7 +27,7 @@ _REMEMBERED = 256
 
 @lru_cache(_REMEMBERED)
 def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
-    """Return the media type of the answer, or None for a 406; `?format=` takes precedence over the header."""
+    """Return the media type of the response, or None for a 406; `?format=` overrides the header."""
     if wanted is not None:
         return _OFFERS.get(wanted.replace(" ", "+").strip().lower())
     ranges = _ranges(accept or "*/*")
@@ -41,7 +42,7 @@ def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
 def choose_encoding(accept_encoding: str | None) -> str | None:
     """Return the stored encoding that a client prefers, or None for the plain bytes.
 
-    Without the header the answer is plain, though RFC 9110 would allow any encoding: old clients send no
+    Without the header the response is plain, though RFC 9110 would allow any encoding: old clients send no
     header.
     """
     codings = _ranges(accept_encoding or "")

@@ -32,7 +32,7 @@ def page_query(
 ) -> Select[*tuple[Any, ...]]:
     """Return the query for a readable page: its body, plain entity tag, and whether it is compressed.
 
-    An owner's project list is the public list; an empty one does not match, because the answer then depends
+    An owner's project list is the public list; an empty one does not match, because the response then depends
     on the caller.
     """
     name = "json" if media_type == JSON_V1 else "html"

@@ -1,6 +1,6 @@
 """The simple index of every owner, the combined index of all namespaces, and the files they list.
 
-Most public requests are answered before they reach these routes (`direct`). Installers send more of them than
+Most public requests are handled before they reach these routes (`direct`). Installers send more of them than
 of any other kind, so each route opens its session itself: one hand-over to a thread instead of three.
 """
 
@@ -51,7 +51,7 @@ Format = Annotated[
 
 
 def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Route]:
-    """Answer GET and HEAD at a path; the API description includes only GET."""
+    """Handle GET and HEAD at a path; the API description includes only GET."""
 
     def register(route: Route) -> Route:
         router.head(path, include_in_schema=False)(route)

@@ -149,7 +149,7 @@ def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
     index."""
     space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
     detail = f"neither this hub nor the index behind it has `{project}`"
-    if space is not None and space != owner:  # the same answer as for a private name of that owner
+    if space is not None and space != owner:  # the same response as for a private name of that owner
         _refuse_strangers(session, space)
     return refuse_missing(session, IndexedProject(owner, project), detail)
 

@@ -1,7 +1,7 @@
 """Pages of the index behind the hub, for names that the hub itself does not have.
 
 A page is requested now and then and cached with its digests. It lists the upstream's own addresses, from
-which installers download the files. If the upstream does not answer, cached pages stay in use.
+which installers download the files. If the upstream does not respond, cached pages stay in use.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Upstream:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._silent_until = 0.0
         self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
-        """Time that the latest answers about missing names took."""
+        """Time that the latest responses about missing names took."""
         self._pretended: OrderedDict[str, float] = OrderedDict()
 
     async def page(self, project: str, media_type: str, encoding: str | None) -> RenderedPage | None:
@@ -119,7 +119,7 @@ class Upstream:
         now = time.monotonic()
         try:
             if now < self._silent_until:
-                raise httpx.ConnectError("it did not answer a moment ago")
+                raise httpx.ConnectError("it did not respond a moment ago")
             async with self._places:
                 answer = await self._ask(project)
         except (httpx.HTTPError, ValueError) as error:
@@ -161,7 +161,7 @@ class Upstream:
                     body += chunk
                     UPSTREAM_PAGE.check_size(len(body))
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no complete answer within {_TIMEOUT_SECONDS:g} s") from error
+            raise httpx.ReadTimeout(f"no complete response within {_TIMEOUT_SECONDS:g} s") from error
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         pages = await run_in_threadpool(_read, project, kind, bytes(body), str(answer.url))
         return _KeptPages(pages, time.monotonic() + _FOUND_SECONDS)
@@ -171,7 +171,7 @@ def _silence(project: str) -> HubProblem:
     return HubProblem(
         503,
         "upstream_silent",
-        f"this hub does not have `{project}`, and the index behind it does not answer",
+        f"this hub does not have `{project}`, and the index behind it does not respond",
         hint="try again in a moment",
         headers={"Retry-After": str(int(_SILENT_SECONDS))},
     )

@@ -1,4 +1,4 @@
-"""Sign-in at an OpenID Connect provider: the redirect there, and the verification of its answer.
+"""Sign-in at an OpenID Connect provider: the redirect there, and the verification of its response.
 
 This is the code flow with PKCE (RFC 7636). State, nonce and verifier are derived from a secret in the
 browser's cookie, so the hub stores nothing in the meantime, and no address has a value that another browser
@@ -26,8 +26,8 @@ from wander_hub.settings import ProviderSettings
 _SECRET_BYTES = 32
 _DISCOVERED_SECONDS = 600
 _COOL_DOWN_SECONDS = 10
-"""Seconds during which requests fail immediately after the provider did not answer, instead of waiting one by
-one."""
+"""Seconds during which requests fail immediately after the provider did not respond, instead of all
+waiting for it."""
 _LONGEST_SUBJECT = 255
 
 
@@ -101,9 +101,9 @@ class Provider:
         """Return the verified claims about a visitor who came back; raise a 403 problem if anything is
         wrong."""
         if not hmac.compare_digest(answer.get("state", "").encode(), visit.derive("state").encode()):
-            raise refusal("wrong_state", "this answer belongs to another browser's sign-in")
+            raise refusal("wrong_state", "this response belongs to another browser's sign-in")
         if answer.get("iss", self.settings.issuer) != self.settings.issuer:  # RFC 9207
-            raise refusal("wrong_issuer", "the answer comes from another provider")
+            raise refusal("wrong_issuer", "the response comes from another provider")
         if "code" not in answer:
             raise refusal("not_signed_in", f"the provider reported `{answer.get('error', 'nothing')[:80]}`")
         token = await self._trade(answer["code"], visit, redirect_uri)

@@ -121,20 +121,20 @@ def refusal(code: str, reason: str) -> HubProblem:
 
 @contextmanager
 def answering(issuer: str) -> Iterator[None]:
-    """Raise a 503 problem if an issuer cannot be reached or its answer is invalid."""
+    """Raise a 503 problem if an issuer cannot be reached or its response is invalid."""
     import httpx
     import jwt
 
     try:
         yield
     except (httpx.HTTPError, jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
-        logger.warning("invalid answer from %s: %s", issuer, error)
+        logger.warning("invalid response from %s: %s", issuer, error)
         raise unreachable(issuer) from error
 
 
 def unreachable(issuer: str) -> HubProblem:
-    """Return the 503 problem of an issuer that does not answer correctly."""
-    detail = f"the hub gets no valid answer from `{issuer}`"
+    """Return the 503 problem of an issuer that does not respond correctly."""
+    detail = f"the hub gets no valid response from `{issuer}`"
     return HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute")
 
 

@@ -1,7 +1,7 @@
 """Timeouts for slow connections, which protect the hub even without a proxy in front of it.
 
 uvicorn by itself waits forever for the head of the first request, accepts a head of any length, and waits
-forever for a client that does not read its answer. Bodies have their own limits (`http/bodies.py`).
+forever for a client that does not read its response. Bodies have their own limits (`http/bodies.py`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _MOST_HEAD_BYTES = 64 * 1024
 
 
 class HubProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with a size limit for request heads and timeouts for heads and unread answers."""
+    """HTTP/1.1 with a size limit for request heads and timeouts for heads and unread responses."""
 
     head_seconds = 20.0
     """Seconds from the connection, or from the first byte of a later request, to the end of the head."""
     unread_seconds = 60.0
-    """Seconds that a client may stop reading its answer."""
+    """Seconds that a client may stop reading its response."""
     _head_timer: TimerHandle | None = None
     _unread_timer: TimerHandle | None = None
     _head_bytes = 0
@@ -40,7 +40,7 @@ class HubProtocol(HttpToolsProtocol):
             self.send_400_response("The request head is too long.")
 
     def on_headers_complete(self) -> None:
-        """Stop the timer of the head and start the answer."""
+        """Stop the timer of the head and start the response."""
         self._forget(self._head_timer)
         self._head_timer, self._head_bytes = None, 0
         super().on_headers_complete()

@@ -1,4 +1,4 @@
-"""Several forked processes that answer on one listening socket, and the supervisor that starts and stops
+"""Several forked processes that serve one listening socket, and the supervisor that starts and stops
 them.
 
 Forked processes inherit open files, such as the socket and the lock of the data folder.

@@ -1,4 +1,4 @@
-"""Run the hub under uvicorn: open the port, migrate the database, answer requests, and shut down
+"""Run the hub under uvicorn: open the port, migrate the database, serve requests, and shut down
 gracefully."""
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _run(
     followed: int | None,
     first: bool = True,
 ) -> None:
-    """Answer requests until a signal or until the process `followed` exits; the `first` process also runs the
+    """Serve requests until a signal or until the process `followed` exits; the `first` process also runs the
     jobs."""
     app = create_app(settings, database=database, address=address)
     workers: list[JobWorker] = []
@@ -154,7 +154,7 @@ def _run(
 
 
 class _Server(uvicorn.Server):
-    """A server that reports its address only when it can answer, and shuts down without losing requests."""
+    """A server that reports its address once it accepts requests, and shuts down without losing any."""
 
     def __init__(
         self, config: uvicorn.Config, app: FastAPI, address: str | None, workers: Sequence[JobWorker]
@@ -174,8 +174,8 @@ class _Server(uvicorn.Server):
                 worker.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Return running jobs to the queue and let clients reconnect elsewhere while still answering; then
-        shut down."""
+        """Return running jobs to the queue, let clients reconnect elsewhere while this server still serves
+        requests, and shut down."""
         settings: Settings = self._app.state.settings
         self._app.state.draining = True
         asked_by = self._captured_signals[-1] if self._captured_signals else None

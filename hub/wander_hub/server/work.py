@@ -106,7 +106,7 @@ class _End:
 
 @contextmanager
 def _answer_health(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
-    """Yield the storage, and meanwhile answer `GET /health` as the hub does."""
+    """Yield the storage, and meanwhile serve `GET /health` as the hub does."""
     storage = Storage.of(settings)
     if listen is None:
         yield storage

@@ -203,7 +203,7 @@ def require_publisher(
     held = environments.find_taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
         # Callers without a right to the name learn nothing about it: new, private and moved names get the
-        # same answer.
+        # same response.
         rights.require_new(session, caller, owner, name)
     return held
 

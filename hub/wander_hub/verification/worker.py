@@ -155,7 +155,7 @@ def missing_for_verification(settings: Settings) -> str | None:
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
 ) -> JobWorker:
-    """Return the worker of a hub that answers at `hub_url`, not started.
+    """Return the worker of a hub that is reachable at `hub_url`, not started.
 
     Without verification, it only examines runs, which does not run environment code.
     """

@@ -1,7 +1,7 @@
 """Outgoing connections that only go to verified addresses and end at a deadline.
 
 A name is resolved once, its addresses are verified, and the connection uses one of these addresses. A name
-server that changes its answer afterwards has no effect. TLS and the `Host` header still use the name.
+server that changes its response afterwards has no effect. TLS and the `Host` header still use the name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Guard(httpcore.NetworkBackend):
     def __init__(self, networks: Sequence[str], deadline: float, resolver: Resolve = resolve) -> None:
         self._networks, self._resolver = networks, resolver
         self.deadline = deadline
-        """Time when requests fail. Callers move it for several requests or long answers."""
+        """Time when requests fail. Callers move it for several requests or long responses."""
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -89,7 +89,7 @@ class Guard(httpcore.NetworkBackend):
         """Return the remaining seconds; raise a timeout if no time is left."""
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise httpcore.ReadTimeout("the answer was not complete in time")
+            raise httpcore.ReadTimeout("the response was not complete in time")
         return left
 
 

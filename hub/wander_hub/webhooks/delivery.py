@@ -105,7 +105,7 @@ def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome
     delivery.failures += 1
     hook.failing_since = hook.failing_since or now()
     if outcome.status == _GONE:
-        disable(hook, "its address answered 410 (gone)")
+        disable(hook, "its address returned status 410 (gone)")
     elif now() - hook.failing_since > _FAILING:
         disable(hook, f"every delivery failed for {_FAILING.days} days")
     if hook.disabled_at is not None or delivery.failures > len(PAUSES):

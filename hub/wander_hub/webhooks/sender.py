@@ -47,7 +47,7 @@ class WebhookSender:
         except NotAllowed as refusal:
             status, answer, error = None, None, str(refusal)
         except httpcore.TimeoutException:
-            status, answer, error = None, None, f"no complete answer within {self._timeout:g} s"
+            status, answer, error = None, None, f"no complete response within {self._timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as failure:
             status, answer, error = None, None, _cleaned(f"{type(failure).__name__}: {failure}")
         return DeliveryOutcome(status, answer, error, time.monotonic() - begun)

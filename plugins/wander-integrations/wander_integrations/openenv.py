@@ -68,7 +68,7 @@ class _Session(Game):
         try:
             await self._client.connect()
         except ConnectionError as error:
-            raise EnvironmentFault(f"no OpenEnv server answers: {error}", retryable=True) from error
+            raise EnvironmentFault(f"no OpenEnv server responds: {error}", retryable=True) from error
         return self._take(await self._client.reset(seed=seed))
 
     async def step(self, action: str) -> str:

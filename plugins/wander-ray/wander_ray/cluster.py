@@ -21,7 +21,7 @@ from wander_client.failures import explain
 
 _CONNECT_SECONDS = 10.0
 _HEAD_SECONDS = 35.0
-"""A head that has not answered for so long is taken for lost: after a minute Ray ends the process."""
+"""Seconds without a response after which the head counts as lost. After a minute, Ray ends the process."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _require_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise Unavailable(
-            f"no Ray cluster answers at `{address}`: {error.strerror or error}",
+            f"no Ray cluster responds at `{address}`: {error.strerror or error}",
             hint="start one with `ray start --head --port 6379`, and name its address; `ray status` shows it",
             code="ray_unavailable",
         ) from error

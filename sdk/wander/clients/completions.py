@@ -1,9 +1,9 @@
-"""Interpretation of an endpoint's answers with status 200, which are completions or failures of the endpoint.
+"""Interpretation of an endpoint's responses with status 200: completions, or failures of the endpoint.
 
 Gateways report failures of the providers behind them with status 200. `failure_in` detects them for every
-dialect. An answer that it calls a failure is never scored.
+dialect. A response that it calls a failure is never scored.
 
-| answer | meaning |
+| response | meaning |
 |---|---|
 | text, a tool call, reasoning or a refusal | a completion |
 | an empty message, but completion tokens were counted | a completion: the model wrote no text |
@@ -61,17 +61,17 @@ _SAID = (
     *("content", "text", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio"),
     *("reasoning_details", "thinking_blocks"),
 )
-"""Fields of a message, or of a plain completion. A message with any of them is an answer."""
+"""Fields of a message, or of a plain completion. A message with any of them is a completion."""
 _KEPT = ("tool_calls", "refusal", "reasoning_details", "thinking_blocks", "signature", "reasoning_signature")
 """Fields of a message that are stored unchanged. Some models need them in later requests, for example
 signatures."""
 
 
 def completion_of(answer: Answer, base_url: str, model: str, request: ModelRequest) -> ModelResponse:
-    """Return the completion in an answer of status 200.
+    """Return the completion in a response of status 200.
 
     Raises a retryable `ModelError` for a failure of the endpoint, `ContextOverflow` or `ContentFiltered` if
-    that is the reported failure, and `InvalidResponse` for an answer that is not a chat completion.
+    that is the reported failure, and `InvalidResponse` for a response that is not a chat completion.
     """
     try:
         data = _parse(answer.body)
@@ -112,10 +112,10 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
 
 
 def failure_in(data: Any) -> Any | None:
-    """Return the failure that an answer reports, as its error object or a text; None if it reports no
+    """Return the failure that a response reports, as its error object or a text; None if it reports no
     failure.
 
-    Accepts chat completions and plain completions. An answer that is neither is not reported as a failure
+    Accepts chat completions and plain completions. A response that is neither is not reported as a failure
     here.
     """
     if not isinstance(data, dict):
@@ -225,7 +225,7 @@ def _message(raw: Any) -> Message:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the token counts of an answer, or None if they are missing.
+    """Return the token counts of a response, or None if they are missing.
 
     Some endpoints count reasoning only in the total. The completion tokens are therefore at least the total
     minus the prompt tokens.

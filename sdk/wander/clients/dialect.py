@@ -1,4 +1,4 @@
-"""The form that an endpoint expects of requests, learned from its answers.
+"""The form that an endpoint expects of requests, learned from its responses.
 
 A request is first written for OpenAI's own endpoint. If another endpoint rejects it for one of a few known
 reasons, later requests are written differently. The content that the model sees stays the same.
@@ -33,7 +33,7 @@ _ID_FORM = re.compile(r"tool.?call.?id.*(a-z|length|alphanumeric|\b9\b|must be)"
 
 @dataclass
 class Dialect:
-    """The differences between an endpoint's requests and OpenAI's, as learned from its answers."""
+    """The differences between an endpoint's requests and OpenAI's, as learned from its responses."""
 
     send_reasoning: bool | None = None
     """Whether earlier turns are sent back with their reasoning; None sends it if the endpoint produced

@@ -1,4 +1,4 @@
-"""Conversion of an endpoint's error answers to `ModelError`."""
+"""Conversion of an endpoint's error responses to `ModelError`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _ACCOUNT = r"\b(api key|account|organi[sz]ation|region|country|subscription)\b"
 
 
 def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
-    """Return the error for an answer with a status other than 200."""
+    """Return the error for a response with a status other than 200."""
     said = complaint(answer)
     status = answer.status
     kind = kind_of_refusal(status, _read(answer.body))
@@ -225,7 +225,7 @@ def _normalized(text: str) -> str:
 
 
 def list_models(answer: Answer) -> list[str]:
-    """Return the names in an endpoint's list of models; empty if the answer is not such a list."""
+    """Return the names in an endpoint's list of models; empty if the response is not such a list."""
     if answer.status != 200:
         return []
     try:
@@ -235,7 +235,7 @@ def list_models(answer: Answer) -> list[str]:
 
 
 def lacks_model(answer: Answer, model: str) -> bool:
-    """Return whether an answer means that the endpoint does not have the model."""
+    """Return whether a response means that the endpoint does not have the model."""
     return answer.status == 404 or (answer.status in (400, 422) and model in complaint(answer))
 
 

@@ -55,7 +55,7 @@ class OpenAIClient(Client):
     - `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Local servers do not need
       a key.
     - `timeout`: seconds for a single attempt. `max_retries`: number of retries after lost connections,
-      timeouts, server errors and answers that contain an error; see `attempts`. A call that exceeds the
+      timeouts, server errors and responses that contain an error; see `attempts`. A call that exceeds the
       endpoint's rate limit (429, 503, 529) is retried as long as the endpoint accepts other calls.
     - `limiter`: limit of the calls in flight, which several clients can share. None uses the limiter of the
       evaluation that the client is used in, or a new limiter outside of evaluations.
@@ -152,7 +152,7 @@ class OpenAIClient(Client):
             attempt += 1
 
     async def _answer(self, request: ModelRequest) -> Answer:
-        """Return the answer to a request that is written in the endpoint's dialect."""
+        """Return the response to a request that is written in the endpoint's dialect."""
         while True:
             payload = self.dialect.payload(self.model, request)
             try:
@@ -168,7 +168,7 @@ class OpenAIClient(Client):
                 return answer
 
     def _refusal(self, answer: Answer, request: ModelRequest) -> ModelError:
-        """Return the error for an answer with a status other than 200."""
+        """Return the error for a response with a status other than 200."""
         error = error_of(answer, self.base_url, self.model)
         name = unsupported_parameter(answer, request.sampling.given()) if type(error) is ModelError else None
         if name is None:
@@ -214,7 +214,7 @@ class OpenAIClient(Client):
                     raise
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Raise `ModelError` for arguments that no endpoint supports or whose answers this client cannot
+        """Raise `ModelError` for arguments that no endpoint supports or whose responses this client cannot
         read."""
         if sampling.compact_at is not None:
             raise ModelError(
@@ -275,7 +275,7 @@ class OpenAIClient(Client):
                 retryable=True,
             )
         return EndpointUnreachable(
-            f"no answer from `{self.base_url}`: {error}",
+            f"no response from `{self.base_url}`: {error}",
             hint="start the server, or correct the base URL (it usually ends in `/v1`)",
             retryable=True,
         )

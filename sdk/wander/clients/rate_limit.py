@@ -17,9 +17,9 @@ first. A refused call waits outside the limiter (`wander.clients.retries`), so i
 - If nearly all calls are refused, ten calls per second test whether that lasts. If it does, all calls wait
   until the earliest time that the endpoint named, or for a pause that doubles up to five seconds.
 
-A call in flight counts as accepted until it is refused, because refusals arrive quickly and answers may take
-minutes. `Pace` never reads a clock and never sleeps. The caller passes all times, in seconds of a monotonic
-clock.
+A call in flight counts as accepted until it is refused, because refusals arrive quickly, but responses may
+take minutes. `Pace` never reads a clock and never sleeps. The caller passes all times, in seconds of a
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Pace:
         self.in_flight -= 1
 
     def note_accepted(self, now: float) -> None:
-        """Record that the endpoint accepted a call, even if its answer was a failure."""
+        """Record that the endpoint accepted a call, even if its response was a failure."""
         if not self._is_bound:
-            # so that an endpoint that answers quickly receives more calls from the start
+            # so that an endpoint that responds quickly receives more calls from the start
             self._next_at -= 2 / self._limit(now)
         self._holds = self.refused_in_a_row = 0
         self.accepted_at = now

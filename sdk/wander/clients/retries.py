@@ -55,9 +55,9 @@ class Attempts:
     async def answer(
         self, limiter: CallLimiter, path: str, payload: dict[str, Any], rollout_id: str = ""
     ) -> Answer:
-        """Return the answer to a POST request, with the seconds that the endpoint took.
+        """Return the response to a POST request, with the seconds that the endpoint took.
 
-        Raises `TransportError` if no answer arrives, and `RateLimited` if the endpoint accepts no more calls.
+        Raises `TransportError` if no response arrives, and `RateLimited` if the endpoint refuses calls.
         """
         pace = limiter.pace(self.transport.base_url)
         attempt = refusals = 0

@@ -1,7 +1,7 @@
 """Transports for OpenAI-compatible requests: aiohttp, or an `openai.AsyncOpenAI` instance.
 
 A transport sends a request once and returns status, headers and body. The client decides about retries and
-interprets the answer.
+interprets the response.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _SHORTEST_SECRET = 8
 """Minimum length of a secret. Shorter keys (`x`, `EMPTY`) are placeholders, and may occur as words in an
 answer."""
 MAX_ANSWER_BYTES = 1 << 27
-"""Maximum size of an answer. A completion with token ids and log-probabilities takes some kilobytes per
+"""Maximum size of a response. A completion with token ids and log-probabilities takes some kilobytes per
 token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer."""
+    """An HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -64,7 +64,7 @@ class TransportError(Exception):
     ) -> None:
         super().__init__(message)
         self.kind = kind
-        """Kind of failure: a lost connection, a timeout, an answer that is not HTTP, or an untrusted
+        """Kind of failure: a lost connection, a timeout, a response that is not HTTP, or an untrusted
         certificate."""
 
     @property
@@ -74,7 +74,7 @@ class TransportError(Exception):
 
 
 class Secrets:
-    """Secrets to remove from answers, because some endpoints quote the key that they reject."""
+    """Secrets to remove from responses, because some endpoints quote the key that they reject."""
 
     def __init__(self, values: Iterable[str]) -> None:
         words = {word for value in values for word in (unquote(value), *value.split())}
@@ -97,11 +97,11 @@ class Transport(ABC):
     """The endpoint's address, without credentials."""
 
     async def post(self, path: str, payload: dict[str, Any]) -> Answer:
-        """Send a JSON body; raises `TransportError` if no answer arrives."""
+        """Send a JSON body; raises `TransportError` if no response arrives."""
         return await self._request("POST", path, payload)
 
     async def get(self, path: str) -> Answer:
-        """Fetch a path; raises `TransportError` if no answer arrives."""
+        """Fetch a path; raises `TransportError` if no response arrives."""
         return await self._request("GET", path, None)
 
     async def close(self) -> None:  # noqa: B027 - the creator of an SDK's client closes its connections
@@ -109,7 +109,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def _request(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
-        """Send a request; raises `TransportError` if no answer arrives."""
+        """Send a request; raises `TransportError` if no response arrives."""
 
 
 class AiohttpTransport(Transport):
@@ -179,22 +179,22 @@ class AiohttpTransport(Transport):
             ) as response:
                 return Answer(response.status, response.headers, await self._body(response))
         except TimeoutError as error:
-            raise TransportError(str(error) or "no answer in time", "timed out") from error
+            raise TransportError(str(error) or "no response in time", "timed out") from error
         except aiohttp.ClientPayloadError as error:
             if "encoding" in str(error):
-                raise TransportError("the answer cannot be decompressed", "garbled") from error
-            raise TransportError("the connection broke in the middle of the answer") from error
+                raise TransportError("the response cannot be decompressed", "garbled") from error
+            raise TransportError("the connection broke in the middle of the response") from error
         except aiohttp.ClientSSLError as error:
             raise TransportError(self._describe(error), "untrusted") from error
         except (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError) as error:
             raise TransportError(f"the proxy {self._proxy} failed: {self._describe(error)}") from error
         except aiohttp.ClientResponseError as error:
-            raise TransportError(f"the answer is not HTTP: {self._describe(error)}", "garbled") from error
+            raise TransportError(f"the response is not HTTP: {self._describe(error)}", "garbled") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise TransportError(self._describe(error)) from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read the answer up to the maximum size, and remove secrets from it."""
+        """Read the response up to the maximum size, and remove secrets from it."""
         length, most = response.content_length, self._max_answer_bytes
         if length is not None and length <= most and "Content-Encoding" not in response.headers:
             return self._secrets.remove_from(await response.read())
@@ -204,7 +204,7 @@ class AiohttpTransport(Transport):
             parts.append(part)
             size += len(part)
             if size > most:
-                raise TransportError(f"the answer is longer than {most:,} bytes", "garbled")
+                raise TransportError(f"the response is longer than {most:,} bytes", "garbled")
         return self._secrets.remove_from(b"".join(parts))
 
     def _describe(self, error: BaseException) -> str:
@@ -247,7 +247,7 @@ class SdkTransport(Transport):
         except openai.APIStatusError as error:
             response = error.response
         except openai.APITimeoutError as error:
-            raise TransportError("no answer in time", "timed out") from error
+            raise TransportError("no response in time", "timed out") from error
         except openai.APIConnectionError as error:
             raise TransportError(str(error.__cause__ or error) or "APIConnectionError") from error
         return Answer(response.status_code, response.headers, self._secrets.remove_from(response.content))

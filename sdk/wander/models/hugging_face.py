@@ -82,7 +82,7 @@ def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path
     api = hub.HfApi()
     if only_cached(name, revision):  # also raises errors about the name
         hint = f"the copy in the cache plays as `hf:{name}`"
-        raise EndpointUnreachable(f"`{api.endpoint}` does not answer", hint=hint, retryable=True)
+        raise EndpointUnreachable(f"`{api.endpoint}` does not respond", hint=hint, retryable=True)
     with _translate_errors(name):
         info = api.model_info(name, revision=revision, files_metadata=True)
         wanted = [file.rfilename for file in info.siblings if may_be_sent(file.rfilename)]
@@ -150,7 +150,7 @@ def only_cached(name: str, revision: str | None = None) -> bool:
         if cached:
             return True
         raise EndpointUnreachable(
-            f"`{constants.ENDPOINT}` does not answer, and `{name}` is not in the cache of Hugging Face",
+            f"`{constants.ENDPOINT}` does not respond, and `{name}` is not in the cache of Hugging Face",
             hint="check the connection, or pass the folder of a model (`./DIR`), or `smollm2`",
             retryable=True,
         ) from error
@@ -201,5 +201,5 @@ def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
             raise
         hint = "check the connection, and `HF_ENDPOINT` and `HF_HUB_OFFLINE` if they are set"
         raise EndpointUnreachable(
-            f"`{constants.ENDPOINT}` does not answer: {error}", hint=hint, retryable=True
+            f"`{constants.ENDPOINT}` does not respond: {error}", hint=hint, retryable=True
         ) from error

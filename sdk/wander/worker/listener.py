@@ -3,7 +3,7 @@
 Each connection gets its own worker: this process starts it, forwards all messages in both directions,
 and ends it with everything that it started when the host closes the connection or vanishes. So several hosts,
 and several workers of one host, can be served at the same time, up to a limit. This process does not run any
-environment code, so its event loop always answers the hosts' heartbeats, no matter how busy the workers are.
+environment code, so its event loop responds to the hosts' heartbeats no matter how busy the workers are.
 
 A host must send the token, which is compared before anything else is read. Messages are not encrypted. Across
 a shared network, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md#workers).

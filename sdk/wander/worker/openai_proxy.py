@@ -2,7 +2,7 @@
 
 It listens on loopback and makes the calls for the worker. The worker gets its address and a token that is
 useless elsewhere. The host's key never enters the worker. Every answer is recorded with the rollout that
-requested it. When a rollout is replayed, its answers come from the record, and no model is called.
+requested it. When a rollout is replayed, its responses come from the record, and no model is called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AWAY = "`{}` cannot be reached: {}"
 UNATTRIBUTED = "UnattributedCall"
 """Failure type of rollouts that are replayed while the environment calls a model outside of any rollout."""
 Abandon = Callable[[str, str], None]
-"""Callback that ends a rollout whose code gets no answer. Takes the type of its failure and the reason."""
+"""Callback that ends a rollout whose code gets no response. Takes the type of its failure and the reason."""
 MOST_CONNECTIONS = 256
 """Maximum number of open connections of a sandbox, or of a worker on another machine."""
 
@@ -114,13 +114,13 @@ class OpenAIProxy:
         """Return the status and JSON for an authenticated request of a worker's code."""
         path = path.removeprefix("/v1/").strip("/")
         if method != "POST" or path not in _PATHS:
-            return 404, refusal(f"the host only answers POST {', '.join(_PATHS)}")
+            return 404, refusal(f"the host accepts only POST {', '.join(_PATHS)}")
         try:
             request = json.loads(body)
         except ValueError:
             return 400, refusal("the request is not JSON")
         if not isinstance(request, dict) or request.get("stream"):
-            return 400, refusal("the host records whole answers: send the request without `stream`")
+            return 400, refusal("the host records whole responses: send the request without `stream`")
         status, response = await self._call(path, request, rollout_id)
         return status, json.dumps(response)
 
@@ -188,7 +188,7 @@ class OpenAIProxy:
         return as_response(*await self.answer(request.method, request.path, await request.read(), rollout_id))
 
     async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
-        """Answer a call from the record or from upstream, and record the answer."""
+        """Handle a call from the record or from upstream, and record the response."""
         from wander.clients.completions import usage_of
 
         record = self._records.get(rollout_id)
@@ -197,7 +197,7 @@ class OpenAIProxy:
         if record is not None and record.known is not None:
             recorded = record.known.get(digest)
             if not recorded:
-                record.abandon(NOT_RECORDED, "the record has no answer to this request by another model")
+                record.abandon(NOT_RECORDED, "the record has no response to this request by another model")
                 return await _wait_for_the_end()
             self.count.replayed += 1
             call = recorded.pop(0) if len(recorded) > 1 else recorded[0]
@@ -255,14 +255,14 @@ class OpenAIProxy:
         except ValueError:
             fault = f"returned invalid JSON with status {answer.status}"
             return 502, _error(f"`{attempts.transport.base_url}` {fault}")
-        # Otherwise a failed judge would look like a judge with an empty answer.
+        # Otherwise a failed judge would look like a judge with an empty response.
         if answer.status == 200 and path in _COMPLETIONS and (failure := failure_in(data)) is not None:
             return 502, _error(f"`{attempts.transport.base_url}` failed: {one_line(failure)}")
         return answer.status, data
 
 
 async def _wait_for_the_end() -> NoReturn:
-    """Leave a caller without an answer until it hangs up or the worker ends."""
+    """Leave a caller without a response until it hangs up or the worker ends."""
     await asyncio.Future()
     raise AssertionError("unreachable")
 

@@ -202,7 +202,7 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
     kept = json.loads((home / "run" / "run.json").read_text())["training"]["environment"]
     assert (kept["workers"], kept["worker_token_file"]) == (1, None), "an address is not for the record"
     gone = wander("train", "--verify", "run", "--steps", "1")
-    assert (gone.status, f"no worker answers at `{address}`" in gone.err) == (5, True)
+    assert (gone.status, f"no worker responds at `{address}`" in gone.err) == (5, True)
     with worker(folder) as moved:
         same = wander("train", "--verify", "run", "--steps", "1", "--worker", moved, "--json")
     assert same.data["same"] is True

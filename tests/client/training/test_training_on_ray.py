@@ -133,7 +133,7 @@ def test_workers_on_ray_give_the_same_bits_and_one_that_is_killed_loses_nothing(
 def test_a_cluster_that_is_down_is_told(wander: Wander, folder: Path) -> None:
     words = ("eval", str(folder), "-m", "scripted:say_env:solver", "--worker")
     down = wander(*words, "ray://127.0.0.1:1")
-    assert (down.status, "no Ray cluster answers at `127.0.0.1:1`" in down.err) == (5, True)
+    assert (down.status, "no Ray cluster responds at `127.0.0.1:1`" in down.err) == (5, True)
     nowhere = wander(*words, "ray://nowhere")
     assert (nowhere.status, "not a Ray address: `nowhere`" in nowhere.err) == (2, True)
 

@@ -58,7 +58,7 @@ async def played(url: str) -> None:
     failed = await OpenEnvEnv(url, observed_field="txt").rollout(ScriptedClient(said), env.dataset()[0])
     assert "has no `txt`, but 'text'" in failed.failure.message
     gone = await OpenEnvEnv("http://127.0.0.1:9").rollout(ScriptedClient(said), env.dataset()[0])
-    assert "no OpenEnv server answers" in gone.failure.message
+    assert "no OpenEnv server responds" in gone.failure.message
 
 
 with socket.socket() as free:

@@ -208,7 +208,7 @@ class VLLMServerEngine(Engine):
             answer = await self._transport.post("/v1/completions", self._payload(request))
         except TransportError as error:
             raise ModelError(
-                f"the vLLM server at `{self._transport.base_url}` did not answer: {error}",
+                f"the vLLM server at `{self._transport.base_url}` did not respond: {error}",
                 hint="check the server's log",
                 retryable=not error.is_final,
             ) from error

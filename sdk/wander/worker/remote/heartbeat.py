@@ -27,7 +27,7 @@ _IDLE, _BETWEEN, _PROBES = 10, 5, 4
 
 
 def keep_alive(connection: Connection) -> None:
-    """Make the kernel end the connection if the other machine has not answered for about 30 s."""
+    """Make the kernel end the connection if the other machine has not responded for about 30 s."""
     own: socket.socket = connection.transport.get_extra_info("socket")
     settings = {
         "TCP_KEEPIDLE": _IDLE,
@@ -43,7 +43,7 @@ def keep_alive(connection: Connection) -> None:
 
 
 async def heartbeat(connection: Connection, seconds: float, silent: int) -> None:
-    """Ping until `silent` intervals have passed without an answer. Then cut the connection and return.
+    """Ping until `silent` intervals have passed without a response. Then cut the connection and return.
 
     Intervals are counted, not measured: if this event loop was blocked, that counts as only one interval.
     """

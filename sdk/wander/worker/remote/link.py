@@ -28,7 +28,7 @@ class RemoteProcess(WorkerProcess):
         self._connection = connection
         self._address = address
         self.silent = False
-        """Whether heartbeats are no longer answered."""
+        """Whether the other machine no longer responds to heartbeats."""
 
     async def wait(self) -> None:
         """Wait until the connection is closed."""
@@ -43,7 +43,7 @@ class RemoteProcess(WorkerProcess):
         words = self.last_words()
         how = (words.ending if words else self._connection.close_reason) or "closed its connection"
         if self.silent:
-            how = f"did not answer for {PING_SECONDS * SILENT_PINGS:g} s"
+            how = f"did not respond for {PING_SECONDS * SILENT_PINGS:g} s"
         return f"at `{self._address}` {how}"
 
     def last_words(self) -> LastWords | None:
@@ -81,9 +81,9 @@ class RemoteLink:
     ) -> RemoteLink:
         """Connect to a worker.
 
-        Raises `WorkerUnreachable` if no worker answers, `WorkerRefusedToken` if the worker rejects the token,
-        and another `LoadError` if something else answers. `answer` is called for OpenAI clients in the
-        worker's code.
+        Raises `WorkerUnreachable` if no worker responds, `WorkerRefusedToken` if the worker rejects the
+        token, and another `LoadError` if something else responds. `answer` is called for OpenAI clients in
+        the worker's code.
         """
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         most = {"max_size": message_limit + FRAME}
@@ -99,12 +99,12 @@ class RemoteLink:
         except InvalidStatus as error:
             raise _refusal(address, error) from error
         except (InvalidHandshake, EOFError) as error:
-            reason = f"`{address}` answers, but is not a worker: {error}"
+            reason = f"`{address}` responds, but is not a worker: {error}"
             raise LoadError(reason, hint=_start(address)) from error
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or str(error) or "no answer"
             raise WorkerUnreachable(
-                f"no worker answers at `{address}`: {reason}", hint=_start(address)
+                f"no worker responds at `{address}`: {reason}", hint=_start(address)
             ) from error
         keep_alive(connection)
         return cls(connection, address, answer)
@@ -144,7 +144,7 @@ def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
     if status == 503:
         hint = "request fewer workers, or start it with more: `wander worker ENVIRONMENT --workers N`"
         return WorkerUnreachable(f"the worker at `{address}` is busy: {reason}", hint=hint)
-    return LoadError(f"`{address}` answers, but is not a worker: HTTP {status}", hint=_start(address))
+    return LoadError(f"`{address}` responds, but is not a worker: HTTP {status}", hint=_start(address))
 
 
 def _start(address: WorkerAddress) -> str:

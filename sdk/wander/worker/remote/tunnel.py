@@ -2,7 +2,7 @@
 
 The listener opens a port on its own loopback interface, and passes its address and a token to the
 environment. Each request goes to the host in a text frame over the existing connection (frames of the
-worker's process are binary). The host's endpoint answers it (`wander.worker.openai_proxy`), because the host
+worker's process are binary). The host's endpoint handles it (`wander.worker.openai_proxy`), because the host
 has the key and the record. The port belongs to the listener, because the event loop of the worker's process
 is blocked while a synchronous client in its code waits.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 AnswerCall = Callable[[str, str, bytes, str], Awaitable[tuple[int, str]]]
-"""Callback that answers the method, path, body and rollout id of a request with a status and JSON."""
+"""Callback that handles the method, path, body and rollout id of a request. Returns a status and JSON."""
 _SECONDS = 1800.0
 """Maximum seconds that a request waits for the host. It calls within 600 s, but its own limits may delay
 it."""
@@ -64,7 +64,7 @@ class WorkerEnd:
         return token_variables(self._listening.sockets[0].getsockname(), self._token)
 
     def receive(self, text: str) -> None:
-        """Handle an answer of the host. Raises `LoadError` if it is invalid."""
+        """Handle a response of the host. Raises `LoadError` if it is invalid."""
         try:
             answer = OutsideAnswer.model_validate_json(text)
         except ValidationError:
@@ -111,14 +111,14 @@ class WorkerEnd:
         except ConnectionClosed:
             answer = _failure(call.id, 502, "the host is gone")
         except TimeoutError:
-            answer = _failure(call.id, 504, f"the host did not answer within {_SECONDS:g} s")
+            answer = _failure(call.id, 504, f"the host did not respond within {_SECONDS:g} s")
         finally:
             del self._waiting[call.id]
         return as_response(answer.status, answer.body)
 
 
 class HostEnd:
-    """The host's side of one connection, which gets answers from its endpoint. Ended by `close`."""
+    """The host's side of one connection, which gets responses from its endpoint. Ended by `close`."""
 
     def __init__(self, worker: Connection, answer: AnswerCall) -> None:
         self._worker = worker
@@ -126,7 +126,7 @@ class HostEnd:
         self._calls: set[asyncio.Task[None]] = set()
 
     def receive(self, text: str) -> None:
-        """Start to answer a request. Raises `ValidationError` if it is invalid."""
+        """Start to handle a request. Raises `ValidationError` if it is invalid."""
         request = OutsideCall.model_validate_json(text)
         call = asyncio.create_task(self._handle(request, full=len(self._calls) >= MOST_CONNECTIONS))
         self._calls.add(call)
@@ -150,7 +150,7 @@ class HostEnd:
         except Exception as error:
             # The caller must not wait forever. The details stay on the host, because they may be
             # confidential.
-            logging.getLogger(__name__).exception("a call of a worker's code could not be answered")
+            logging.getLogger(__name__).exception("a call of a worker's code could not be handled")
             answer = _failure(request.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
         try:
             await send_frame(self._worker, answer.model_dump_json())
