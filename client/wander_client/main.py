@@ -47,9 +47,9 @@ class CommandLine:
         if (
             "RANK" in os.environ
         ):  # launched as several processes; the check avoids importing the SDK otherwise
-            from wander.train.distributed import is_beside_main
+            from wander.train.distributed import is_secondary_process
 
-            mode = "quiet" if is_beside_main() else mode
+            mode = "quiet" if is_secondary_process() else mode
         command = "-".join(ctx.command_path.split()[1:])
         self.output = Output(mode, command=command, color=options.color, progress=options.progress)
         set_current(Invocation(options, self.output, self._transport))
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
             traceback.print_exc()
         explained = explain(error, line.output.command)
         # If `wander train` runs in several processes, the main process reports the error for all of them.
-        if not join_world().outlast_main():
+        if not join_world().wait_for_main_failure():
             line.output.error(explained)
         return explained.status
     finally:

@@ -29,7 +29,7 @@ from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import AGREE_SECONDS, RequestLimits, share_spending
 from wander_hub.http.live import Streams
-from wander_hub.http.middleware import AnswerHeaders
+from wander_hub.http.middleware import ResponseHeaders
 from wander_hub.http.problems import install_handlers, log_failure, refusals
 from wander_hub.http.routing import find_foreign_routes
 from wander_hub.index import routes as index
@@ -206,13 +206,13 @@ async def keep_counting(downloads: DownloadCounter) -> AsyncIterator[None]:
         await run_in_threadpool(downloads.flush)
 
 
-async def agree_forever(limits: RequestLimits, database: Database) -> None:
+async def share_counts_forever(limits: RequestLimits, database: Database) -> None:
     """Share the request counts of this process with the other processes of the hub at regular intervals."""
     while True:
         await asyncio.sleep(AGREE_SECONDS)
-        if untold := limits.untold():
+        if unshared := limits.unshared():
             await _try(
-                partial(share_spending, database, untold), "cannot share request limits; will try again"
+                partial(share_spending, database, unshared), "cannot share request limits; will try again"
             )
 
 
@@ -247,7 +247,7 @@ def create_app(
         async with (
             keep_sweeping(database, storage),
             keep_counting(downloads),
-            _in_background(agree_forever(app.state.limits, database)),
+            _in_background(share_counts_forever(app.state.limits, database)),
             _in_background(_prepare_search(app.state.library)),
         ):
             yield
@@ -275,7 +275,7 @@ def create_app(
     app.state.jobs, app.state.job_worker = settle_failures(TableQueue.of(settings, database)), None
     app.router.routes.extend(_routes())
     app.add_middleware(Compression)
-    app.add_middleware(AnswerHeaders)
+    app.add_middleware(ResponseHeaders)
     app.add_middleware(AnonymousPages, reader=reader, settings=repr(settings))
     install_handlers(app, web.problem_page)
     return app

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
-from wander.lazy import bring_name, lazy_names
+from wander.lazy import installed_name, lazy_names
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State
 from wander.version import __version__ as __version__
 
@@ -90,7 +90,7 @@ def _bring(name: str) -> Any:
         from importlib import import_module
 
         return import_module("wander.train")  # a package with this name that can be called
-    return bring_name(name)
+    return installed_name(name)
 
 
 __getattr__, __dir__ = lazy_names(__name__, _bring)

@@ -2,7 +2,7 @@
 
 The module of each name is declared only once, in the package's imports below `if TYPE_CHECKING`. Names of
 another distribution, such as `wander.load`, are found at run time through its entry points in the group
-`wander.names` (`bring_name`), so this package never imports that distribution.
+`wander.names` (`installed_name`), so this package never imports that distribution.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lazy_names(
     return load, names
 
 
-def bring_name(name: str) -> Any:
+def installed_name(name: str) -> Any:
     """Return the object that is installed under a name, or a function that raises `MissingClient` when
     called.
 

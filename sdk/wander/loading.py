@@ -23,7 +23,7 @@ from pydantic.errors import PydanticUserError
 from wander.adapters import adapters
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError, did_you_mean
-from wander.modules import NoModule, import_file, import_from, import_module, outside_need
+from wander.modules import NoModule, import_file, import_from, import_module, missing_resource
 from wander.types import canonical_json, first_fault
 
 GROUP = "wander.environments"
@@ -63,7 +63,7 @@ class Factory:
         try:
             env = self.function(**arguments)
         except (Exception, SystemExit) as error:
-            kind, hint = outside_need(error) or (LoadError, None)
+            kind, hint = missing_resource(error) or (LoadError, None)
             kind = ArgumentsRefused if isinstance(error, ConfigError) else kind
             message = f"`load_environment` of `{self.name}` raised `{cause(error)}`"
             raise kind(message, hint=getattr(error, "hint", None) or hint) from error

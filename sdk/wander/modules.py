@@ -70,7 +70,7 @@ def import_module(module: str) -> ModuleType:
             "if it is already there, install the environment again",
         ) from error
     except (Exception, SystemExit) as error:
-        kind, hint = outside_need(error) or (LoadError, None)
+        kind, hint = missing_resource(error) or (LoadError, None)
         raise kind(f"importing `{module}` raised `{type(error).__name__}: {error}`", hint=hint) from error
 
 
@@ -80,7 +80,7 @@ def script_blocks(source: str) -> Iterator[str]:
         yield "\n".join(line.removeprefix("#").removeprefix(" ") for line in block["content"].splitlines())
 
 
-def outside_need(error: BaseException) -> tuple[type[NeedsOutside], str] | None:
+def missing_resource(error: BaseException) -> tuple[type[NeedsOutside], str] | None:
     """Return the error class and hint for an external resource that an author's code lacks; None if there is
     none.
 

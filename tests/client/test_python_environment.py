@@ -13,7 +13,7 @@ import time
 import pytest
 import wander
 from wander.errors import ArgumentsUnfit, LoadError, MissingClient, ModelError
-from wander.lazy import bring_name
+from wander.lazy import installed_name
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.python.background import background
 from wander_integrations import Episode, EpisodeFailed
@@ -158,7 +158,7 @@ def test_loading_by_name_and_in_process_point_to_each_other(monkeypatch):
 def test_without_the_client_a_name_says_what_to_install(monkeypatch):
     monkeypatch.setenv("WANDER_HUB", "https://hub.example.org/")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
-    load = bring_name("load")
+    load = installed_name("load")
     with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
     assert (

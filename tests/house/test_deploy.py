@@ -14,8 +14,8 @@ import yaml
 from wander.wire.postings import MAX_CHUNK_BYTES
 from wander.wire.untrusted_text import LOCK, RUN_ANNOUNCEMENT
 from wander_hub.cli.main import app
-from wander_hub.http.answers import IMMUTABLE
 from wander_hub.http.middleware import BROWSER_HEADERS
+from wander_hub.http.responses import IMMUTABLE
 from wander_hub.index.public_files import FOLDER
 from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES
 from wander_hub.settings import Settings

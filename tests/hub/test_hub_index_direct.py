@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore, S3Store
 from wander_hub.app import create_app
-from wander_hub.http.answers import parse_range
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.responses import parse_range
 from wander_hub.index import direct
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding

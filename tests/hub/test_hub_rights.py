@@ -442,11 +442,11 @@ def test_a_route_that_says_nothing_is_found():
     router.post("/anything")(lambda: None)
     router.get("/harmless")(lambda: None)
 
-    @router.post("/untold")
+    @router.post("/undeclared")
     def change(caller: Manager) -> None:
         """Say who may, and not what is done."""
 
-    assert find_undeclared_routes(router.routes) == ["POST /anything", "POST /untold"]
+    assert find_undeclared_routes(router.routes) == ["POST /anything", "POST /undeclared"]
 
 
 @pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))

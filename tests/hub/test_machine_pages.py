@@ -12,7 +12,7 @@ from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
-from wander_hub.web import machines
+from wander_hub.web import feeds
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 HTML = {"Accept": "text/html"}
@@ -52,7 +52,7 @@ async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
         await places("/sitemap.xml?page=docs")
     )
     assert await places("/sitemap.xml?page=models") == []
-    monkeypatch.setattr(machines, "_MOST", 2)
+    monkeypatch.setattr(feeds, "_MOST", 2)
     for number in range(4):
         await hub.publish(make_wheel(name=f"more-{number}", files={f"more_{number}.py": b"x = 1\n"}))
     parts = [one.removeprefix("http://hub.test") for one in (await places("/sitemap.xml"))[2:]]

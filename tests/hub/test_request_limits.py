@@ -76,8 +76,8 @@ async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, st
     kept = [client._transport.app.state.limits for client in (one, other)]
 
     def tell() -> None:
-        for untold in filter(None, [each.untold() for each in kept]):
-            limits.share_spending(hub.database, untold)
+        for unshared in filter(None, [each.unshared() for each in kept]):
+            limits.share_spending(hub.database, unshared)
 
     assert await statuses(one, 12) == {200: 12}
     assert await statuses(other, 1) == {200: 1}
@@ -88,7 +88,7 @@ async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, st
     assert await statuses(one, 1) == {200: 1}, "who tells nothing hears nothing"
     tell()
     assert await statuses(one, 1) == {429: 1}
-    assert kept[1].untold() == [], "nothing is told twice"
+    assert kept[1].unshared() == [], "nothing is told twice"
     assert await statuses(of(hub, "192.0.2.2", app=one._transport.app), 20) == {200: 20}
 
 
@@ -98,9 +98,9 @@ async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
     for clock[0] in (59.0, 61.0):
         assert await statuses(one, 20) == {200: 20}
-        limits.share_spending(hub.database, one._transport.app.state.limits.untold())
+        limits.share_spending(hub.database, one._transport.app.state.limits.unshared())
         assert await statuses(other, 1) == {200: 1}
-        limits.share_spending(hub.database, other._transport.app.state.limits.untold())
+        limits.share_spending(hub.database, other._transport.app.state.limits.unshared())
         assert await statuses(other, 1) == {429: 1}
 
 
@@ -109,11 +109,11 @@ def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monke
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
     budget = limits.RequestBudget("reads", 20)
     assert budget.spend("one", 20)
-    told = budget.untold()
+    told = budget.unshared()
     clock[0] = 60.0
     assert budget.spend("one", 5)
-    budget.hear(told, {budget.key("one"): 20})
-    assert budget.untold() == {"one": 5}
+    budget.merge_shared(told, {budget.key("one"): 20})
+    assert budget.unshared() == {"one": 5}
 
 
 async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):

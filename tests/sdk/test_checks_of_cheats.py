@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from wander import JudgeRubric, Parser, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.checks import check_environment
-from wander.checks.answer_leaks import SHARE, find_telling_tool, find_told
+from wander.checks.answer_leaks import SHARE, find_leaked_answer, find_leaking_tool
 from wander.checks.code import find_code_uses
 from wander.checks.findings import findings_of_first, findings_of_second
 from wander.checks.judge_trials import fair_judges, try_judges
@@ -125,7 +125,7 @@ def examples(*pairs: tuple[str, Any]) -> list[Example]:
 def test_a_prompt_that_tells_its_answer_is_told_from_one_that_lists_choices(
     pairs: list[tuple[str, Any]], labeled: bool, held: bool
 ) -> None:
-    told = find_told(examples(*pairs))
+    told = find_leaked_answer(examples(*pairs))
     assert (told.labeled >= SHARE, told.held >= SHARE) == (labeled, held)
     assert (told.example_id is not None) == (labeled or held)
 
@@ -159,7 +159,7 @@ def test_a_tool_that_tells_the_answer_in_time_is_named(
         example_id="0", index=0, seed=0, prompt=[{"role": "user", "content": asked}], completion=completion,
         answer="Mercury",
     )  # fmt: skip
-    assert find_telling_tool(rollout) == tool
+    assert find_leaking_tool(rollout) == tool
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def read_settings_of(run_dir: Path) -> KeptCommand[EvaluationSettings]:
         raise
 
 
-def settle(
+def resolve_settings(
     context: Invocation, settings: EvaluationSettings, resumed_dir: Path | None = None
 ) -> tuple[EvaluationSettings, Location]:
     """Make the settings independent of the working directory and of newer versions.
@@ -291,7 +291,7 @@ def _choice_of(settings: EvaluationSettings, run_dir: Path) -> ModelChoice:
     return choice
 
 
-async def run_alone(
+async def run_interruptible(
     evaluation: Evaluation, listeners: Listeners, *, only_failed: bool = False
 ) -> EvaluationResult:
     """Play an evaluation like `run_evaluation`. The first Ctrl-C stops it after saving its rollouts."""

@@ -227,7 +227,7 @@ async def _play_again(
             bar.update(progress.done, mean)
 
         evaluation = evaluations.Evaluation(context, settings, location, run_dir)
-        result = await evaluations.run_alone(evaluation, evaluations.Listeners(on_start, on_progress))
+        result = await evaluations.run_interruptible(evaluation, evaluations.Listeners(on_start, on_progress))
     if result.interrupted:
         raise evaluations.explain_interruption(result)
     if result.summary.failed == result.summary.rollouts:

@@ -51,7 +51,7 @@ from wander_client.hub.connection import (
     Answer,
     HubConnection,
     Limits,
-    StreamedAnswer,
+    StreamedResponse,
     hub_fault,
     read_pages,
     read_rows,
@@ -499,14 +499,14 @@ class HubApi:
         return answer
 
     @contextlib.contextmanager
-    def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[StreamedAnswer]:
+    def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[StreamedResponse]:
         """Yield the response for a file, which may be on another host. Only the hub gets the token."""
         target = self.absolute(url)
         with self._connection.stream("GET", target, headers=headers, elsewhere=True) as answer:
             self._require_success(answer)
             yield answer
 
-    def _require_success(self, answer: StreamedAnswer) -> None:
+    def _require_success(self, answer: StreamedResponse) -> None:
         if not 200 <= answer.status < 300:
             content = b"".join(answer.pieces(ERROR_BYTES, self._connection.limits.answer_seconds))
             raise self._error(Answer(answer.status, answer.headers, content, answer.url))

@@ -72,7 +72,7 @@ class Answer:
         return 200 <= self.status < 300
 
 
-class StreamedAnswer:
+class StreamedResponse:
     """A response whose body is read in pieces."""
 
     def __init__(self, response: httpx.Response, hub: str, limits: Limits) -> None:
@@ -190,7 +190,7 @@ class HubConnection:
         headers: Mapping[str, str] | None = None,
         elsewhere: bool = False,
         **options: Any,
-    ) -> Iterator[StreamedAnswer]:
+    ) -> Iterator[StreamedResponse]:
         """Send a request and yield the response. With `elsewhere`, a file may be on another host.
 
         Raises `Unavailable` if the hub does not respond or exceeds a limit.
@@ -206,7 +206,7 @@ class HubConnection:
                 response = self._open(request)
                 if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                     stack.callback(response.close)
-                    yield StreamedAnswer(response, self.url, self.limits)
+                    yield StreamedResponse(response, self.url, self.limits)
                     return
                 response.close()
                 if method != "GET" and response.status_code not in (307, 308):

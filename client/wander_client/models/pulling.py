@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wander.models.pulled import LATEST, PulledModel, model_root
-from wander.wire.models import HubModel, ModelRevision, may_be_sent, revision_of, weights_of
+from wander.wire.models import HubModel, ModelRevision, is_model_file_name, revision_of, weights_of
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError
@@ -64,7 +64,7 @@ def _require_honest(record: ModelRevision, name: HubModel) -> None:
         and record.revision.startswith(name.revision or "")
         and revision_of(digests) == record.revision
         and weights_of(digests) == record.weights_sha256
-        and all(may_be_sent(filename) for filename in digests)
+        and all(is_model_file_name(filename) for filename in digests)
     )
     if not is_valid:
         hint = "tell the hub's operator: its responses are wrong, or changed in transit"

@@ -175,7 +175,7 @@ def train(
     and `ClientError` if learning collapsed.
     """
     from wander_client.training import phases as training_phases
-    from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished, train_and_tell
+    from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished, train_and_report
 
     command: TrainingCommand | PhasedCommand
     context, policy = _context_of(environment, hub, token, sandbox, progress=progress)
@@ -212,7 +212,7 @@ def train(
             return _train_phases(
                 training_phases.PhasedRun(context, command, folder), resume=resume is not None
             )
-        done = train_and_tell(context, command, folder, resume=resume is not None)
+        done = train_and_report(context, command, folder, resume=resume is not None)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"{stopped}; resume with `resume`") from stopped
     assert done is not None, "only a single process calls this"
@@ -356,7 +356,7 @@ def sft(
     Raises `ConfigError` for an unknown setting, and `ClientError` if no rollout is selected.
     """
     from wander_client.training.run import require_alone
-    from wander_client.training.tuning import go_on, tune
+    from wander_client.training.tuning import resume_tuning, tune
 
     require_alone("fine-tuning")
     context = open_invocation(progress=progress)
@@ -365,7 +365,7 @@ def sft(
     folder = Path(out)
     try:
         if resume:
-            return go_on(context, folder)
+            return resume_tuning(context, folder)
         file, given = _read_config(config, sections, model, steps)
         place = _find_rows(rows, folder, min_reward, context)
         return tune(context, place, folder, file, _path_of(given), [], given)

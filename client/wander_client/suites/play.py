@@ -17,8 +17,8 @@ from wander_client.evaluate.evaluation import (
     all_failed,
     read_settings_of,
     require_settings,
+    resolve_settings,
     run_evaluation,
-    settle,
     stop_on_signals,
 )
 from wander_client.evaluate.progress import describe_stall
@@ -77,7 +77,7 @@ def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_co
     for run in suite.parts():
         run_dir = folder / run.folder
         try:
-            settings, location = _settle(context, run.settings, run_dir)
+            settings, location = _resolve(context, run.settings, run_dir)
         except Exception as error:
             explained = explain(error)
             message = f"{run.where}: {explained}"
@@ -90,7 +90,7 @@ def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_co
     return ready
 
 
-def _settle(
+def _resolve(
     context: Invocation, settings: EvaluationSettings, run_dir: Path
 ) -> tuple[EvaluationSettings, Location]:
     require_settings(settings)
@@ -106,7 +106,9 @@ def _settle(
         settings = settings.model_copy(update=pinned)
         location = locate_started(context, settings.environment, run_dir)
     else:
-        settings, location = settle(context, settings, run_dir if (run_dir / "run.json").exists() else None)
+        settings, location = resolve_settings(
+            context, settings, run_dir if (run_dir / "run.json").exists() else None
+        )
     require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
     return settings, location
 

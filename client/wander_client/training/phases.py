@@ -23,7 +23,7 @@ from wander.train.phases import (
     RolloutsPhase,
     RowsPhase,
     SFTPhase,
-    find_made_model,
+    find_phase_model,
     phase_folders,
     read_phases,
 )
@@ -276,7 +276,7 @@ class PhasedRun:
         """Return the folder of an earlier phase's model, or any other model unchanged."""
         if not text.startswith(PHASE):
             return text
-        return str(find_made_model(self.folders[text.removeprefix(PHASE)]))
+        return str(find_phase_model(self.folders[text.removeprefix(PHASE)]))
 
     def _play(self, phase: RolloutsPhase, folder: Path) -> None:
         from wander_client.evaluate import evaluation as evaluations
@@ -287,7 +287,7 @@ class PhasedRun:
             temperature=players.temperature, max_tokens=players.max_tokens, compact_at=players.compact_at
         )
         section = phase.settings.environment
-        settings, location = evaluations.settle(
+        settings, location = evaluations.resolve_settings(
             self._context,
             EvaluationSettings(
                 environment=self.command.environment,
@@ -318,7 +318,7 @@ class PhasedRun:
                 self._context, settings, location, folder, resume=(folder / "run.json").exists()
             )
             listeners = evaluations.Listeners(on_progress=on_progress)
-            result = _run_here(evaluations.run_alone(evaluation, listeners))
+            result = _run_here(evaluations.run_interruptible(evaluation, listeners))
         if result.interrupted:
             raise self._interruption(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
         if result.summary.failed == result.summary.rollouts:
@@ -425,7 +425,7 @@ class PhasedRun:
         makers = [phase for phase in self.command.phases if phase.kind != "rollouts"]
         if not makers:
             return
-        model = find_made_model(self.folders[makers[-1].name])
+        model = find_phase_model(self.folders[makers[-1].name])
         with replace_folder(self.folder / "model") as place:
             shutil.copytree(model, place, dirs_exist_ok=True, copy_function=_link)
 

@@ -22,7 +22,7 @@ from wander.wire.models import (
     ModelFile,
     ModelRevision,
     NewModel,
-    may_be_sent,
+    is_model_file_name,
     read_checkpoint,
     revision_of,
     weights_of,
@@ -164,7 +164,7 @@ def _select(folder: Path, *, links: bool) -> tuple[dict[str, Path], list[str]]:
             )
         if path.is_dir() or path.name.startswith(".") or _OF_TRAINING.fullmatch(path.name):
             left_out.append(f"{path.name}/" if path.is_dir() else path.name)
-        elif path.is_file() and may_be_sent(path.name):
+        elif path.is_file() and is_model_file_name(path.name):
             if path.stat().st_size:
                 files[path.name] = path
         else:

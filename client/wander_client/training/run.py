@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, PolicySettings
-from wander.train.distributed import current_world, is_beside_main, is_launched
+from wander.train.distributed import current_world, is_launched, is_secondary_process
 from wander.train.phases import RolloutsSettings
 from wander.train.settings.sections import EARLIER, FROZEN, SCRIPTED, SELF
 from wander.train.settings.toml_file import read_settings
@@ -261,7 +261,7 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
     `--from RUN@STEP` means the weights of a checkpoint, `RUN@last` the final weights, and `RUN` the best
     weights if the run kept them.
     """
-    from wander.train.phases import find_made_model
+    from wander.train.phases import find_phase_model
 
     if started_from is None:
         return model
@@ -272,7 +272,7 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
     if step and step != "last":
         place = folder / "checkpoints" / f"checkpoint-{step}"
     else:
-        place = folder / "model" if step else find_made_model(folder)
+        place = folder / "model" if step else find_phase_model(folder)
     if place.is_dir():
         return str(place.resolve())
     numbers = (path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("checkpoint-*"))
@@ -400,7 +400,7 @@ class Trained:
     plots: list[Path]
 
 
-def train_and_tell(
+def train_and_report(
     context: Invocation,
     command: TrainingCommand,
     folder: Path,
@@ -421,12 +421,12 @@ def train_and_tell(
         f"{counted(settings.schedule.steps, 'step')} of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
     )
-    if not (resume or is_beside_main()):
+    if not (resume or is_secondary_process()):
         warn_of_small_batch(settings, output)
     result = run_training(
         context, command, folder, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes
     )
-    if is_beside_main():
+    if is_secondary_process():
         return None
     if result.interrupted:
         reached = "before the end of the first step"
@@ -455,7 +455,7 @@ def run_training(
     environments = TrainingEnvironments(context, command, folder)
 
     def pin(choice: EnvironmentChoice) -> EnvironmentPin:
-        if not is_beside_main():
+        if not is_secondary_process():
             command.write(folder)
         return environments.pin(choice)
 

@@ -63,7 +63,7 @@ def tune(
     return _tune(context, rows, settings, out, resume=resume)
 
 
-def go_on(context: Invocation, folder: Path) -> SFTResult:
+def resume_tuning(context: Invocation, folder: Path) -> SFTResult:
     """Resume a run that this user started on this machine.
     Raises `NotFound` for a folder without a run, and `ClientError` if somebody else started it or its rows
     have changed.

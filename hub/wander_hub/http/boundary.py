@@ -112,7 +112,7 @@ def audited(action: str) -> Callable[[Endpoint], Endpoint]:
     return name
 
 
-def part_of_another(endpoint: Endpoint) -> Endpoint:
+def part_of_upload(endpoint: Endpoint) -> Endpoint:
     """Mark a route that receives a part of an upload; the route that completes the upload is the one that is
     audited."""
     return audited("")(endpoint)

@@ -72,10 +72,10 @@ def misdirected() -> JSONResponse:
         "to `WANDER_HUB_HOSTS`"
     )
     detail = "this hub does not serve that host name"
-    return answer_early(421, "Misdirected Request", "unknown_host", detail, hint)
+    return early_problem(421, "Misdirected Request", "unknown_host", detail, hint)
 
 
-def answer_early(
+def early_problem(
     status: int, title: str, code: str, detail: str, hint: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return a problem response for a request that is rejected before routing."""

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from wander_hub.database import Base, Database
-from wander_hub.http.hosts import answer_early
+from wander_hub.http.hosts import early_problem
 from wander_hub.settings import Settings
 
 AGREE_SECONDS = 2.0
@@ -58,41 +58,41 @@ class RequestBudget:
     """A limit on requests per minute for each sender; 0 means no limit."""
 
     def __init__(self, name: str, most: int) -> None:
-        self.name, self.most, self._telling = name, most, 0
+        self.name, self.most, self._shared_window = name, most, 0
         self._begin(0)
 
     def spend(self, who: str, cost: int = 1) -> bool:
         """Count a request; return False if the budget is exhausted."""
-        self._look_at_the_clock()
+        self._start_new_window()
         self._spent[who] += cost
         return not self.most or self._left(who) >= 0
 
-    def untold(self) -> dict[str, int]:
+    def unshared(self) -> dict[str, int]:
         """Return the counts that other processes do not know yet, of senders above the sharing threshold."""
-        self._look_at_the_clock()
-        self._telling = self._window
-        more = {who: spent - self._told[who] for who, spent in self._spent.items() if self.most}
+        self._start_new_window()
+        self._shared_window = self._window
+        more = {who: spent - self._shared[who] for who, spent in self._spent.items() if self.most}
         return {who: count for who, count in more.items() if count * _PARTS >= self.most}
 
-    def hear(self, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
+    def merge_shared(self, shared: Mapping[str, int], totals: Mapping[str, int]) -> None:
         """Update the counts of other processes, after this process's counts were shared."""
-        if self._telling != self._window:  # the shared counts belong to a minute that has passed
+        if self._shared_window != self._window:  # the shared counts belong to a minute that has passed
             return
-        for who, count in told.items():
-            self._told[who] += count
-            self._elsewhere[who] = totals[self.key(who)] - self._told[who]
+        for who, count in shared.items():
+            self._shared[who] += count
+            self._elsewhere[who] = totals[self.key(who)] - self._shared[who]
 
     def key(self, who: str) -> str:
         """Return the hash that identifies a sender's count in the database."""
         return hashlib.sha256(f"{self.name} {who}".encode()).hexdigest()
 
-    def _look_at_the_clock(self) -> None:
+    def _start_new_window(self) -> None:
         if (window := int(time.time() // _WINDOW)) != self._window:
             self._begin(window)
 
     def _begin(self, window: int) -> None:
         self._window = window
-        self._spent, self._told, self._elsewhere = Counter[str](), Counter[str](), Counter[str]()
+        self._spent, self._shared, self._elsewhere = Counter[str](), Counter[str](), Counter[str]()
 
     def _left(self, who: str) -> int:
         return self.most - self._spent[who] - self._elsewhere[who]
@@ -119,10 +119,10 @@ class RequestLimits:
         self._failures = RequestBudget("failures", settings.failures_per_minute)
         self._proven: OrderedDict[str, None] = OrderedDict()
 
-    def untold(self) -> list[tuple[RequestBudget, dict[str, int]]]:
+    def unshared(self) -> list[tuple[RequestBudget, dict[str, int]]]:
         """Return the counts to share with other processes, by budget."""
         budgets = (self._reads, self._writes, self._uploads, self._failures)
-        return [(budget, counts) for budget in budgets if (counts := budget.untold())]
+        return [(budget, counts) for budget in budgets if (counts := budget.unshared())]
 
     def refuse(self, scope: Scope) -> JSONResponse | None:
         """Return the response if the request exceeds a limit, otherwise None."""
@@ -167,9 +167,9 @@ class RequestLimits:
         return self._writes
 
 
-def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[str, int]]]) -> None:
+def share_spending(database: Database, unshared: list[tuple[RequestBudget, dict[str, int]]]) -> None:
     """Share this process's counts with other processes, and read theirs."""
-    counts = {budget.key(who): count for budget, told in untold for who, count in told.items()}
+    counts = {budget.key(who): count for budget, shared in unshared for who, count in shared.items()}
     on_postgresql = database.engine.dialect.name == "postgresql"
     minute: ColumnElement[int] = literal(int(time.time() // _WINDOW))
     if on_postgresql:  # use the database's clock, which all processes share
@@ -186,8 +186,8 @@ def share_spending(database: Database, untold: list[tuple[RequestBudget, dict[st
         return dict(session.execute(spent).all())
 
     totals = database.commit(add)
-    for budget, told in untold:
-        budget.hear(told, totals)
+    for budget, shared in unshared:
+        budget.merge_shared(shared, totals)
 
 
 def forwarded_for(scope: Scope) -> str | None:
@@ -240,4 +240,4 @@ def _refusal(budget: RequestBudget, who: str, detail: str) -> JSONResponse:
     headers = budget.headers(who)
     setting = f"WANDER_HUB_{budget.name.upper()}_PER_MINUTE"
     hint = f"wait {headers['Retry-After']} seconds; the hub's operator can change `{setting}`"
-    return answer_early(429, "Too Many Requests", "too_many_requests", detail, hint, headers)
+    return early_problem(429, "Too Many Requests", "too_many_requests", detail, hint, headers)

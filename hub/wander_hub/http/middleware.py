@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=lambda: _PROCESS.__setitem__(0, secrets.token
 _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class AnswerHeaders:
+class ResponseHeaders:
     """Plain ASGI middleware that adds headers and leaves streamed responses unbuffered."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -34,7 +34,7 @@ _ON_THE_LOOP = 16 * 1024
 """Size of JSON below which a thread would cost more than parsing."""
 
 
-def takes(kind: TextKind) -> Callable[[Endpoint], Endpoint]:
+def body_limits(kind: TextKind) -> Callable[[Endpoint], Endpoint]:
     """Set the kind of a route's JSON body, if it needs larger limits than `CONTROL`."""
 
     def mark(endpoint: Endpoint) -> Endpoint:

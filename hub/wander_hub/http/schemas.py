@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.responses import JSONResponse, Response
 from wander.evals.store.schema import PARTS, VERSION, record_schema, schema_path
 
-from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import BaseUrl
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 
 router = HubRouter(prefix="/schemas", tags=["schemas"])

@@ -16,17 +16,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
 from wander_hub.environments.models import File
-from wander_hub.http.answers import (
+from wander_hub.http.middleware import BROWSER_HEADERS, PRIVATE, REQUEST_ID_HEADER, name_request
+from wander_hub.http.problems import HubProblem
+from wander_hub.http.responses import (
     IMMUTABLE,
     REVALIDATE,
+    etag_matches,
     from_beginning,
-    holds,
     parse_range,
     redirect_object,
     send_object,
 )
-from wander_hub.http.middleware import BROWSER_HEADERS, PRIVATE, REQUEST_ID_HEADER, name_request
-from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.index.namespaces import covers
@@ -74,7 +74,7 @@ _NOTHING: Message = {"type": "http.response.body", "body": b""}
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
-class StoredAnswer(NamedTuple):
+class CachedResponse(NamedTuple):
     """A response that is the same for everyone who requests it in the same format and encoding."""
 
     etag: str
@@ -100,7 +100,7 @@ class DirectIndex:
         self._downloads = downloads
         self._storage = storage
         self._settings = settings
-        self._kept: dict[tuple[str, ...], StoredAnswer] = {}
+        self._kept: dict[tuple[str, ...], CachedResponse] = {}
         self._kept_bytes, self._kept_at = 0, -1
 
     async def answer(self, scope: Scope, send: Send) -> bool:
@@ -125,7 +125,7 @@ class DirectIndex:
             self._keep(key, answer, change)
         return await self._send(scope, send, answer, asked)
 
-    def _keep(self, key: tuple[str, ...], answer: StoredAnswer, change: int | None) -> None:
+    def _keep(self, key: tuple[str, ...], answer: CachedResponse, change: int | None) -> None:
         # The response was read after the change under which it is cached, so it can be newer but never older.
         if change is None or change != self._kept_at:
             return
@@ -139,9 +139,9 @@ class DirectIndex:
         self._kept.clear()
         self._kept_bytes, self._kept_at = 0, -1 if change is None else change
 
-    async def _find(self, path: str, media_type: str | None, encoding: str | None) -> StoredAnswer | None:
+    async def _find(self, path: str, media_type: str | None, encoding: str | None) -> CachedResponse | None:
         if path == "/simple/" and media_type:
-            return page_answer(await self._reader.combined_root(media_type))
+            return page_response(await self._reader.combined_root(media_type))
         if match := _PAGE.fullmatch(path):
             owner, project, listed = match.groups()
             if media_type is None:
@@ -149,32 +149,34 @@ class DirectIndex:
             page = await self._reader.page(
                 IndexedProject(listed or owner, project or ""), media_type, encoding
             )
-            return page_answer(page) if page is not None else None
+            return page_response(page) if page is not None else None
         if (match := _SOLE.fullmatch(path)) and media_type:
             page = await self._reader.page(IndexedProject(*match.groups()), media_type, encoding)
-            return page_answer(page) if page is not None else None
+            return page_response(page) if page is not None else None
         if match := _FILE.fullmatch(path):
             owner, project, filename, metadata = match.groups()
             return await self._file(IndexedProject(owner, project), filename, metadata)
         return None
 
-    async def _file(self, place: IndexedProject, filename: str, metadata: str | None) -> StoredAnswer | None:
+    async def _file(
+        self, place: IndexedProject, filename: str, metadata: str | None
+    ) -> CachedResponse | None:
         file = await self._reader.file(place, filename)
         if file is None or (metadata and file.core_metadata is None):
             return None
         caching = file_caching(place.owner, place.project)
         if metadata:
-            return metadata_answer(file, caching)
+            return metadata_response(file, caching)
         if self._storage.local_path(file.sha256) is None:
             return None  # an object store may have to supply an address first
         etag, unchanged = _unchanged(file.sha256, caching)
         unchanged.append((b"accept-ranges", b"bytes"))
         headers = [*unchanged, _BYTES]
         if (elsewhere := redirect_object(self._settings, self._storage, file.sha256, "GET")) is None:
-            return StoredAnswer(etag, unchanged, headers, await self._small(file), file.version_id, file)
+            return CachedResponse(etag, unchanged, headers, await self._small(file), file.version_id, file)
         _status, name, value = elsewhere  # for nginx, because the store is a folder
         headers += [(name.lower().encode(), value.encode()), _length(0)]
-        return StoredAnswer(etag, unchanged, headers, b"", file.version_id)
+        return CachedResponse(etag, unchanged, headers, b"", file.version_id)
 
     async def _small(self, file: PublicFile) -> bytes:
         """Return the bytes of a small file, or none if they are missing or truncated; sending reports
@@ -187,10 +189,10 @@ class DirectIndex:
             return b""
         return body if len(body) == file.size else b""
 
-    async def _send(self, scope: Scope, send: Send, answer: StoredAnswer, asked: Asked) -> bool:
+    async def _send(self, scope: Scope, send: Send, answer: CachedResponse, asked: Asked) -> bool:
         named = (_REQUEST_ID, name_request(asked.get(b"x-request-id")).encode())
         held = asked.get(b"if-none-match")
-        if held is not None and (held == answer.etag or holds(held, answer.etag)):
+        if held is not None and (held == answer.etag or etag_matches(held, answer.etag)):
             headers = [*answer.unchanged, named]
             await send({"type": "http.response.start", "status": 304, "headers": headers})
             await send(_NOTHING)
@@ -208,7 +210,7 @@ class DirectIndex:
         return True
 
     async def _object(
-        self, scope: Scope, send: Send, answer: StoredAnswer, headers: Headers, asked: Asked
+        self, scope: Scope, send: Send, answer: CachedResponse, headers: Headers, asked: Asked
     ) -> bool:
         file = answer.file
         assert file is not None
@@ -232,7 +234,7 @@ class DirectIndex:
             self._count(scope, answer)
         return True
 
-    def _count(self, scope: Scope, answer: StoredAnswer) -> None:
+    def _count(self, scope: Scope, answer: CachedResponse) -> None:
         if answer.version_id is not None and scope["method"] == "GET":
             self._downloads.note(answer.version_id)
 
@@ -260,7 +262,7 @@ def file_caching(owner: str | None, project: str, *, private: bool = False) -> s
     return PRIVATE if private else IMMUTABLE
 
 
-def page_answer(page: RenderedPage) -> StoredAnswer:
+def page_response(page: RenderedPage) -> CachedResponse:
     """Return the response with a page."""
     kind = f"{page.media_type}; charset=utf-8" if page.media_type == PLAIN_HTML else page.media_type
     etag = f'"{page.etag}"'
@@ -268,16 +270,16 @@ def page_answer(page: RenderedPage) -> StoredAnswer:
     headers = [*unchanged, (b"content-type", kind.encode()), _length(len(page.body))]
     if page.encoding:
         headers.append((b"content-encoding", page.encoding.encode()))
-    return StoredAnswer(etag, unchanged, headers, page.body)
+    return CachedResponse(etag, unchanged, headers, page.body)
 
 
-def metadata_answer(file: PublicFile | File, caching: str) -> StoredAnswer | None:
+def metadata_response(file: PublicFile | File, caching: str) -> CachedResponse | None:
     """Return the response with a wheel's METADATA, or None for a file without separate metadata."""
     if file.core_metadata is None:
         return None
     body = file.core_metadata.encode()
     etag, unchanged = _unchanged(file.core_metadata_sha256 or "", caching)
-    return StoredAnswer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
+    return CachedResponse(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
 
 
 def _unchanged(digest: str, caching: str) -> tuple[str, Headers]:

@@ -17,13 +17,13 @@ from starlette.responses import RedirectResponse, Response
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
-from wander_hub.http.answers import from_beginning, holds, stored_object
 from wander_hub.http.boundary import HubDatabase, HubStorage, open_to_jobs, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.responses import etag_matches, from_beginning, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import JOB_TOKEN
 from wander_hub.index import service
-from wander_hub.index.direct import StoredAnswer, file_caching, metadata_answer, page_answer
+from wander_hub.index.direct import CachedResponse, file_caching, metadata_response, page_response
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
 from wander_hub.index.schemas import IndexedProject, NamespaceInfo, RenderedPage
@@ -82,7 +82,7 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
     media_type = _media_type(request, format)
     with database.read(optional_identity(request)) as session:
         page = service.render_combined_root(session, media_type)
-    return _answer(request, page_answer(page))
+    return _answer(request, page_response(page))
 
 
 @_serve("/simple/{project}/", _PAGES, 401, 404, 406, 422)
@@ -101,7 +101,7 @@ def list_projects(request: Request, database: HubDatabase, owner: str, format: F
     with database.read(optional_identity(request)) as session:
         environment_service.require_owner(session, owner)
         page = service.find_root(session, owner, media_type, encoding)
-    return _answer(request, page_answer(page))
+    return _answer(request, page_response(page))
 
 
 @_serve("/{owner}/simple/{project}/", _PAGES, 401, 404, 406, 422)
@@ -154,7 +154,7 @@ async def list_sole_files(
             await upstream.pretend(project)
         raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as for any other name
     if isinstance(held_page, RenderedPage):
-        return _answer(request, page_answer(held_page))
+        return _answer(request, page_response(held_page))
     if held_page is not None and held_page.owner is not None:
         return _redirect(request, _index_path(*held_page), 307)
     behind = None if held else await upstream.page(project, media_type, encoding)
@@ -166,7 +166,7 @@ async def list_sole_files(
         detail = f"`{project}` is both in another owner's namespace on this hub and in the index behind it"
         hint = "name the file's address, or install from the index of its owner, `/OWNER/simple/`"
         raise HubProblem(409, "ambiguous_name", detail, hint=hint)
-    return _answer(request, page_answer(behind))
+    return _answer(request, page_response(behind))
 
 
 @router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -219,12 +219,12 @@ def _project_page(
     encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
         page = service.find_page(session, place, media_type, encoding)
-    return _answer(request, page_answer(page))
+    return _answer(request, page_response(page))
 
 
 def _core_metadata(request: Request, database: Database, place: IndexedProject, filename: str) -> Response:
     file, caching, _private = _file(request, database, place, filename)
-    answer = metadata_answer(file, caching)
+    answer = metadata_response(file, caching)
     if answer is None:
         raise HubProblem(404, "file_not_found", f"`{filename}` has no separate metadata")
     return _answer(request, answer)
@@ -269,8 +269,8 @@ def _media_type(request: Request, wanted: str | None) -> str:
     return media_type
 
 
-def _answer(request: Request, answer: StoredAnswer) -> Response:
-    same = holds(request.headers.get("if-none-match"), answer.etag)
+def _answer(request: Request, answer: CachedResponse) -> Response:
+    same = etag_matches(request.headers.get("if-none-match"), answer.etag)
     response = Response(b"" if same else answer.body, 304 if same else 200)
     response.raw_headers = list(answer.unchanged if same else answer.headers)
     return response

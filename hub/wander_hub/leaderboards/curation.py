@@ -15,7 +15,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import placement, repository, service
 from wander_hub.leaderboards.environment_listing import refresh_results
-from wander_hub.leaderboards.events import tell_of_choice
+from wander_hub.leaderboards.events import emit_choice_event
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
@@ -88,7 +88,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     session.flush()
     kept = repository.find_hiding(session, run.run_id)
     assert kept is not None
-    tell_of_choice(session, run, kept, "hidden")
+    emit_choice_event(session, run, kept, "hidden")
     return runs.find(session, run.run_id), kept
 
 
@@ -102,7 +102,7 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
     run.hidden = False
     session.flush()
     refresh_results(session, run.environment)
-    tell_of_choice(session, run, known, "shown")
+    emit_choice_event(session, run, known, "shown")
 
 
 def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:

@@ -14,7 +14,7 @@ from wander_hub.environments import search, service, stars
 from wander_hub.environments.models import UNMARKED, Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement, repository
-from wander_hub.leaderboards.events import telling_of_leaders
+from wander_hub.leaderboards.events import emitting_leader_events
 from wander_hub.runs import repository as runs
 
 _BATCH = 100
@@ -70,7 +70,7 @@ def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) ->
 def refresh_results(session: Session, environment: Environment) -> None:
     """Update the results of an environment in listings, and its boards."""
     environments.lock_environment(session, environment)
-    with telling_of_leaders(session, environment):
+    with emitting_leader_events(session, environment):
         placement.place(session, environment)
     _set_results(session, environment)
 

@@ -18,7 +18,7 @@ from wander_hub.webhooks import outbox
 
 
 @contextmanager
-def telling_of_leaders(session: Session, environment: Environment) -> Iterator[None]:
+def emitting_leader_events(session: Session, environment: Environment) -> Iterator[None]:
     """Add an event for each board of an environment whose leading run differs when the block ends."""
     if not outbox.subscribed(session, environment, "board.changed"):
         yield  # no webhook needs to know who led before
@@ -41,7 +41,9 @@ def telling_of_leaders(session: Session, environment: Environment) -> Iterator[N
             _tell(session, environment, board, "best", **shown)
 
 
-def tell_of_choice(session: Session, run: Run, hidden: HiddenRun, change: Literal["hidden", "shown"]) -> None:
+def emit_choice_event(
+    session: Session, run: Run, hidden: HiddenRun, change: Literal["hidden", "shown"]
+) -> None:
     """Add an event that an owner hid a run from its board, or showed it again."""
     board = session.get_one(Board, hidden.board_id)
     shown = {"run_id": run.run_id, "model": outbox.short(run.model), "reward_mean": run.reward_mean}

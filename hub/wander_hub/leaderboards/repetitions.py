@@ -22,12 +22,12 @@ def repeated_by(session: Session, run_ids: Collection[str]) -> dict[str, list[st
         return {}
     users: dict[str, dict[str, None]] = {}
     for run_id, name, level, own in session.execute(_repetitions(), {"run_ids": list(run_ids)}):
-        if run_id is not None and proved_as_far(level, own):
+        if run_id is not None and is_at_least(level, own):
             users.setdefault(run_id, {})[name] = None
     return {run_id: list(names) for run_id, names in users.items()}
 
 
-def proved_as_far(level: VerificationLevel, other: VerificationLevel) -> bool:
+def is_at_least(level: VerificationLevel, other: VerificationLevel) -> bool:
     """Return whether a run's level, which must not be `claimed`, is at least as high as another level."""
     if level not in LEVELS_UP:
         return False

@@ -179,7 +179,7 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
         built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
         wanted = LockedVersion(built_as, published.version, published.requires_dist, wheels)
         files = {hashlib.sha256(content).hexdigest(): len(content)}
-        quotas.foresee(session, context.settings, environment.owner, files=files)
+        quotas.require_quota(session, context.settings, environment.owner, files=files)
     check(content, wanted, context)
     context.storage.put(io.BytesIO(content))
 

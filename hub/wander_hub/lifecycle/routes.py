@@ -10,13 +10,12 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from wander.wire import EnvironmentDetail, VersionDetail
-from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
+from wander.wire.changes import NewStatus, NewVisibility, Reason, TransferTarget
 from wander.wire.environments import visibility_of
 from wander.wire.untrusted_text import LOCK
 
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
-from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.bodies import read_body
 from wander_hub.http.boundary import (
     Context,
@@ -29,6 +28,7 @@ from wander_hub.http.boundary import (
     open_to_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.lifecycle import locks
 from wander_hub.lifecycle import service as life
@@ -107,7 +107,9 @@ def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibili
 
 @router.post("/transfer", responses=_REFUSALS)
 @audited("environment.transfer")
-def transfer_environment(context: ForManager, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
+def transfer_environment(
+    context: ForManager, owner: str, name: str, body: TransferTarget
+) -> EnvironmentDetail:
     """Move an environment to another owner or name. The old address redirects to the new one."""
     arguments = (context.settings, context.caller, owner, name, body)
     return _change(context, lambda session: life.move(session, *arguments))
@@ -115,7 +117,9 @@ def transfer_environment(context: ForManager, owner: str, name: str, body: NewPl
 
 @router.post("/fork", status_code=201, responses=_REFUSALS)
 @audited("environment.fork")
-def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
+def fork_environment(
+    context: ForMaintainer, owner: str, name: str, body: TransferTarget
+) -> EnvironmentDetail:
     """Create an environment under another owner from one version of this environment."""
 
     def fork(session: Session) -> Environment:

@@ -7,7 +7,7 @@ so that one transaction shows either all of a change or nothing.
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
-from wander.wire.changes import NewPlace, NewStatus
+from wander.wire.changes import NewStatus, TransferTarget
 from wander.wire.environments import Visibility
 
 from wander_hub import audit, names
@@ -128,7 +128,7 @@ def set_visibility(
 
 
 def move(
-    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
+    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: TransferTarget
 ) -> Environment:
     """Move an environment to another owner, another name or both; the old address redirects permanently.
 
@@ -171,7 +171,7 @@ def move(
 
 
 def fork(
-    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
+    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: TransferTarget
 ) -> Environment:
     """Create an environment under another owner from one version of this environment, and record its
     origin."""

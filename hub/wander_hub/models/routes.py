@@ -6,9 +6,9 @@ from fastapi import Request
 from starlette.responses import Response
 from wander.wire.models import ModelRevision, ModelRevisions
 
-from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
 from wander_hub.http.problems import refusals
+from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.models import service
 

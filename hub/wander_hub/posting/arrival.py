@@ -90,7 +90,7 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
             run_id, known = other, True
         if not known:
             own = quotas.poster(session, context.caller.user)
-            quotas.foresee(session, settings, own, stored_bytes=len(text), runs=1)
+            quotas.require_quota(session, settings, own, stored_bytes=len(text), runs=1)
         announcement = transfers.Announcement(
             digest=sha256,
             files=[fill(TransferFile, file) for file in wanted.files],

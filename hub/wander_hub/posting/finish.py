@@ -39,7 +39,7 @@ from wander_hub.runs import signing
 from wander_hub.runs.artifacts import media_type_of
 from wander_hub.runs.chunks import rows_of, stored_size
 from wander_hub.runs.completions import CompletionSample
-from wander_hub.runs.events import tell_of_run
+from wander_hub.runs.events import emit_run_event
 from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
     Run,
@@ -121,7 +121,7 @@ def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisibl
         if limited is not None:
             quotas.require_room(session, context.settings, limited, quotas.OF_RUNS)
         refresh_results(session, place[0])
-        tell_of_run(session, place[0], run, "run.posted")
+        emit_run_event(session, place[0], run, "run.posted")
         queue = TableQueue.of(context.settings, context.database)
         verification.request_after_post(session, queue, context.settings, run.run_id)
         return describe(session, transfer, context.base_url), True

@@ -18,9 +18,9 @@ from wander.wire.transfers import NewRun
 from wander.wire.untrusted_text import MANIFEST, RUN_ANNOUNCEMENT, refusal_of
 
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import Context, ForPoster, audited, part_of_another, wake_jobs
+from wander_hub.http.boundary import Context, ForPoster, audited, part_of_upload, wake_jobs
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.http.routing import HubRouter, takes
+from wander_hub.http.routing import HubRouter, body_limits
 from wander_hub.posting import service as posting
 from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES, MAX_ARTIFACTS, RUNS, announce, post_whole
 from wander_hub.posting.reading import FilePosition, lines_that_count, unpack
@@ -50,8 +50,8 @@ ONE_REQUEST_BYTES = 1024 * 1024 * 1024
 
 
 @transfer_router.post("", **OPENING)
-@part_of_another
-@takes(RUN_ANNOUNCEMENT)
+@part_of_upload
+@body_limits(RUN_ANNOUNCEMENT)
 def open_run_transfer(wanted: NewRun, context: ForPoster) -> Response:
     """Announce a run with its manifest and the files that will follow."""
     return opened(context, *announce(context, wanted))

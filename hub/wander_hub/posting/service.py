@@ -16,7 +16,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
-from wander_hub.runs.events import tell_of_run
+from wander_hub.runs.events import emit_run_event
 from wander_hub.runs.models import Run
 from wander_hub.transfers import objects
 
@@ -61,7 +61,7 @@ def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
     run_repository.lock_run(session, run)
     if runs.with_rollouts(run).private:
         run.private, run.public_at = False, now()
-        tell_of_run(session, run.environment, run, "run.posted")
+        emit_run_event(session, run.environment, run, "run.posted")
     session.flush()
     refresh_results(session, run.environment)
     return run

@@ -2,7 +2,7 @@
 
 Usage is not stored in counters. If an owner has a limit, the usage is summed from the rows. A transaction
 that adds something locks the owner, adds the rows and then sums, so simultaneous additions cannot exceed the
-limit together. `foresee` rejects an announced addition before any bytes are received.
+limit together. `require_quota` rejects an announced addition before any bytes are received.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def require_room(session: Session, settings: Settings, owner: Owner, kinds: Sequ
             raise _refusal(owner, kind, allowed, needed)
 
 
-def foresee(
+def require_quota(
     session: Session,
     settings: Settings,
     owner: Owner | None,

@@ -12,7 +12,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.webhooks import outbox
 
 
-def tell_of_run(
+def emit_run_event(
     session: Session,
     environment: Environment,
     run: Any,

@@ -28,7 +28,7 @@ from wander_hub.accounts.models import Owner, User
 from wander_hub.database import READER, Base
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
-from wander_hub.runs.events import tell_of_run
+from wander_hub.runs.events import emit_run_event
 
 MISPLACED = text(
     "board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN ''"
@@ -247,4 +247,4 @@ def _record_levels(session: Session, *_: object) -> None:
                 level=run.level,
                 reason=run.level_reason,
             )
-            tell_of_run(session, environment, run, "run.level", LevelEvent, before=change.deleted[0])
+            emit_run_event(session, environment, run, "run.level", LevelEvent, before=change.deleted[0])

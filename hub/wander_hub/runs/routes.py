@@ -11,9 +11,9 @@ from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
 from wander.wire.postings import RunLinks
 
-from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, open_to_jobs
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
 from wander_hub.runs.explorer import RolloutQuery

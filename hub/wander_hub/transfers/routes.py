@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from wander.wire.transfers import TransferInfo, TransferredPart
 
 from wander_hub.http.bodies import open_body, plain_body
-from wander_hub.http.boundary import Context, audited, context_for, part_of_another, wake_jobs
+from wander_hub.http.boundary import Context, audited, context_for, part_of_upload, wake_jobs
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Permission
@@ -51,7 +51,7 @@ def routes_of(
         responses=refusals(400, 401, 403, 404, 413, 422, 507),
         openapi_extra=plain_body("the part's bytes; lines of rollouts may be compressed with zstd"),
     )
-    @part_of_another
+    @part_of_upload
     async def put_part(
         request: Request,
         transfer_id: str,
@@ -93,7 +93,7 @@ def routes_of(
         return JSONResponse(published.model_dump(mode="json", by_alias=True), 201 if created else 200)
 
     @router.delete("/{transfer_id}", status_code=204, responses=refusals(401, 403, 404, 422))
-    @part_of_another
+    @part_of_upload
     def drop_transfer(transfer_id: str, context: Context = Depends(give)) -> None:  # noqa: B008
         """Drop a transfer and its parts. The result of a finished transfer is not affected."""
         service.drop(context, rules, transfer_id)

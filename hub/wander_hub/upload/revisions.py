@@ -14,7 +14,7 @@ from wander.wire.models import (
     CheckpointFacts,
     ModelRevision,
     NewModel,
-    may_be_sent,
+    is_model_file_name,
     read_checkpoint,
     revision_of,
     weights_of,
@@ -123,7 +123,7 @@ def _check_files(wanted: NewModel, settings: Settings) -> None:
     if len({file.filename.lower() for file in wanted.files}) != len(wanted.files):
         raise HubProblem(422, "invalid_request", "two files have the same name")
     for file in wanted.files:
-        if not may_be_sent(file.filename):
+        if not is_model_file_name(file.filename):
             detail = f"models cannot contain files such as `{file.filename}`"
             hint = "only safetensors, JSON and text files: formats that do not run code when loaded"
             raise HubProblem(422, "bad_model", detail, hint=hint)
@@ -149,7 +149,7 @@ def _place_for(
         detail = f"`{owner.name}/{name}@{revision[:12]}` was deleted; the same files cannot be pushed again"
         raise HubProblem(409, "revision_deleted", detail, hint="push them under another name")
     sizes = {file.sha256: file.size for file in wanted.files}
-    quotas.foresee(session, context.settings, owner, files=sizes, versions=int(known is None))
+    quotas.require_quota(session, context.settings, owner, files=sizes, versions=int(known is None))
     return model, known
 
 

@@ -19,9 +19,9 @@ from wander_hub import names
 from wander_hub.attestations.verification import FIELD, verify_attestations
 from wander_hub.environments import service as environment_service
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import Context, ForPublisher, audited, part_of_another
+from wander_hub.http.boundary import Context, ForPublisher, audited, part_of_upload
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.http.routing import HubRouter, takes
+from wander_hub.http.routing import HubRouter, body_limits
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import digest_of
@@ -59,8 +59,8 @@ _BODY = form_body(
 
 
 @version_router.post("", **OPENING)
-@part_of_another
-@takes(ANNOUNCEMENT)
+@part_of_upload
+@body_limits(ANNOUNCEMENT)
 def open_version_transfer(wanted: NewUpload, context: ForPublisher) -> Response:
     """Announce all files of a version; problems that the announcement reveals are reported before the
     upload."""
@@ -68,8 +68,8 @@ def open_version_transfer(wanted: NewUpload, context: ForPublisher) -> Response:
 
 
 @model_router.post("", **OPENING)
-@part_of_another
-@takes(ANNOUNCEMENT)
+@part_of_upload
+@body_limits(ANNOUNCEMENT)
 def open_model_transfer(wanted: NewModel, context: ForPublisher) -> Response:
     """Announce all files of a model revision."""
     return opened(context, *revisions.announce(context, wanted))
@@ -124,7 +124,7 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
         known = service.place_for(
             session, *place, files, caller, visibility=visibility, open_days=open_days
         ).version
-        quotas.foresee(
+        quotas.require_quota(
             session, context.settings, owner, files={sha256: size}, versions=0 if known is not None else 1
         )
     storage.keep(upload.body, sha256, size)

@@ -84,7 +84,7 @@ def _place_for(session: Session, context: Context, wanted: NewUpload) -> tuple[O
         open_days=context.settings.version_open_days,
     )
     sizes = {file.sha256: file.size for file in wanted.files}
-    quotas.foresee(session, context.settings, owner, files=sizes, versions=int(place.version is None))
+    quotas.require_quota(session, context.settings, owner, files=sizes, versions=int(place.version is None))
     return owner, place
 
 

@@ -19,7 +19,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards.environment_listing import refresh_results
-from wander_hub.leaderboards.repetitions import proved_as_far, repeated_by
+from wander_hub.leaderboards.repetitions import is_at_least, repeated_by
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run, RunExamination
@@ -197,6 +197,6 @@ def _objection(run: Run, original: Run, agreement: Agreement | None) -> str:
         return f"it {verdict}: {agreement.told}"
     if agreement.differing:
         return f"the manifests differ in {', '.join(agreement.differing)}"
-    if not proved_as_far(run.level, original.level):
+    if not is_at_least(run.level, original.level):
         return f"it is {run.level}, and the run that it repeats is {original.level}"
     return ""

@@ -31,7 +31,7 @@ from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.leaderboards.environment_listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
-from wander_hub.runs.events import tell_of_run
+from wander_hub.runs.events import emit_run_event
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import lock_run, readable_run, readable_run_by
 from wander_hub.settings import Settings
@@ -108,7 +108,7 @@ def find_refusal(run: Run, settings: Settings, caller: Identity) -> HubProblem |
     if settings.verification == "off":
         hint = f"replay it yourself: `wander runs replay {run.run_id}`"
         return HubProblem(503, "verification_off", "this hub does not replay runs", hint=hint)
-    if (why := unplayable(run)) is not None:
+    if (why := unreplayable_reason(run)) is not None:
         return HubProblem(422, "not_replayable", f"`{run.run_id}` cannot be replayed: {why}")
     return None
 
@@ -126,7 +126,12 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
     evidence.submit(session, queue, run_id, run.posted_by_id)
     wanted = settings.verify_posts and settings.verification != "off"
     # The manifest's claim about determinism is not used here, because a submitter can change it.
-    if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
+    if (
+        wanted
+        and run.level == "complete"
+        and unreplayable_reason(run) is None
+        and not _count(session, run_id)
+    ):
         _submit(session, queue, settings, run, VerificationRequest(), None)
 
 
@@ -145,7 +150,7 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
     return session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
 
 
-def unplayable(run: Run) -> str | None:
+def unreplayable_reason(run: Run) -> str | None:
     """Return why a run cannot be replayed, or None."""
     if run.kind != "evaluation":
         return "it is a training run"
@@ -337,7 +342,7 @@ def _give_level(session: Session, ended: Verification, summary: RunSummary | Non
     session.flush()
     refresh_results(session, run.environment)
     details = {"verification": ended.id, "reported": ended.report is not None}
-    tell_of_run(session, run.environment, run, "run.verified", VerificationEvent, **details)
+    emit_run_event(session, run.environment, run, "run.verified", VerificationEvent, **details)
 
 
 def info_of(verification: Verification) -> VerificationInfo:

@@ -19,8 +19,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import wander_hub
-from wander_hub.http.answers import SHARED, VARY, holds
 from wander_hub.http.middleware import REQUEST_ID_HEADER, name_request
+from wander_hub.http.responses import SHARED, VARY, etag_matches
 from wander_hub.index.anonymous import AnonymousReader
 
 SPAN_SECONDS = 300
@@ -50,7 +50,7 @@ class AnonymousPages:
         span = int(time.time() // SPAN_SECONDS)
         tag = hashlib.sha256(f"{self._release} {revision} {span} {address}".encode()).hexdigest()[:32]
         held = Headers(scope=scope).get("if-none-match")
-        if holds(held, f'"{tag}"'):
+        if etag_matches(held, f'"{tag}"'):
             headers = [(b"etag", f'W/"{tag}"'.encode()), *_SHARED]
             await _send(scope, send, 304, headers, b"")
             return

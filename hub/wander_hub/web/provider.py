@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from wander_hub import audit
 from wander_hub.http import cookies
-from wander_hub.http.boundary import BaseUrl, ByBody, audited, optional_identity, origin_of, part_of_another
+from wander_hub.http.boundary import BaseUrl, ByBody, audited, optional_identity, origin_of, part_of_upload
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Identity
@@ -29,15 +29,15 @@ _COOKIE, _SECONDS = "oidc", 600
 
 
 @router.get("/login/oidc")
-async def leave(request: Request, base_url: BaseUrl, next: Next = "/") -> Response:
+async def redirect_to_provider(request: Request, base_url: BaseUrl, next: Next = "/") -> Response:
     """Send the browser to the provider."""
     visit = SignInVisit.begin(local_path(next))
     return await _leave(request, base_url, visit, lambda address: RedirectResponse(address, 303))
 
 
 @router.post("/login/oidc/link", dependencies=[Depends(ByBody())])
-@part_of_another
-async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
+@part_of_upload
+async def link_at_provider(request: Request, base_url: BaseUrl) -> Response:
     """Show a link to the provider, because browsers do not follow a form's redirect to another site."""
     cookies.require_own_page(request, base_url)
     caller = await run_in_threadpool(optional_identity, request)
@@ -52,7 +52,7 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
 
 @router.get(_BACK)
 @audited("user.sign_in")
-async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Response:
+async def handle_callback(request: Request, base_url: BaseUrl, state: str = "") -> Response:
     """Start a session for a user who returns from the provider, or link the user's account."""
     provider = _provider(request)
     cookie = cookies.read_cookie(request, base_url, _COOKIE)

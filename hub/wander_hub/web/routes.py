@@ -18,9 +18,9 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.readme import place
 from wander_hub.environments.repository import environment_named, owners_of, packages_of
 from wander_hub.environments.schemas import KINDS, EnvironmentFilter, Sort
-from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import database_of
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.responses import IMMUTABLE, REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.filters import BoardFilter
@@ -31,7 +31,7 @@ from wander_hub.models.service import LATEST, describe, describe_revision, find,
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import environment, machines
+from wander_hub.web import environment, feeds
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
@@ -45,7 +45,7 @@ from wander_hub.web.templates import STATIC, as_json, page
 from wander_hub.web.visit import Visit, Visiting
 
 router = HubRouter(include_in_schema=False)
-_PARTS = tuple(part.router for part in (machines, docs_routes, run_routes, account_routes, system))
+_PARTS = tuple(part.router for part in (feeds, docs_routes, run_routes, account_routes, system))
 for _part in _PARTS:
     router.include_router(_part)
 

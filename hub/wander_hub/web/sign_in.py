@@ -21,7 +21,7 @@ from wander_hub.http.boundary import (
     caller_of,
     optional_identity,
     origin_of,
-    part_of_another,
+    part_of_upload,
 )
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
@@ -96,7 +96,7 @@ async def choose_password(
 
 
 @router.post("/logout", dependencies=[Depends(ByBody())])
-@part_of_another
+@part_of_upload
 def sign_out(request: Request, database: HubDatabase, base_url: BaseUrl) -> Response:
     """End the session of this browser."""
     cookies.require_own_page(request, base_url)

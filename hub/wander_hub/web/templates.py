@@ -18,9 +18,9 @@ from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.verification import LEVEL_FACTS
 
 from wander_hub import __version__
-from wander_hub.http.answers import REVALIDATE, SHARED, VARY, not_modified
 from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
+from wander_hub.http.responses import REVALIDATE, SHARED, VARY, not_modified
 from wander_hub.security import without_secrets
 from wander_hub.web import addresses, charts, text
 from wander_hub.web.refused_form import refused_form

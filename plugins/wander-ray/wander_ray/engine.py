@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.wire.run_record import Shard
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
-from wander_client.evaluate.evaluation import more_budget, new_run_dir, resume_command, settle
+from wander_client.evaluate.evaluation import more_budget, new_run_dir, resolve_settings, resume_command
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
 from wander_client.suites.file import Suite, name_run
@@ -68,7 +68,7 @@ def evaluate(
 
     When `ended` is set, the shards stop in an orderly way, as after Ctrl-C.
     """
-    settings, location = settle(context, settings)
+    settings, location = resolve_settings(context, settings)
     out = out or new_run_dir(context.settings.runs_dir, location, settings.model)
     alone = settings.model_copy(update={"budget_tokens": None, "budget_usd": None})
     suite = Suite(
@@ -92,7 +92,7 @@ def evaluate_suite(context: Invocation, suite: Suite, out: Path, address: Engine
                 hint="write the budget at the top of the suite's file",
             )
     exact = [
-        run.model_copy(update={"settings": settle(context, run.settings)[0]}) for run in suite.runs
+        run.model_copy(update={"settings": resolve_settings(context, run.settings)[0]}) for run in suite.runs
     ]  # the same environment and version on all nodes
     return _play(context, suite.model_copy(update={"runs": exact}), out, address)
 

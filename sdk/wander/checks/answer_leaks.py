@@ -24,7 +24,7 @@ _LABEL = (
 )
 
 
-class ToldAnswer(Record):
+class LeakedAnswer(Record):
     """Frequency with which prompts contain their answer, over the rows that were read."""
 
     labeled: float = 0.0
@@ -36,11 +36,11 @@ class ToldAnswer(Record):
     rows: int = 0
 
 
-def find_told(examples: Sequence[Example]) -> ToldAnswer:
+def find_leaked_answer(examples: Sequence[Example]) -> LeakedAnswer:
     """Compare every prompt with its own answer and with those of other examples."""
     texts = [(example, _text(example.prompt), _answer(example.answer)) for example in examples]
     rows = [row for row in texts if row[2]]
-    leak = ToldAnswer(rows=len(rows))
+    leak = LeakedAnswer(rows=len(rows))
     first: dict[str, str] = {}
     for name, pattern, least in (("labeled", _LABEL, 1), ("held", "", _LEAST)):
         shares = []
@@ -60,7 +60,7 @@ def find_told(examples: Sequence[Example]) -> ToldAnswer:
     return leak
 
 
-def find_telling_tool(rollout: Rollout) -> str | None:
+def find_leaking_tool(rollout: Rollout) -> str | None:
     """Return the name of a tool that revealed the answer to a model before the model gave it."""
     answer = _answer(rollout.answer)
     prompt = _text(rollout.prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from wander.checks.answer_leaks import SHARE, find_telling_tool
+from wander.checks.answer_leaks import SHARE, find_leaking_tool
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.checks.report import CheckResult, Status, check_result
 from wander.checks.sources import SourceUse
@@ -141,7 +141,7 @@ def _prompts(first: ProbeResult) -> CheckResult:
 
 def _tools(first: ProbeResult) -> CheckResult:
     for play in first.plays:
-        tool = None if play.player == "gold" else find_telling_tool(play.rollout)
+        tool = None if play.player == "gold" else find_leaking_tool(play.rollout)
         if tool is not None:
             message = f"`{tool}` gave the answer to player `{play.player}`; this may be part of the task"
             return check_result("tools.answer", "warn", message, example_id=play.rollout.example_id)

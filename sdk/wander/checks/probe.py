@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from wander.checks.answer_leaks import find_told
+from wander.checks.answer_leaks import find_leaked_answer
 from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
 from wander.checks.judge_trials import fair_judges, judge_rubrics, try_judges
@@ -133,7 +133,7 @@ class Probe:
             self.result.rows += rows
             if self.request.watch and split == splits[-1]:
                 shown = [row.index for row in rows if row.trouble is None][:_TOLD]
-                self.result.told = find_told([env.dataset(split)[index] for index in shown])
+                self.result.told = find_leaked_answer([env.dataset(split)[index] for index in shown])
             again = factory.build(dict(self.request.arguments)).dataset(split)
             backwards = [_row(again, split, row.index) for row in reversed(rows) if row.trouble is None]
             expected = {row.index: row.digest for row in rows}

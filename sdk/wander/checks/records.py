@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from wander.checks.answer_leaks import ToldAnswer
+from wander.checks.answer_leaks import LeakedAnswer
 from wander.checks.judge_trials import JudgedAnswer
 from wander.checks.sources import SourceUse
 from wander.handle import Split
@@ -92,7 +92,7 @@ class ProbeResult(Record):
     uses: list[SourceUse] = Field(default_factory=list)
     shares_rows: bool = False
     """Whether the environment has only one dataset, used for both splits."""
-    told: ToldAnswer = Field(default_factory=ToldAnswer)
+    told: LeakedAnswer = Field(default_factory=LeakedAnswer)
     judged: JudgedAnswer | None = None
     """Results with the scripted judges, or None if no judge is used."""
     changed: list[str] = Field(default_factory=list)

@@ -68,7 +68,7 @@ class Dialect:
         """Merge the system prompt into the first user message from now on."""
         self._changes.add(MERGED_SYSTEM)
 
-    def hear(self, message: Message, body: bytes) -> None:
+    def note_reasoning_field(self, message: Message, body: bytes) -> None:
         """Note the name of the field with the endpoint's reasoning."""
         if self._reasoning_name is None and any(name in message for name in REASONING):
             self._reasoning_name = "reasoning_content" if b'"reasoning_content"' in body else "reasoning"

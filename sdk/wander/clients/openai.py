@@ -145,7 +145,7 @@ class OpenAIClient(Client):
                 if answer.status != 200 or not error.retryable or attempt == self.max_retries:
                     raise
             else:
-                self.dialect.hear(response.message, answer.body)
+                self.dialect.note_reasoning_field(response.message, answer.body)
                 return response
             self.limiter.retries += 1
             await asyncio.sleep(self.attempts.pause(attempt))

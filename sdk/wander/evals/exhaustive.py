@@ -26,7 +26,7 @@ from wander.clients.choices import ask_for_line, line_of
 from wander.errors import ConfigError
 from wander.evals.run.stopping import FailureWatch, StopRequest, run_until_stopped
 from wander.evals.stats.summary import summarize
-from wander.evals.store.folder import RunFolder, begun_run, run_folder
+from wander.evals.store.folder import RunFolder, run_folder, run_to_resume
 from wander.evals.store.manifest import model_pin, new_manifest
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_seed
@@ -226,7 +226,7 @@ async def walk(
         seed=plan.seed,
         kind="exhaustive",
     )
-    folder = run_folder(run_dir, manifest, begun_run(run_dir, resume=resume))
+    folder = run_folder(run_dir, manifest, run_to_resume(run_dir, resume=resume))
     if folder is not None:
         folder.resume()
     memo = ConversationMemo(client, plan.seed)

@@ -340,7 +340,7 @@ class ChatFormat:
         conversation.text, conversation.messages = whole, len(messages)
         conversation.open_at = len(conversation.ids)
 
-    def go_on(
+    def continue_conversation(
         self,
         conversation: Conversation | None,
         messages: list[Message],

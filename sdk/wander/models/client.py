@@ -15,7 +15,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat, ChatOptions, Conversation
-from wander.models.compaction import go_on
+from wander.models.compaction import update_conversation
 from wander.models.engines.base import SamplingJob
 from wander.models.kv import ConversationCache
 from wander.models.loading import LoadedModel, load_model, weights_digest
@@ -76,7 +76,9 @@ class TransformersClient(Client):
         if request.tools:
             self.format.check_tools()
         kept = self._begun.get(request.rollout_id, {})
-        conversation, _ = go_on(self.format, kept.get(request.conversation), request, room_of(request))
+        conversation, _ = update_conversation(
+            self.format, kept.get(request.conversation), request, room_of(request)
+        )
         sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
         job = SamplingJob(request.rollout_id, 0, sample_request)
         sample = await self._batcher.submit(request.rollout_id, (request.conversation, job))

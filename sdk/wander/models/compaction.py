@@ -16,7 +16,7 @@ from wander.models.chat import ChatFormat, Conversation, content_text
 from wander.types import Message
 
 
-def go_on(
+def update_conversation(
     form: ChatFormat, conversation: Conversation | None, request: ModelRequest, room: int
 ) -> tuple[Conversation, bool]:
     """Update a conversation for a request; return it, and whether it was started again.
@@ -26,13 +26,13 @@ def go_on(
     """
     messages, tools, limit = request.messages, request.tools, request.sampling.compact_at
     if limit is None:
-        return form.go_on(conversation, messages, tools)
+        return form.continue_conversation(conversation, messages, tools)
     opening = _opening_of(conversation, request)
     answers = [place for place in range(opening, len(messages)) if messages[place]["role"] == "assistant"]
     gap = conversation.left_out if conversation is not None else None
     if gap is not None and (gap[0] != opening or gap[1] not in answers):
         gap = None  # the environment removed messages
-    current, restarted = form.go_on(conversation, leave_out(messages, gap), tools)
+    current, restarted = form.continue_conversation(conversation, drop_messages(messages, gap), tools)
     current.left_out, current.opening = gap, opening
     if len(current.ids) + min(room, limit // 4) <= limit:
         return current, restarted
@@ -40,11 +40,11 @@ def go_on(
     if ends:
 
         def is_short(end: int) -> bool:
-            text = form.render(leave_out(messages, (opening, end)), tools=tools)
+            text = form.render(drop_messages(messages, (opening, end)), tools=tools)
             return len(form.encode(text)) <= limit // 2
 
         gap = opening, ends[min(bisect_left(ends, True, key=is_short), len(ends) - 1)]
-        current, restarted = form.start(leave_out(messages, gap), tools), True
+        current, restarted = form.start(drop_messages(messages, gap), tools), True
         current.left_out, current.opening = gap, opening
     if len(current.ids) < limit:
         return current, restarted
@@ -63,12 +63,12 @@ def _opening_of(conversation: Conversation | None, request: ModelRequest) -> int
     player's first request.
     """
     if request.player is None:
-        return count_opening(request.messages, request.turn)
+        return count_opening_messages(request.messages, request.turn)
     count = len(request.messages)
     return count if conversation is None else min(conversation.opening, count)
 
 
-def count_opening(messages: list[Message], turn: int) -> int:
+def count_opening_messages(messages: list[Message], turn: int) -> int:
     """Return the number of messages before the first of `turn` turns; worked examples in a prompt are not
     turns."""
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -76,7 +76,7 @@ def count_opening(messages: list[Message], turn: int) -> int:
     return answers[examples] if examples < len(answers) else len(messages)
 
 
-def leave_out(messages: list[Message], gap: tuple[int, int] | None) -> list[Message]:
+def drop_messages(messages: list[Message], gap: tuple[int, int] | None) -> list[Message]:
     """Return the messages without those from `gap[0]` to `gap[1] - 1`, with a line about the omission.
 
     The line is added to the previous message, because many chat templates require alternating roles.

@@ -21,7 +21,7 @@ from wander.errors import (
     RunError,
     require_extra,
 )
-from wander.wire.models import may_be_sent
+from wander.wire.models import is_model_file_name
 from wander.wire.postings import file_digest
 
 _SECONDS = 5.0
@@ -60,7 +60,7 @@ def send_files(
     api = hub.HfApi()
     with _translate_errors(name):
         api.create_repo(name, private=private, exist_ok=True)
-        gone = [file for file in api.list_repo_files(name) if may_be_sent(file) and file not in files]
+        gone = [file for file in api.list_repo_files(name) if is_model_file_name(file) and file not in files]
         changes = [
             *(
                 hub.CommitOperationAdd(file, body if isinstance(body, bytes) else str(body))
@@ -85,7 +85,7 @@ def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path
         raise EndpointUnreachable(f"`{api.endpoint}` does not respond", hint=hint, retryable=True)
     with _translate_errors(name):
         info = api.model_info(name, revision=revision, files_metadata=True)
-        wanted = [file.rfilename for file in info.siblings if may_be_sent(file.rfilename)]
+        wanted = [file.rfilename for file in info.siblings if is_model_file_name(file.rfilename)]
         # Download by name instead of commit, so that the cache can resolve the name without a network.
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
         if folder.name != info.sha:
@@ -118,7 +118,7 @@ def _find_damaged(info: Any, folder: Path) -> list[str]:
     return [
         file.rfilename
         for file in info.siblings
-        if may_be_sent(file.rfilename) and not _is_sound(file, folder / file.rfilename)
+        if is_model_file_name(file.rfilename) and not _is_sound(file, folder / file.rfilename)
     ]
 
 

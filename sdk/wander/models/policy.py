@@ -21,7 +21,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.sub_calls import main_rollout_id
 from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.client import require_sampling, response_of, room_of, sample_request_of
-from wander.models.compaction import go_on
+from wander.models.compaction import update_conversation
 from wander.models.engines.base import Engine, SamplingJob, SamplingTotals
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.sampling import context_length_of, end_of_turn_ids
@@ -96,7 +96,9 @@ class PolicyClient(Client):
         episode = self._episodes[name]
         if request.tools:
             self.format.check_tools()
-        conversation, restarted = go_on(self.format, episode.conversation, request, room_of(request))
+        conversation, restarted = update_conversation(
+            self.format, episode.conversation, request, room_of(request)
+        )
         episode.conversation = conversation
         if restarted:
             self.engine.forget(name)  # its cache contains the old history

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from wander.lazy import bring_name, lazy_names
+from wander.lazy import installed_name, lazy_names
 
 if TYPE_CHECKING:
     from wander.train.config import GRPOSettings, SFTSettings
@@ -38,11 +38,11 @@ class _Callable(ModuleType):
     """A module that can also be called as a function."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return bring_name("train")(*arguments, **options)
+        return installed_name("train")(*arguments, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(bring_name("train"))
+        return inspect.signature(installed_name("train"))
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -99,7 +99,7 @@ class World:
         """Return the main process's result of a function in all processes."""
         return self.exchange([self.together(make if self.is_main else lambda: None)])[0]  # type: ignore[no-any-return]
 
-    def outlast_main(self) -> bool:
+    def wait_for_main_failure(self) -> bool:
         """Wait for the main process; return whether it prints the failure that ends this process.
 
         Returns False immediately in the main process, and if the other processes do not know of the failure.
@@ -148,7 +148,7 @@ def is_launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def is_beside_main() -> bool:
+def is_secondary_process() -> bool:
     """Return whether this process is one of several, and not the first."""
     return is_launched() and int(os.environ.get("RANK", "0")) > 0
 
@@ -189,7 +189,7 @@ def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def own_folder(folder: Path, world: World) -> Iterator[Path]:
+def process_folder(folder: Path, world: World) -> Iterator[Path]:
     """Yield the folder that this process writes to: the run's folder, or a temporary one.
 
     The temporary folder starts with the files of a resumed run, because later steps may depend on them.
@@ -224,7 +224,7 @@ def is_sharded(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
+def sharing_work(settings: GRPOSettings, world: World) -> Iterator[None]:
     """Check that the processes can share the work, and restore the environment variables after the block.
 
     Raises `ConfigError` for groups that cannot be shared evenly, and for a policy that cannot be sharded.

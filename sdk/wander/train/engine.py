@@ -93,7 +93,7 @@ def open_engine(
         yield engine
 
 
-def load_beside(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
+def load_second_model(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
     """Load a model with the policy's computing settings: the policy's initial model, or the model at
     `path`."""
     section = settings.model
@@ -111,13 +111,13 @@ def sampling_rows(settings: GRPOSettings) -> int:
 
 def copying_engine(settings: GRPOSettings) -> TransformersEngine:
     """Return an engine with a separate model that is not trained; `update_weights` keeps it current."""
-    loaded = load_beside(settings)
+    loaded = load_second_model(settings)
     return TransformersEngine(
         loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings)
     )
 
 
-def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:
+def engine_for_later_steps(engine: Engine, settings: GRPOSettings) -> Engine:
     """Return an engine that samples a later step while the policy learns."""
     if isinstance(engine, VLLMServerEngine):
         return engine.twin()

@@ -66,13 +66,13 @@ from wander.models.sampling import ending_problem
 from wander.train.config import GRPOSettings, LoggingSection
 from wander.train.distributed import (
     current_world,
-    own_folder,
+    process_folder,
     shards_policy,
-    share_out,
+    sharing_work,
 )
 from wander.train.engine import (
     ServerOpener,
-    engine_beside,
+    engine_for_later_steps,
     open_engine,
 )
 from wander.train.hugging_face_trainer import tell_full_disk, train_until_interrupted
@@ -89,7 +89,7 @@ from wander.train.rollouts.rollout_func import reward
 from wander.train.rollouts.source import Played, RolloutSource
 from wander.train.rollouts.step import StepPlayer, mixture_of
 from wander.train.rollouts.step_metrics import mean
-from wander.train.settings.library_arguments import hand_on
+from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 from wander.train.watch.evaluation import Evaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
@@ -118,7 +118,7 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
     }
     if algorithm.loss == "cispo":
         own["epsilon_high"] = algorithm.clip_high or CISPO_CLIP_HIGH
-    return hand_on(GRPOConfig, own, settings.trl, "trl")
+    return build_library_config(GRPOConfig, own, settings.trl, "trl")
 
 
 def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
@@ -244,9 +244,9 @@ def train_grpo(
     world, opponents = current_world(settings.model.device), Opponents(settings)
     loaded, model = world.together(lambda: load_policy(settings))
     given, settings = world.together(lambda: load_teacher(settings, loaded))
-    settings = world.from_main(lambda: with_date(settings, loaded, folder if resume else None))
-    with tell_full_disk(folder), share_out(settings, world), contextlib.ExitStack() as stack:
-        own = stack.enter_context(own_folder(folder, world))
+    settings = world.from_main(lambda: with_template_date(settings, loaded, folder if resume else None))
+    with tell_full_disk(folder), sharing_work(settings, world), contextlib.ExitStack() as stack:
+        own = stack.enter_context(process_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = policy_client(model, loaded, settings, engine)
         source = world.together(lambda: open_source(open_environment, client, settings, opponents))
@@ -321,7 +321,7 @@ def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
     return loaded, wrap_lora(loaded.model, section)
 
 
-def with_date(settings: GRPOSettings, loaded: LoadedModel, begun: Path | None) -> GRPOSettings:
+def with_template_date(settings: GRPOSettings, loaded: LoadedModel, begun: Path | None) -> GRPOSettings:
     """Return the settings with the date that the chat template shows, if it shows one.
 
     `begun` is the folder of a resumed run, which keeps the date when it started.
@@ -358,7 +358,7 @@ def play_ahead(
         return
     clients = []
     for _ in range(settings.batch.max_staleness):
-        engine = engine_beside(player.source.client.engine, settings)
+        engine = engine_for_later_steps(player.source.client.engine, settings)
         clients.append(policy_client(model, loaded, settings, engine))
         clients[-1].limit_context(settings.sampling.max_rollout_tokens)
     ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps)

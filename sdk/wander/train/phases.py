@@ -37,7 +37,7 @@ from wander.train.config import (
 )
 from wander.train.records.files import read_best
 from wander.train.settings.sections import EnvironmentSection, Section
-from wander.train.settings.toml_file import check_settings, lay_over, settings_data
+from wander.train.settings.toml_file import check_settings, merge_tables, settings_data
 
 PHASE = "phase:"
 """Prefix of a model or rows from an earlier phase of the run."""
@@ -293,9 +293,9 @@ def _phase(
                 f"`algorithm.loss`{where} is `{loss}`, but its `kind` is `{kind}`",
                 hint='leave `algorithm.loss` out, or write `kind = "grpo"`',
             )
-        own, kind = lay_over({"algorithm": {"loss": kind}}, own), "grpo"
+        own, kind = merge_tables({"algorithm": {"loss": kind}}, own), "grpo"
     if kind == "rollouts":
-        settings = check_settings(RolloutsSettings, lay_over(_only(shared, "environment"), own), where)
+        settings = check_settings(RolloutsSettings, merge_tables(_only(shared, "environment"), own), where)
         if settings.rollouts.model is None:
             players = settings.rollouts.model_copy(update={"model": _model_before(before, shared, where)})
             settings = settings.model_copy(update={"rollouts": players})
@@ -311,7 +311,7 @@ def _phase(
     if "path" not in own.get("model", {}):
         own["model"] = {**own.get("model", {}), "path": _model_before(before, shared, where)}
     if kind == "grpo":
-        return GRPOPhase(name=name, settings=check_settings(GRPOSettings, lay_over(shared, own), where))
+        return GRPOPhase(name=name, settings=check_settings(GRPOSettings, merge_tables(shared, own), where))
     rows = own.pop("rows", None)
     if rows is None:
         rows = _rows_before(before, where)
@@ -322,7 +322,7 @@ def _phase(
     phase: Phase = make(
         name=name,
         rows=[rows] if isinstance(rows, str) else rows,
-        settings=check_settings(settings_kind, lay_over(common, own), where),
+        settings=check_settings(settings_kind, merge_tables(common, own), where),
     )
     return phase
 
@@ -385,6 +385,6 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
             )
 
 
-def find_made_model(folder: Path) -> Path:
+def find_phase_model(folder: Path) -> Path:
     """Return the model of a finished phase for later phases: its best weights if it kept them."""
     return folder / ("best" if read_best(folder) is not None else "model")

@@ -39,7 +39,7 @@ from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceS
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
-from wander.train.settings.library_arguments import hand_on
+from wander.train.settings.library_arguments import build_library_config
 from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner, turn_off_dropout
 
@@ -316,7 +316,7 @@ def _pair_trainer(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=PairCollator(pad_token_id=pad),
-        args=hand_on(DPOConfig, arguments, more, "trl"),
+        args=build_library_config(DPOConfig, arguments, more, "trl"),
     )
 
 
@@ -342,5 +342,5 @@ def _verdict_trainer(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=VerdictCollator(pad_token_id=pad),
-        args=hand_on(KTOConfig, {**weights, **arguments}, more, "trl"),
+        args=build_library_config(KTOConfig, {**weights, **arguments}, more, "trl"),
     )

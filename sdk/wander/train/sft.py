@@ -40,7 +40,7 @@ from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress, TrainingRecord
-from wander.train.settings.library_arguments import hand_on
+from wander.train.settings.library_arguments import build_library_config
 from wander.train.watch.reporting import require_trackers
 from wander.train.weights import load_learner
 
@@ -117,7 +117,7 @@ def train_sft(
             processing_class=loaded.tokenizer,
             train_dataset=learned,
             callbacks=callbacks,
-            args=hand_on(
+            args=build_library_config(
                 SFTConfig,
                 {**arguments, "dataset_kwargs": {"skip_prepare_dataset": True}},
                 settings.trl,

@@ -21,8 +21,8 @@ from wander.models.loading import (
 from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
 from wander.train.config import ModelSection
-from wander.train.distributed import is_beside_main, is_sharded
-from wander.train.settings.library_arguments import hand_on
+from wander.train.distributed import is_secondary_process, is_sharded
+from wander.train.settings.library_arguments import build_library_config
 
 
 def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
@@ -49,7 +49,7 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
         "target_modules": "all-linear" if section.lora_targets == "auto" else list(section.lora_targets),
         "task_type": "CAUSAL_LM",
     }
-    adapters = hand_on(LoraConfig, own, section.peft, "model.peft")
+    adapters = build_library_config(LoraConfig, own, section.peft, "model.peft")
     try:
         with quiet_libraries():
             return get_peft_model(model, adapters)
@@ -86,8 +86,10 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
     """
     whole = None
     if is_sharded(model):
-        whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
-        if is_beside_main():
+        whole = {
+            name: weight.to("cpu") for name, weight in whole_weights(model) if not is_secondary_process()
+        }
+        if is_secondary_process():
             return folder
     with replace_folder(folder) as place:
         if hasattr(model, "merge_and_unload"):

@@ -97,7 +97,7 @@ class Reason(Body):
     reason: str | None = Field(default=None, max_length=500)
 
 
-class NewPlace(Body):
+class TransferTarget(Body):
     """New owner and name of an environment or its copy, for a transfer, a renaming or a fork."""
 
     owner: str = Field(max_length=39)

@@ -170,7 +170,7 @@ class CheckpointFacts:
     parameters: int
 
 
-def may_be_sent(filename: str) -> bool:
+def is_model_file_name(filename: str) -> bool:
     """Return whether a model may have a file of this name."""
     return _NAME.fullmatch(filename) is not None and filename.endswith(SUFFIXES) and not is_device(filename)
 
@@ -231,7 +231,7 @@ def count_parameters(sizes: Mapping[str, int], read: Read) -> int:
 def _check_names(sizes: Mapping[str, int]) -> None:
     hint = "a model may have safetensors weights, JSON and text, but no files that run code (pickle, Python)"
     for name, size in sizes.items():
-        if not may_be_sent(name):
+        if not is_model_file_name(name):
             raise ConfigError(f"`{name[:120]}` is not allowed as a file of a model", hint=hint)
         if size > MOST_PLAIN_BYTES and not name.endswith(WEIGHTS):
             raise ConfigError(f"`{name}` has {size:,} bytes; a file without weights has at most 64 MiB")

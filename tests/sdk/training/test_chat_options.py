@@ -21,7 +21,7 @@ from wander.models.client import TransformersClient
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings, SFTSettings
-from wander.train.grpo import policy_client, with_date
+from wander.train.grpo import policy_client, with_template_date
 from wander.train.offline import chat_options
 from wander.wire import EnvironmentPin
 
@@ -127,21 +127,21 @@ def test_a_training_run_keeps_its_date(dated: Any, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(grpo, "datetime", Clock)
     settings = GRPOSettings.model_validate({"model": {"path": "any"}})
-    begun = with_date(settings, dated, None)
+    begun = with_template_date(settings, dated, None)
     assert begun.model.template_date == OTHER
     run = {"training": begun.model_dump(mode="json")}
     monkeypatch.setattr(Clock, "today_is", DAY)
     (tmp_path / "run.json").write_text("{}")
     opened = type("Opened", (), {"manifest": type("Manifest", (), run)})
     monkeypatch.setattr(grpo.RunFolder, "open", lambda folder: opened)
-    assert with_date(settings, dated, tmp_path).model.template_date == OTHER
-    assert with_date(begun, dated, None) == begun
+    assert with_template_date(settings, dated, tmp_path).model.template_date == OTHER
+    assert with_template_date(begun, dated, None) == begun
     client = policy_client(
         dated.model, dated, begun, engine=PolicyClient(dated.model, dated.tokenizer).engine
     )
     assert client.describe()["template_date"] == "2025-12-31"
     plain = replace(dated, tokenizer=tokenizer_of(Family(WITHOUT, "hermes")))
-    assert with_date(settings, plain, None) == settings
+    assert with_template_date(settings, plain, None) == settings
 
 
 def test_a_fine_tuning_run_keeps_its_date(

@@ -17,7 +17,7 @@ from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.evals.store.folder import RunFolder
 from wander.models.chat import ChatFormat
 from wander.models.client import TransformersClient
-from wander.models.compaction import go_on, leave_out
+from wander.models.compaction import drop_messages, update_conversation
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.sampling import end_of_turn_ids
@@ -97,7 +97,7 @@ def check_record(rollout: Rollout, loaded: LoadedModel) -> None:
         for turn in part:
             assert turn.tokens is not None
             assert len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids) <= LIMIT
-            shown = leave_out(messages[: turn.context_messages], turn.left_out)
+            shown = drop_messages(messages[: turn.context_messages], turn.left_out)
             seen = loaded.tokenizer.decode(turn.tokens.prompt_ids)
             assert [message["role"] for message in shown[:3]] == ["system", "user", "assistant"][: len(shown)]
             assert all(message["content"] in seen for message in shown if message["role"] != "assistant")
@@ -159,27 +159,27 @@ def test_a_call_stays_with_its_results_and_the_examples_of_a_prompt_stay(form: C
     ]
     messages = [*opening, *(message for number in range(9) for message in called(number))]
     whole = len(form.start(messages).ids)
-    conversation, _ = go_on(form, None, ask(messages, 9, whole - 1), 8)
+    conversation, _ = update_conversation(form, None, ask(messages, 9, whole - 1), 8)
     assert conversation.left_out is not None
     first, end = conversation.left_out
     assert first == len(opening), "an example in the prompt is no turn"
     assert (end - first) % 3 == 0
     assert end < len(messages)
     assert len(conversation.ids) <= whole // 2
-    shown = leave_out(messages, conversation.left_out)
+    shown = drop_messages(messages, conversation.left_out)
     assert shown[: len(opening) - 1] == opening[:-1]
     assert shown[len(opening) - 1]["content"].startswith("Machine 3.\n\n[")
     assert form.render(shown) == form.tokenizer.decode(conversation.ids)
     # The last turn stays, however small the limit.
-    least = len(form.start(leave_out(messages, (4, len(messages) - 3))).ids)
-    conversation, _ = go_on(form, None, ask(messages, 9, least + 1), 8)
+    least = len(form.start(drop_messages(messages, (4, len(messages) - 3))).ids)
+    conversation, _ = update_conversation(form, None, ask(messages, 9, least + 1), 8)
     assert conversation.left_out == (4, len(messages) - 3)
     with pytest.raises(ContextOverflow, match=rf"its last turn have {least} tokens, and `compact_at` is"):
-        go_on(form, None, ask(messages, 9, least), 8)
+        update_conversation(form, None, ask(messages, 9, least), 8)
     short = len(form.start(opening).ids)
     with pytest.raises(ModelError, match=f"the conversation begins with {short} tokens, and `compact_at` is"):
-        go_on(form, None, ask(opening, 0, short), 8)
-    assert go_on(form, None, ask(opening, 0, short + 1), 8)[0].left_out is None
+        update_conversation(form, None, ask(opening, 0, short), 8)
+    assert update_conversation(form, None, ask(opening, 0, short + 1), 8)[0].left_out is None
 
 
 def test_the_examples_of_a_player_stay_however_often_others_moved(form: ChatFormat) -> None:
@@ -191,7 +191,7 @@ def test_the_examples_of_a_player_stay_however_often_others_moved(form: ChatForm
     opening, conversation, limit = len(messages), None, 100
     for number in range(9):
         request = ask(messages, 2 * number + 1, limit).model_copy(update={"player": "right"})
-        conversation, _ = go_on(form, conversation, request, 8)
+        conversation, _ = update_conversation(form, conversation, request, 8)
         gap = conversation.left_out
         assert gap is None or gap[0] == opening
         said = {"role": "assistant", "content": f"<pull>{number % 4}</pull>"}
@@ -209,9 +209,9 @@ def test_messages_that_the_environment_takes_back_are_left_out_no_more(form: Cha
             {"role": "user", "content": "It paid 0.5. Pull again."},
         ]
     whole = len(form.start(messages).ids)
-    conversation, _ = go_on(form, None, ask(messages, 9, whole - 1), 8)
+    conversation, _ = update_conversation(form, None, ask(messages, 9, whole - 1), 8)
     assert conversation.left_out is not None
-    again, anew = go_on(form, conversation, ask(messages[:3], 9, whole - 1), 8)
+    again, anew = update_conversation(form, conversation, ask(messages[:3], 9, whole - 1), 8)
     assert (again.left_out, anew) == (None, True)
     assert again.ids == form.start(messages[:3]).ids
 

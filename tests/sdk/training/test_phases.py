@@ -15,12 +15,12 @@ from wander.train.phases import (
     ModelPhase,
     RolloutsPhase,
     SFTPhase,
-    find_made_model,
+    find_phase_model,
     phase_folders,
     read_phases,
 )
 from wander.train.records.files import BestCheckpoint, write_best
-from wander.train.settings.toml_file import lay_over
+from wander.train.settings.toml_file import merge_tables
 
 WHOLE = """
 [model]
@@ -251,7 +251,7 @@ def test_phases_that_cannot_be_are_refused(tmp_path: Path, text: str, message: s
 
 def test_tables_are_laid_over_each_other_and_lists_replaced() -> None:
     below = {"a": {"x": 1, "y": {"z": 2}}, "l": [1, 2]}
-    assert lay_over(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
+    assert merge_tables(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
         "a": {"x": 1, "y": {"z": 2, "w": 3}},
         "l": [3],
     }
@@ -269,9 +269,9 @@ def test_every_phase_has_a_folder_and_leaves_its_best_model(tmp_path: Path) -> N
         "5-two",
     ]
     folders["one"].mkdir()
-    assert find_made_model(folders["one"]).name == "model"
+    assert find_phase_model(folders["one"]).name == "model"
     write_best(folders["one"], BestCheckpoint(metric="a/b", mode="max", value=1.0, step=3))
-    assert find_made_model(folders["one"]).name == "best"
+    assert find_phase_model(folders["one"]).name == "best"
 
 
 def test_reading_phases_loads_no_torch() -> None:

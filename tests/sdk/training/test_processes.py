@@ -19,10 +19,10 @@ from wander.train.config import GRPOSettings
 from wander.train.distributed import (
     PeerFailed,
     World,
-    own_folder,
+    process_folder,
     rows_and_accumulation,
     shards_policy,
-    share_out,
+    sharing_work,
 )
 from wander.train.grpo import train_grpo
 from wander.train.records.files import read_evaluations, read_metrics
@@ -298,7 +298,7 @@ class _Alone(World):
 
 
 def _shared(settings: GRPOSettings, size: int) -> Any:
-    return share_out(settings, _Alone(0, size))
+    return sharing_work(settings, _Alone(0, size))
 
 
 def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
@@ -330,9 +330,9 @@ def test_other_processes_write_beside_the_run(tmp_path: Path) -> None:
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     (run / "run.json").write_text("{}")
-    with own_folder(run, World(0, 2)) as own:
+    with process_folder(run, World(0, 2)) as own:
         assert own == run
-    with own_folder(run, World(1, 2)) as own:
+    with process_folder(run, World(1, 2)) as own:
         assert own != run
         assert [file.name for file in own.iterdir()] == ["metrics.jsonl"]
     assert not own.exists()
@@ -343,7 +343,7 @@ def test_a_process_alone_agrees_with_itself() -> None:
     assert world.exchange([1, 2]) == [1, 2]
     assert world.from_main(lambda: "made") == "made"
     assert not world.any(False)
-    assert not world.outlast_main()
+    assert not world.wait_for_main_failure()
     with pytest.raises(OSError, match="no"):
         world.together(lambda: (_ for _ in ()).throw(OSError("no")))
     assert issubclass(PeerFailed, Exception)

@@ -180,11 +180,11 @@ def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
 
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:
     from wander.wire import EnvironmentDetail
-    from wander.wire.changes import NewPlace
+    from wander.wire.changes import TransferTarget
 
     here = current()
     old = parse_name(environment)
-    new_address = NewPlace(owner=(owner or old.owner).lower(), name=name)
+    new_address = TransferTarget(owner=(owner or old.owner).lower(), name=name)
     with here.hub(login=True) as hub:
         detail = hub.change("POST", target_path(environment, "transfer"), EnvironmentDetail, new_address)
     here.output.answer(detail, f"{old} is now {detail.owner}/{detail.name}")

@@ -143,7 +143,7 @@ def _play(
 
     context = current()
     output = context.output
-    settings, location = evaluations.settle(context, settings, out if resuming else None)
+    settings, location = evaluations.resolve_settings(context, settings, out if resuming else None)
     for name in settings.pass_env:
         if name not in os.environ:
             output.warn(f"`{name}` is not set, so it is not passed to the environment")

@@ -40,7 +40,7 @@ def sft(
     checkpoint.
     """
     from wander_client.training.run import require_alone
-    from wander_client.training.tuning import go_on, read_tuning, tune
+    from wander_client.training.tuning import read_tuning, resume_tuning, tune
 
     require_alone("fine-tuning")
     if resume is not None and (rows is None or read_tuning(resume).is_own):
@@ -50,7 +50,7 @@ def sft(
                 "a resumed run keeps its settings",
                 hint=f"run `wander model sft --resume {shlex.quote(str(resume))}`",
             )
-        _report(go_on(current(), resume))
+        _report(resume_tuning(current(), resume))
         return
     out = out or resume
     if rows is None or out is None:

@@ -270,9 +270,9 @@ def _run(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> int:
-    from wander_client.training.run import train_and_tell
+    from wander_client.training.run import train_and_report
 
-    done = train_and_tell(
+    done = train_and_report(
         current(), command, folder, resume=resuming, checkpoint=checkpoint, allow_changes=allow_changes
     )
     if done is not None:

@@ -62,7 +62,7 @@ def fork(
     files contain the old name, so the hub cannot copy them.
     """
     from wander.wire import EnvironmentDetail
-    from wander.wire.changes import NewPlace
+    from wander.wire.changes import TransferTarget
 
     if name is not None and owner is not None:
         raise UsageError(
@@ -94,7 +94,7 @@ def fork(
                     hint="choose another name for the fork: " + name_option("name", "NEW-NAME"),
                 )
             path = environment_path(environment.owner, environment.name, "fork")
-            copied = NewPlace(owner=target, version=version.version)
+            copied = TransferTarget(owner=target, version=version.version)
             detail = hub.change("POST", path, EnvironmentDetail, copied)
         source.replace(place)
     return Forked(place, f"{version.owner}/{version.name}@{version.version}", detail)

@@ -24,7 +24,7 @@ from wander_hub.http.boundary import (
     Before,
     ByBody,
     Number,
-    part_of_another,
+    part_of_upload,
 )
 from wander_hub.http.cookies import require_own_page
 from wander_hub.http.problems import HubProblem, describe
@@ -111,7 +111,7 @@ def _list_jobs(session: Session, owner: int, environment: int | None = None) -> 
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
-@part_of_another
+@part_of_upload
 async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
     """Send a form to the API, then return to its page, or show a new secret once.
 

@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse, Response
 from wander.types import Record
 
 from wander_hub.database import fill
-from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.web.docs.library import DocPage, Library, list_pages
 from wander_hub.web.templates import as_json, page, wants, wants_json

@@ -8,8 +8,8 @@ from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs

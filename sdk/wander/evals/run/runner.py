@@ -31,7 +31,7 @@ from wander.evals.run.record import PlannedGroup, RunRecord
 from wander.evals.run.stopping import FailureWatch, StopRequest, run_until_stopped
 from wander.evals.store.bookmark import keep_digests
 from wander.evals.store.examples import PackedExamples, RunExamples
-from wander.evals.store.folder import begun_run, run_folder
+from wander.evals.store.folder import run_folder, run_to_resume
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.handle import EnvironmentHandle, RolloutRequest, make_failed_rollouts
 from wander.rollout.garbage import fewer_collections
@@ -136,7 +136,7 @@ async def evaluate(
     if environment.info.calls_tools:
         client.check_tools()
     client.check_sampling(plan.sampling)
-    begun = begun_run(run_dir, resume=resume)
+    begun = run_to_resume(run_dir, resume=resume)
     recorded = planned_on_record(environment, plan, begun)
     examples: RunExamples = recorded or await planned_examples(environment, plan)
     first = await examples.example(0)

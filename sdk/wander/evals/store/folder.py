@@ -53,7 +53,7 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 """Error codes of file systems without locks. A run there works without a lock."""
 
 
-def begun_run(path: Path | None, *, resume: bool) -> RunFolder | None:
+def run_to_resume(path: Path | None, *, resume: bool) -> RunFolder | None:
     """Return the run to resume, or None if `resume` is false or the folder does not contain a run."""
     return RunFolder.open(path) if resume and path is not None and (path / MANIFEST).exists() else None
 

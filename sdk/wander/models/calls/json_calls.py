@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from wander.models.calls.written import Scan, Tools, Unreadable, Written, call_of, with_arguments
+from wander.models.calls.written import Scan, Tools, Unreadable, WrittenCall, call_of, with_arguments
 from wander.types import refuse_constant
 
 _BETWEEN = " \t\r\n,;[]"
@@ -39,8 +39,8 @@ def in_blocks(opening: str, closing: str) -> Scan:
     """Return a scanner for blocks of objects between two markers; the last block may lack its closing
     marker."""
 
-    def scan(text: str, tools: Tools) -> list[Written]:
-        calls_found: list[Written] = []
+    def scan(text: str, tools: Tools) -> list[WrittenCall]:
+        calls_found: list[WrittenCall] = []
         at = text.find(opening)
         while at >= 0:
             calls, end = read_block(text, at, at + len(opening), opening, closing)
@@ -51,9 +51,9 @@ def in_blocks(opening: str, closing: str) -> Scan:
     return scan
 
 
-def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tuple[list[Written], int]:
+def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tuple[list[WrittenCall], int]:
     """Return the calls of a block and its end; the block starts at `begin`, and its objects at `at`."""
-    calls: list[Written] = []
+    calls: list[WrittenCall] = []
     while True:
         at = _skip(text, at)
         if closing and text.startswith(closing, at):
@@ -73,50 +73,50 @@ def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tu
             calls.append(call_of(value, start, end))
         except Unreadable as error:
             end = _next_call(text, at + 1, _nearest(text, at + 1, closing, opening))
-            calls.append(Written(start, end, _named(text[at:end]), problem=str(error)))
+            calls.append(WrittenCall(start, end, _named(text[at:end]), problem=str(error)))
         at = end
     if not calls:
-        return [Written(begin, at, problem="it is empty")], at
-    calls[-1] = calls[-1].reaching(at)
+        return [WrittenCall(begin, at, problem="it is empty")], at
+    calls[-1] = calls[-1].extended_to(at)
     return calls, at
 
 
-def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Written], int]:
+def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[WrittenCall], int]:
     """Return the call `f[ARGS]{...}` whose name starts at `at`, in Mistral's format since version 11."""
     match = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}\s]*)?\s*(?:\[ARGS\])?\s*").match(text, at)
     end = _nearest(text, at, "", opening)
     if match is None:
-        return [Written(begin, end, problem="it names no function")], end
+        return [WrittenCall(begin, end, problem="it names no function")], end
     try:
         value, end = read_value(text, match.end())
     except Unreadable as error:
-        return [Written(begin, end, match[1], problem=str(error))], end
+        return [WrittenCall(begin, end, match[1], problem=str(error))], end
     return [with_arguments(match[1], value, begin, end)], end
 
 
-def scan_mistral(text: str, tools: Tools) -> list[Written]:
+def scan_mistral(text: str, tools: Tools) -> list[WrittenCall]:
     """Return the calls after `[TOOL_CALLS]`: a list of objects, or names followed by arguments."""
     opening = "[TOOL_CALLS]"
-    calls_found: list[Written] = []
+    calls_found: list[WrittenCall] = []
     at = text.find(opening)
     while at >= 0:
         inside = _skip(text, at + len(opening), " \t\r\n")
         objects = text[inside : inside + 1] in ("[", "{", "")
-        reader: Callable[..., tuple[list[Written], int]] = read_block if objects else read_named
+        reader: Callable[..., tuple[list[WrittenCall], int]] = read_block if objects else read_named
         calls, end = reader(text, at, inside, opening, *([""] if objects else []))
         calls_found += calls
         at = text.find(opening, max(end, at + len(opening)))
     return calls_found
 
 
-def scan_bare(text: str, tools: Tools) -> list[Written]:
+def scan_bare(text: str, tools: Tools) -> list[WrittenCall]:
     """Return the objects in a text that are calls, which can only be recognized by their content.
 
     An object is a call if it has a name and arguments, or the name of an offered tool. Text that starts like
     a call and cannot be parsed is an attempted call, too. Braces in prose are not.
     """
     offered = {str(tool.get("function", tool).get("name")) for tool in tools}
-    calls: list[Written] = []
+    calls: list[WrittenCall] = []
     at = 0
     while (match := _LOOKS_LIKE_A_CALL.search(text, at)) is not None:
         begin = match.start()
@@ -124,16 +124,16 @@ def scan_bare(text: str, tools: Tools) -> list[Written]:
             value, at = read_value(text, begin)
         except Unreadable as error:
             at = _next_call(text, begin + 1, len(text))
-            calls.append(Written(begin, at, _named(text[begin:at]), problem=str(error)))
+            calls.append(WrittenCall(begin, at, _named(text[begin:at]), problem=str(error)))
             continue
         if _is_call(value, offered):
             calls.append(call_of(value, begin, at))
     return _with_fences(text, calls)
 
 
-def _with_fences(text: str, calls: list[Written]) -> list[Written]:
+def _with_fences(text: str, calls: list[WrittenCall]) -> list[WrittenCall]:
     """Extend each call by the code fence, the brackets of a list and the marker around it."""
-    whole: list[Written] = []
+    whole: list[WrittenCall] = []
     for number, call in enumerate(calls):
         before = whole[-1].end if whole else 0
         fence = _FENCE_BEFORE.search(text, before, call.start)
@@ -141,7 +141,7 @@ def _with_fences(text: str, calls: list[Written]) -> list[Written]:
         after = _FENCE_AFTER.match(text, call.end, limit)
         start = fence.start() if fence else call.start
         whole.append(
-            Written(start, after.end() if after else call.end, call.name, call.arguments, call.problem)
+            WrittenCall(start, after.end() if after else call.end, call.name, call.arguments, call.problem)
         )
     return whole
 

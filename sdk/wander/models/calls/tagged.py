@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wander.models.calls.json_calls import read_block
-from wander.models.calls.written import Tools, Unreadable, Written, parameters_of, with_arguments
+from wander.models.calls.written import Tools, Unreadable, WrittenCall, parameters_of, with_arguments
 from wander.system.python_parser import parse_alone
 
 _CALL_OPENS = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]*)>|<tool_call>")
@@ -30,9 +30,9 @@ itself."""
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
-def scan_tags(text: str, tools: Tools) -> list[Written]:
+def scan_tags(text: str, tools: Tools) -> list[WrittenCall]:
     """Return the calls in tags; the `<tool_call>` around them and the end of a value may be missing."""
-    calls: list[Written] = []
+    calls: list[WrittenCall] = []
     at = 0
     while (match := _CALL_OPENS.search(text, at)) is not None:
         following = _CALL_OPENS.search(text, match.end())
@@ -40,14 +40,14 @@ def scan_tags(text: str, tools: Tools) -> list[Written]:
         if match[1] is None:
             end = _end_of(text, match.end(), limit)
             problem = "it names no function: `<function=` is missing"
-            calls.append(Written(match.start(), end, problem=problem))
+            calls.append(WrittenCall(match.start(), end, problem=problem))
         else:
             calls.append(_tagged(text, match, limit, tools))
         at = max(calls[-1].end, match.end())
     return calls
 
 
-def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> Written:
+def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> WrittenCall:
     name, at = opening[1].strip(), opening.end()
     schemas = parameters_of(tools, name)
     arguments: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> Writ
         cut = closed or _VALUE_CUT.search(text, parameter.end())
         if cut is None:
             problem = f"the value of `{parameter[1]}` is not closed"
-            return Written(opening.start(), len(text), name, problem=problem)
+            return WrittenCall(opening.start(), len(text), name, problem=problem)
         value = text[parameter.end() : cut.start()].removeprefix("\n")
         value = value.removesuffix("\n") if closed else value
         arguments[parameter[1].strip()] = _typed(value, schemas.get(parameter[1].strip()))
@@ -67,9 +67,9 @@ def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> Writ
         problem = (
             "something other than parameters is in the call" if text[at:end].strip() else "it is cut off"
         )
-        return Written(opening.start(), end, name or None, problem=problem)
+        return WrittenCall(opening.start(), end, name or None, problem=problem)
     if not name:
-        return Written(opening.start(), ended.end(), problem="it names no function")
+        return WrittenCall(opening.start(), ended.end(), problem="it names no function")
     return with_arguments(name, arguments, opening.start(), ended.end())
 
 
@@ -105,9 +105,9 @@ def _takes_text(schema: Any) -> bool:
     return kind == "string" or (isinstance(kind, list) and "string" in kind) or any(map(_takes_text, choices))
 
 
-def scan_python(text: str, tools: Tools) -> list[Written]:
+def scan_python(text: str, tools: Tools) -> list[WrittenCall]:
     """Return the calls between LFM2's markers, which are Python or JSON."""
-    calls_found: list[Written] = []
+    calls_found: list[WrittenCall] = []
     at = text.find(LFM2_OPENS)
     while at >= 0:
         inside = at + len(LFM2_OPENS)
@@ -120,7 +120,7 @@ def scan_python(text: str, tools: Tools) -> list[Written]:
     return calls_found
 
 
-def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[list[Written], int]:
+def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[list[WrittenCall], int]:
     closing = text.find(LFM2_ENDS, inside)
     following = text.find(LFM2_OPENS, inside)
     stop = min(place for place in (closing, following, len(text)) if place >= 0)
@@ -133,23 +133,23 @@ def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[lis
             body_end = text.rindex("]", at, stop)
         elif stop != closing:  # the text was cut off within the list
             body_end = stop
-    calls: list[Written] = []
+    calls: list[WrittenCall] = []
     for first, last in _split(text, at, body_end):
         if text[first:last].strip():
             start = calls[-1].end if calls else begin
             calls.append(_python_call(text[first:last], start, last, tools))
     if not calls:
-        return [Written(begin, end, problem="it is empty")], end
-    calls[-1] = calls[-1].reaching(end)
+        return [WrittenCall(begin, end, problem="it is empty")], end
+    calls[-1] = calls[-1].extended_to(end)
     return calls, end
 
 
-def _python_call(piece: str, start: int, end: int, tools: Tools) -> Written:
+def _python_call(piece: str, start: int, end: int, tools: Tools) -> WrittenCall:
     match = _PYTHON_CALL.fullmatch(piece)
     if match is None:
         begun = re.match(r"\s*([A-Za-z_][\w.]*)\s*\(", piece)
         problem = "it is not written as `name(key=value)`"
-        return Written(start, end, begun[1] if begun else None, problem=problem)
+        return WrittenCall(start, end, begun[1] if begun else None, problem=problem)
     name, inner = match[1], match[2]
     order = list(parameters_of(tools, name))
     arguments: dict[str, Any] = {}
@@ -160,11 +160,11 @@ def _python_call(piece: str, start: int, end: int, tools: Tools) -> Written:
         keyword = _KEYWORD.fullmatch(part)
         key = keyword[1] if keyword else (order[number] if number < len(order) else None)
         if key is None:
-            return Written(start, end, name, problem=f"the argument `{part.strip()[:80]}` has no name")
+            return WrittenCall(start, end, name, problem=f"the argument `{part.strip()[:80]}` has no name")
         try:
             arguments[key] = _literal((keyword[2] if keyword else part).strip())
         except Unreadable as error:
-            return Written(start, end, name, problem=f"the value of `{key}` {error}")
+            return WrittenCall(start, end, name, problem=f"the value of `{key}` {error}")
     return with_arguments(name, arguments, start, end)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from wander.errors import InvalidResponse
 from wander.models.calls.json_calls import in_blocks, scan_bare, scan_mistral
 from wander.models.calls.tagged import LFM2_ENDS, LFM2_OPENS, scan_python, scan_tags
-from wander.models.calls.written import Scan, Tools, Written
+from wander.models.calls.written import Scan, Tools, WrittenCall
 from wander.reasoning import read_channels, read_reasoning
 from wander.types import CallAttempt, Message
 
@@ -151,7 +151,7 @@ class ReadTurn:
     text: str
     content: str
     reasoning: str = ""
-    calls: tuple[Written, ...] = ()
+    calls: tuple[WrittenCall, ...] = ()
 
     def message(self, turn: int, span: Span = lambda start, end: None) -> Message:
         """Return the assistant's message.
@@ -168,7 +168,7 @@ class ReadTurn:
         message["tool_calls"], message["attempts"] = [], []
         for number, call in enumerate(self.calls):
             raw = self.text[call.start : call.end]
-            arguments = json.dumps(call.arguments, ensure_ascii=False) if call.good else raw
+            arguments = json.dumps(call.arguments, ensure_ascii=False) if call.is_valid else raw
             message["tool_calls"].append(
                 {
                     "id": f"c{1000 * turn + number:08d}",
@@ -237,7 +237,7 @@ class TurnReader:
             thoughts = [content.strip() for name, content in channels if name != "final"]
             return ReadTurn(text, read_reasoning(text).answer, "\n".join(thoughts))
         thought, after = self._reasoning(text, opened)
-        calls: list[Written] = []
+        calls: list[WrittenCall] = []
         if tools and self.calls is not None:
             calls = [
                 replace(call, start=call.start + after, end=call.end + after)

@@ -16,7 +16,7 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCall:
     """An attempted call, where `text[start:end]` is its text including its markers."""
 
     start: int
@@ -27,46 +27,46 @@ class Written:
     """Problem with the call; None if it can be made."""
 
     @property
-    def good(self) -> bool:
-        """Whether it names a function and its arguments are an object."""
+    def is_valid(self) -> bool:
+        """Whether the call names a function, with a JSON object as arguments."""
         return self.problem is None
 
-    def reaching(self, end: int) -> Written:
+    def extended_to(self, end: int) -> WrittenCall:
         """Return the same call, extended to `end`."""
         return replace(self, end=end)
 
 
-Scan = Callable[[str, Tools], list[Written]]
+Scan = Callable[[str, Tools], list[WrittenCall]]
 """Function that returns every attempted call in a text, in order, and never raises an error."""
 
 
-def call_of(value: Any, start: int, end: int) -> Written:
+def call_of(value: Any, start: int, end: int) -> WrittenCall:
     """Return the call in a JSON value: `{"name", "arguments"}`, or Llama's `{"name", "parameters"}`."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
-        return Written(start, end, problem="a call is a JSON object with `name` and `arguments`")
+        return WrittenCall(start, end, problem="a call is a JSON object with `name` and `arguments`")
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
-        return Written(start, end, problem="it names no function: `name` is missing")
+        return WrittenCall(start, end, problem="it names no function: `name` is missing")
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):  # JSON within JSON, as in OpenAI's own messages
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         except (ValueError, RecursionError):
-            return Written(start, end, name, problem="the arguments are text that is not JSON")
+            return WrittenCall(start, end, name, problem="the arguments are text that is not JSON")
     return with_arguments(name.strip(), {} if arguments is None else arguments, start, end)
 
 
-def with_arguments(name: str, arguments: Any, start: int, end: int) -> Written:
+def with_arguments(name: str, arguments: Any, start: int, end: int) -> WrittenCall:
     """Return a call with these arguments, or with the problem that they have."""
     if not isinstance(arguments, dict):
-        return Written(start, end, name, problem="the arguments are not a JSON object")
+        return WrittenCall(start, end, name, problem="the arguments are not a JSON object")
     try:
         json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):  # a lone surrogate, infinity, or nesting that is too deep for a file
-        return Written(start, end, problem="the arguments hold what JSON cannot carry")
-    return Written(start, end, name, arguments)
+        return WrittenCall(start, end, problem="the arguments hold what JSON cannot carry")
+    return WrittenCall(start, end, name, arguments)
 
 
 def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:

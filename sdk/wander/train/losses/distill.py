@@ -16,9 +16,9 @@ from trl import DistillationConfig, DistillationTrainer
 from wander.errors import ConfigError
 from wander.models.loading import LoadedModel, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.engine import load_beside
+from wander.train.engine import load_second_model
 from wander.train.rollouts.rows import Row
-from wander.train.settings.library_arguments import hand_on
+from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments
 from wander.types import Rollout
 
@@ -26,7 +26,7 @@ from wander.types import Rollout
 def distill_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> DistillationConfig:
     """Translate the settings to TRL's, for each of `processes` processes."""
     own = {**common_arguments(settings, folder, processes), "beta": settings.teacher.divergence}
-    return hand_on(DistillationConfig, own, settings.trl, "trl")
+    return build_library_config(DistillationConfig, own, settings.trl, "trl")
 
 
 class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str
     section = settings.teacher
     if section.path is None:
         return {}, settings
-    teacher = load_beside(settings, section.path)
+    teacher = load_second_model(settings, section.path)
     own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     sizes = [side.model.config.get_text_config().vocab_size for side in (student, teacher)]
     if own != other or len(set(sizes)) > 1:

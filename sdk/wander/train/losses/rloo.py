@@ -14,7 +14,7 @@ from trl import RLOOConfig, RLOOTrainer
 
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.rollout_func import reward
-from wander.train.settings.library_arguments import hand_on
+from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 
 
@@ -25,7 +25,7 @@ def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLO
         **group_arguments(settings, processes),
         "normalize_advantages": settings.algorithm.scale_rewards == "batch",
     }
-    return hand_on(RLOOConfig, own, settings.trl, "trl")
+    return build_library_config(RLOOConfig, own, settings.trl, "trl")
 
 
 class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]

@@ -21,9 +21,9 @@ from wander.loop_thread import LoopThread
 from wander.models.policy import PolicyClient
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_seed
+from wander.train.rollouts.concurrent_play import is_lost, play_concurrently
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.train.rollouts.opponents import Opponents
-from wander.train.rollouts.together import is_lost, play_together
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 
 PAGE = 1000
@@ -268,7 +268,7 @@ class RolloutSource:
         played_rollouts: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
             pieces.values(),
-            self.thread.run(play_together(client, asked, tell, self.at_once)),
+            self.thread.run(play_concurrently(client, asked, tell, self.at_once)),
             strict=True,
         ):
             played_rollouts.update(zip(numbers, rollouts, strict=True))

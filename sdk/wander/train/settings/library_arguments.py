@@ -98,7 +98,7 @@ OWNED = (
 """Prefixes of more arguments that Wander sets: for rollouts, rows, records, checkpoints and devices."""
 
 
-def hand_on(config: Any, own: Mapping[str, Any], more: Mapping[str, Any], section: str) -> Any:
+def build_library_config(config: Any, own: Mapping[str, Any], more: Mapping[str, Any], section: str) -> Any:
     """Return a library's configuration, with Wander's arguments `own` and the arguments `more` of a section.
 
     Raises `ConfigError` for an argument that Wander sets itself, that the library does not know, or whose

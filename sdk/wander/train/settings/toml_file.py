@@ -46,7 +46,7 @@ def settings_data(
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)
     apply_overrides(data, overrides, example="`section.field=value`, for example `schedule.steps=20`")
-    return lay_over(data, given)
+    return merge_tables(data, given)
 
 
 def read_toml_value(text: str) -> Any:
@@ -86,13 +86,13 @@ def apply_overrides(
         table[last] = read_value(value.strip())
 
 
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return two tables merged, including nested tables; other values in `above` replace those in `below`."""
     whole = dict(below)
     for name, value in above.items():
         known = whole.get(name)
         both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        whole[name] = lay_over(known, value) if both and known is not None else value
+        whole[name] = merge_tables(known, value) if both and known is not None else value
     return whole
 
 

@@ -35,10 +35,10 @@ from wander.train.records.files import (
     write_evaluations,
 )
 from wander.train.records.record import TrainingRecord
+from wander.train.rollouts.concurrent_play import play_concurrently
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step_metrics import means_by_player
-from wander.train.rollouts.together import play_together
 from wander.types import (
     Example,
     Rollout,
@@ -294,7 +294,7 @@ class Evaluation:
             for name, (example, _) in zip(names, asked, strict=True)
         ]
         most = self.settings.environment.rollouts_at_once
-        played = self._thread.run(play_together(client, requests, at_once=most))
+        played = self._thread.run(play_concurrently(client, requests, at_once=most))
         return [rollout for (rollout,) in played]
 
 

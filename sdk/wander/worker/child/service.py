@@ -20,7 +20,7 @@ from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.handle import RolloutRequest, make_failed_rollouts
 from wander.loading import cause, load_environment, load_path
-from wander.modules import outside_need
+from wander.modules import missing_resource
 from wander.rollout.activity import Notices, Silence
 from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Example, Failure, Rollout
@@ -294,7 +294,7 @@ class Service:
         except BaseException as error:  # noqa: BLE001 - the host raises it
             if not isinstance(error, WanderError):
                 log_trace()
-            if need := outside_need(error):
+            if need := missing_resource(error):
                 error = need[0](f"reading its examples raised `{cause(error)}`", hint=need[1])
             text = Examples(id=request.id, fault=Fault.of(error)).model_dump_json()
         self._channel.send(text)

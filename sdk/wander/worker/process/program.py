@@ -64,11 +64,11 @@ def run_program(
         else:
             from wander.sandbox.control_groups import new_control_group
             from wander.sandbox.support import explain_failure, require_support
-            from wander.worker.process.sandboxed import confine, handed_on_as
+            from wander.worker.process.sandboxed import confine, sandbox_descriptor
 
             support, group = require_support(), new_control_group(confinement.policy)
             stack.callback(group.remove)
-            numbers = [handed_on_as(index) for index in range(len(descriptors))]
+            numbers = [sandbox_descriptor(index) for index in range(len(descriptors))]
             module = words[1] if words[0] == "-m" else None
             plan = {
                 "module": module,

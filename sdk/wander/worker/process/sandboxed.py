@@ -137,7 +137,7 @@ class SandboxedWorker(WorkerProcess):
             unless_started.callback(os.close, note)
             os.ftruncate(note, NOTE_BYTES)
             fcntl.fcntl(note, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            note_fd, host_fd = map(handed_on_as, range(2))
+            note_fd, host_fd = map(sandbox_descriptor, range(2))
             plan = {
                 "module": "wander.worker",
                 "arguments": ["wander.worker", "--note", str(note_fd)],
@@ -241,7 +241,7 @@ def confine(
 ) -> Confined:
     """Return the command that runs a `plan` (of `inside.py`) in the sandbox.
 
-    In the plan, `descriptors` have the numbers that `handed_on_as` returns for their positions.
+    In the plan, `descriptors` have the numbers that `sandbox_descriptor` returns for their positions.
     """
     filter_fd = os.memfd_create("filter")
     os.write(filter_fd, compile_filter(support.machine))
@@ -282,7 +282,7 @@ def confine(
     return Confined(command, environ, handed_on, (completed, filter_fd), ready)
 
 
-def handed_on_as(index: int) -> int:
+def sandbox_descriptor(index: int) -> int:
     """Return the number that a descriptor of the caller has in the sandbox."""
     return launcher.FIRST_DESCRIPTOR + 2 + index
 

@@ -30,7 +30,7 @@ _AT_ONCE = 256 * 1024
 """Largest file that is read with a single switch to a thread."""
 
 
-def holds(if_none_match: str | None, etag: str) -> bool:
+def etag_matches(if_none_match: str | None, etag: str) -> bool:
     """Return whether `If-None-Match` matches this entity tag."""
     if if_none_match is None:
         return False
@@ -40,7 +40,7 @@ def holds(if_none_match: str | None, etag: str) -> bool:
 
 def not_modified(request: Request, etag: str, headers: Mapping[str, str]) -> Response | None:
     """Return a 304 response if the client has this entity, otherwise None."""
-    if not holds(request.headers.get("if-none-match"), etag):
+    if not etag_matches(request.headers.get("if-none-match"), etag):
         return None
     return Response(status_code=304, headers=headers)
 

@@ -18,7 +18,7 @@ MOST_LOST = 5
 """Maximum number of workers that a rollout may lose before it fails, because it may be the cause."""
 
 
-async def play_together(
+async def play_concurrently(
     client: Client,
     asked: Sequence[Asked],
     ended: Callable[[int], None] = lambda rollouts: None,
@@ -46,7 +46,7 @@ async def play_together(
         while current is not None:
             number, (environment, request) = current
             try:
-                found[number] = await play_on(environment, request)
+                found[number] = await play_despite_losses(environment, request)
                 current = begin_next()
             finally:
                 for name in request.rollout_ids:
@@ -63,7 +63,7 @@ async def play_together(
     return found
 
 
-async def play_on(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:
+async def play_despite_losses(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:
     """Play a request; if its worker is lost, play it again in another worker with the turns that were already
     sampled.
 
