@@ -230,7 +230,9 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
     """
     signature = inspect.signature(factory)
     shown = ", ".join(f"`{_show_parameter(parameter)}`" for parameter in signature.parameters.values())
-    taken = f"it takes {shown}" if shown else "it takes no arguments"  # it takes `size: int = 3`, `level`
+    taken = (
+        f"it accepts {shown}" if shown else "it accepts no arguments"
+    )  # it accepts `size: int = 3`, `level`
     try:
         signature.bind(**arguments)
     except TypeError as error:

@@ -204,14 +204,14 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),
         (["eval", "./say-env", "-m", "./say-env"], 3, "not a checkpoint"),
         (["eval", "./say-env", "-m", " "], 2, "name is empty"),
-        (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "bogus=1"], 2, "it takes `size"),
+        (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "bogus=1"], 2, "it accepts `size"),
         (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "siz=1"], 2, "did you mean `size`?"),
         (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "size=x"], 2, "`size` must be `int`"),
         (["check", "./say-env", "-a", "size=x"], 2, "`size` must be `int`"),
         (["env", "play", "./say-env", "-a", "size=x"], 2, "`size` must be `int`"),
         (["check", "."], 3, "no environment in `.`"),
         (["env", "play", "."], 3, "no environment in `.`"),
-        (["eval", "--resume", "nothing"], 3, "no run"),
+        (["eval", "--resume", "nothing"], 3, "`nothing` not found"),
         (["runs", "list", "nowhere"], 3, "there is no folder `nowhere`"),
         (["halp"], 2, "did you mean `help`?"),
         (["env", "play", "say-env"], 2, "pass `./say-env` for the local folder"),
@@ -340,7 +340,7 @@ def test_runs_and_view_read_what_eval_wrote(wander: Wander, folder: Path) -> Non
 
 def test_a_wrong_argument_shows_no_trace_and_leaves_no_run(wander: Wander, folder: Path, home: Path) -> None:
     result = evaluate(wander, folder, "solver", "-a", "size=x")
-    assert result.err.splitlines()[-1] == "hint: it takes `size: int = 8`"
+    assert result.err.splitlines()[-1] == "hint: it accepts `size: int = 8`"
     assert "Traceback" not in result.err
     assert "trace" not in result.err
     assert not (home / "runs").exists()

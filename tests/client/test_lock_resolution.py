@@ -282,7 +282,7 @@ def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path:
             sdk="0.1.0", python="3.11",
             installed_at=datetime.now(UTC),
         )  # fmt: skip
-        place = store.place(HUB, name, "a" * 64, locked=locked_one)
+        place = store.folder_for(HUB, name, "a" * 64, locked=locked_one)
         place.mkdir(parents=True)
         record.write(place / RECORD)
         os.utime(place / RECORD, (1, 1) if locked_one else (2, 2))

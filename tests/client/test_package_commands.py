@@ -175,7 +175,7 @@ def record(
 def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     """Install by hand: the store sees a folder once it is whole."""
     made = record(version, **more)
-    place = store.place(made.hub, EnvironmentName("acme", "wordle", version), made.wheel_sha256)
+    place = store.folder_for(made.hub, EnvironmentName("acme", "wordle", version), made.wheel_sha256)
     with stage_folder(place) as work:
         made.write(work / RECORD)
     return place
@@ -183,7 +183,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
 
 def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     store = EnvironmentStore(tmp_path)
-    place = store.place("http://h", EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
+    place = store.folder_for("http://h", EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
 
     def fail_half_way() -> None:
         with stage_folder(place) as work:

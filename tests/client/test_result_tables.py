@@ -92,7 +92,7 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
         lock_sha256="b" * 64, packages_sha256="c" * 64, virtualenv="none", sdk="0.1.0", python="3.11",
         installed_at=datetime.now(UTC),
     )  # fmt: skip
-    place = EnvironmentStore(home / "data").place(
+    place = EnvironmentStore(home / "data").folder_for(
         record.hub, EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64
     )
     place.mkdir(parents=True)

@@ -208,7 +208,9 @@ def _install(store: EnvironmentStore, file: Record) -> None:
         packages_sha256="b" * 64, virtualenv="here", sdk="0.1.0", python="3.11",
         installed_at=datetime.now(UTC),
     )  # fmt: skip
-    with stage_folder(store.place(HUB_URL, EnvironmentName("admin", NAME, "0.1.0"), file["sha256"])) as work:
+    with stage_folder(
+        store.folder_for(HUB_URL, EnvironmentName("admin", NAME, "0.1.0"), file["sha256"])
+    ) as work:
         (work / LOCK).write_text("")
         record.write(work / RECORD)
 

@@ -19,7 +19,7 @@ def same_again(rollouts: int) -> Handler:
         counts = dict.fromkeys(("expected", "recorded", "replayed", "same"), rollouts)
         run_id = str(context.lease.payload["run_id"])
         report = ReplayReport(run_id=run_id, **counts, differing=0, failed=0)
-        return lambda session: service.keep(session, context.lease.job_id, report, None)
+        return lambda session: service.store_report(session, context.lease.job_id, report, None)
 
     return handler
 

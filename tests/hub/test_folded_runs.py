@@ -316,15 +316,15 @@ async def test_a_board_folds_by_what_stands_on_it_whatever_came_before(
         runs = []
         for number, post in enumerate(posts):
             runs.append(add_run(session, template, number, post))
-            placement.place(session, environment)
+            placement.place_runs(session, environment)
         for number, change in changes:
             if number < len(runs) and not ("level" in CHANGES[change] and runs[number].withdrawn_at):
                 for name, value in CHANGES[change].items():
                     setattr(runs[number], name, value)
-                placement.place(session, environment)
+                placement.place_runs(session, environment)
         grown = shown_now(session)
         placement.start_over(session, environment)
-        placement.place(session, environment)
+        placement.place_runs(session, environment)
         assert shown_now(session) == grown
         session.rollback()
 

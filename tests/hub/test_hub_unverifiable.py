@@ -42,7 +42,7 @@ class Room:
             if isinstance(end, Exception):
                 raise end
             found = (end or report()).model_copy(update={"run_id": context.lease.payload["run_id"]})
-            return lambda session: service.keep(session, context.lease.job_id, found, None)
+            return lambda session: service.store_report(session, context.lease.job_id, found, None)
 
         assert JobWorker(self.queue, {service.KIND: handler}, "player").run_one()
         return played[0]

@@ -64,7 +64,7 @@ def play(hub: Any, found: ReplayReport, made_with: VerifiedWith | None = None) -
     kept_with = made_with or surroundings()
 
     def handler(context):
-        return lambda session: service.keep(session, context.lease.job_id, found, kept_with)
+        return lambda session: service.store_report(session, context.lease.job_id, found, kept_with)
 
     assert JobWorker(queue, {service.KIND: handler}, "test").run_one()
 

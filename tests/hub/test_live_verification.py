@@ -70,7 +70,7 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
         queue.beat(lease, {"done": 2, "total": 6, "differing": 1})
         await until_seen()
         report = ReplayReport(run_id=RUN, expected=6, recorded=6, replayed=6, same=6, differing=0, failed=0)
-        queue.finish(lease, lambda session: service.keep(session, lease.job_id, report, None))
+        queue.finish(lease, lambda session: service.store_report(session, lease.job_id, report, None))
         answer = await streaming
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")

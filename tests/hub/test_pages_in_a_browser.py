@@ -127,7 +127,7 @@ class Replay:
         lease, counts = self.lease, {"expected": 6, "recorded": 6, "replayed": 6, "same": 6}
         assert lease is not None
         report = ReplayReport(run_id=RUN, differing=0, failed=0, **counts)
-        self.queue.finish(lease, lambda session: service.keep(session, lease.job_id, report, None))
+        self.queue.finish(lease, lambda session: service.store_report(session, lease.job_id, report, None))
         self.lease = None
 
 

@@ -188,9 +188,9 @@ def test_wrong_arguments_are_told_with_those_accepted(place):
     written(place, "plain_env.py", GOOD)
     error = failure("plain-env", examples=3)
     assert "there is no argument `examples`, did you mean `num_examples`?" in str(error)
-    assert error.hint == "it takes `num_examples: int = 2`, `level='easy'`"
+    assert error.hint == "it accepts `num_examples: int = 2`, `level='easy'`"
     written(place, "bare_env.py", "def load_environment(): pass")
-    assert failure("bare-env", x=1).hint == "it takes no arguments"
+    assert failure("bare-env", x=1).hint == "it accepts no arguments"
     written(place, "needy_env.py", "def load_environment(path): pass")
     assert "missing a required argument: 'path'" in str(failure("needy-env"))
 
@@ -288,7 +288,7 @@ def test_arguments_are_held_against_the_annotations(place):
     ]:
         error = failure("typed-env", **wrong)
         assert said in str(error)
-        assert error.hint.startswith("it takes `size: int = 1`, `share: float = 0.5`, `level: Literal[")
+        assert error.hint.startswith("it accepts `size: int = 1`, `share: float = 0.5`, `level: Literal[")
         assert "'int'" not in error.hint, "postponed annotations are shown as they were written"
 
 

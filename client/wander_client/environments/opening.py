@@ -66,7 +66,7 @@ async def open_environment(
     location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
     workers = workers or WorkerChoice()
-    workers.require_together(in_process=in_process, pass_environ=pass_environ)
+    workers.require_consistent(in_process=in_process, pass_environ=pass_environ)
     if workers.addresses:
         sandbox = None  # no code of the environment runs on this machine
     elif sandbox is None:

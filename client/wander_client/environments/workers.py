@@ -77,7 +77,7 @@ class WorkerChoice:
         addresses = read_addresses(workers, section.worker_token_file)
         return cls(len(addresses), addresses, section.rollout_timeout)
 
-    def require_together(self, *, in_process: bool, pass_environ: Iterable[str]) -> None:
+    def require_consistent(self, *, in_process: bool, pass_environ: Iterable[str]) -> None:
         """Raise `UsageError` for options that do not work with remote workers, or without workers."""
         if in_process and (self.addresses or self.count > 1 or self.rollout_timeout):
             raise UsageError(

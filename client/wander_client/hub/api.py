@@ -543,6 +543,13 @@ class HubApi:
         )
 
 
+_LISTS = {
+    "run_not_found": ("wander runs list --posted", "runs"),
+    "model_not_found": ("wander model list", "models"),
+}
+"""Commands that list what a missing object may be, and its kind, by the problem's code."""
+
+
 def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientError:
     """Convert a problem response of a hub to an error, with the hub's code."""
     message = problem.detail or problem.title
@@ -555,7 +562,8 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     elif problem.status == 403:
         kind, default_hint = LoginRequired, "run `wander auth whoami` to see the scopes of this token"
     elif problem.status in (404, 410):
-        kind, default_hint = NotFound, f"run `wander search` to list the environments of `{hub}`"
+        command, what = _LISTS.get(problem.code, ("wander search", "environments"))
+        kind, default_hint = NotFound, f"run `{command}` to list the {what} of `{hub}`"
     elif problem.status == 429 or problem.status >= 500:
         kind, default_hint = Unavailable, f"try again in a moment; `{hub}/health` shows the hub's status"
     elif problem.status in (405, 406):

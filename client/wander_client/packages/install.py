@@ -174,7 +174,7 @@ def install(
 
     if (present := find_present()) is not None:  # nothing is written, so no lock is taken
         return present, False
-    target = store.place(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
+    target = store.folder_for(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
     with store.lock(exact), _suggest_no_lock(exact, unlocked):
         if (present := find_present()) is not None:  # installed by another process in the meantime
             return present, False

@@ -188,7 +188,7 @@ class EnvironmentStore:
             and name.fits(item.record.version)
         ]
 
-    def place(self, hub: str, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
+    def folder_for(self, hub: str, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
         """Return the folder for a version of a hub with this digest, which may not exist."""
         suffix = "" if locked else "-unlocked"
         version = f"{name.version}-{wheel_sha256[:12]}{suffix}"

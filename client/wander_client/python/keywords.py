@@ -18,7 +18,7 @@ KEYWORDS = {key: keyword for keyword, key in KEYS.items()}
 
 
 class UnknownKeyword(UsageError, TypeError):
-    """A call does not have this keyword."""
+    """Raised if a method does not accept a keyword argument."""
 
 
 def require_keywords(call: Callable[..., Any], given: Mapping[str, Any]) -> None:

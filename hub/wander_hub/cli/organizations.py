@@ -121,7 +121,7 @@ def remove_organization(name: str, yes: bool, data: Path | None, as_json: bool) 
     """
     from wander_hub.people import organizations
 
-    confirm(name, f"remove {name} for good", yes=yes)
+    confirm(name, f"remove `{name}` permanently", yes=yes)
     owner = commit(
         "owner.remove", lambda session, _: organizations.remove_organization(session, name).name, data
     )

@@ -216,7 +216,7 @@ def remove_user(name: str, yes: bool, data: Path | None, as_json: bool) -> None:
     \b
     wander-hub user remove ada --yes
     """
-    confirm(name, f"remove {name} for good", yes=yes)
+    confirm(name, f"remove `{name}` permanently", yes=yes)
     _change("user.remove", "removed", name, data, as_json)
 
 

@@ -278,7 +278,7 @@ def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Mi
         label = environment.label
         shown = _describe_boards(session, environment)
         placement.start_over(session, environment)
-        placement.place(session, environment)
+        placement.place_runs(session, environment)
         session.flush()
         session.expire_all()
         right = _describe_boards(session, environment)

@@ -71,7 +71,7 @@ def refresh_results(session: Session, environment: Environment) -> None:
     """Update the results of an environment in listings, and its boards."""
     environments.lock_environment(session, environment)
     with emitting_leader_events(session, environment):
-        placement.place(session, environment)
+        placement.place_runs(session, environment)
     _set_results(session, environment)
 
 

@@ -28,7 +28,7 @@ _BATCH = 200
 """Number of runs that are placed at a time, because manifests may have megabytes."""
 
 
-def place(session: Session, environment: Environment) -> None:
+def place_runs(session: Session, environment: Environment) -> None:
     """Place the misplaced runs of an environment on their boards. The environment must be locked."""
     session.flush()
     query = select(Run.run_id).where(Run.environment_id == environment.id, MISPLACED)

@@ -155,7 +155,7 @@ def _ordered(query: Select[Any], wanted: BoardFilter) -> Select[Any]:
     return query.order_by(*(column.desc() if descending else column for column in key))
 
 
-def position(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
+def position_of_row(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     """Return the position of a page's last row."""
     value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN

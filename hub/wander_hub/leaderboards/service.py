@@ -143,7 +143,7 @@ def _fill(
         showing=wanted.showing,
         proved=sum(count for level, count in zip(TIERS, standing.tiers, strict=False) if level in PROVEN),
         rows=_rows(session, board, standing, shown, chosen, base_url),
-        next=repository.position(shown[-1], wanted).cursor() if more else None,
+        next=repository.position_of_row(shown[-1], wanted).cursor() if more else None,
         hidden_incomplete=standing.incomplete,
     )
 

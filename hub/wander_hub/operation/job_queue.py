@@ -46,7 +46,7 @@ class WorkerSeen(NamedTuple):
 
 
 def settle_failures(queue: Queue) -> Queue:
-    """Register what happens when a verification or a delivery fails for good; return the queue."""
+    """Register what happens when a verification or a delivery fails permanently; return the queue."""
     queue.on_failure |= {
         verification.KIND: verification.keep_failures,
         delivery.KIND: partial(delivery.keep_failures, queue),

@@ -284,7 +284,7 @@ def may_cancel(caller: Identity, requested_by: str | None, environment: Environm
     return requested_by == caller.user or rights.may(caller, "manage", environment)
 
 
-def keep(
+def store_report(
     session: Session,
     job_id: int,
     report: ReplayReport,

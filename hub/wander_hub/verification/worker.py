@@ -79,7 +79,7 @@ class Replayer:
         if report.unfinished and context.lease.tries < _TRIES:
             raise JobUnfinished(report.refused or report.undecided_reason or "it did not finish")
         summary = self._within_bounds(run_id, made_with)
-        return lambda session: service.keep(session, context.lease.job_id, report, made_with, summary)
+        return lambda session: service.store_report(session, context.lease.job_id, report, made_with, summary)
 
     def _refused(self, run_id: str, reason: str) -> ReplayReport:
         """Return the report of a replay that could not compare anything."""

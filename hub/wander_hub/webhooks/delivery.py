@@ -86,10 +86,12 @@ class Deliverer:
         if refusal is not None:
             return lambda session: _give_up(session, self._queue, number, attempt, refusal)
         outcome = self._send(hook.url, headers, body)
-        return lambda session: keep(session, self._queue, number, attempt, outcome)
+        return lambda session: store_outcome(session, self._queue, number, attempt, outcome)
 
 
-def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome: DeliveryOutcome) -> None:
+def store_outcome(
+    session: Session, queue: TableQueue, number: int, attempt: int, outcome: DeliveryOutcome
+) -> None:
     """Store the outcome of an attempt, and submit the next attempt if one is due."""
     delivery = session.get(WebhookDelivery, number, with_for_update=True)
     if delivery is None or not _awaits(delivery, attempt):
@@ -121,7 +123,7 @@ def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -
         number, attempt = int(job.payload["delivery"]), int(job.payload["attempt"])
         if job.state != "canceled":
             error = storable(job.error or "the worker crashed")
-            keep(session, queue, number, attempt, DeliveryOutcome(error=error))
+            store_outcome(session, queue, number, attempt, DeliveryOutcome(error=error))
             continue
         delivery = session.get(WebhookDelivery, number, with_for_update=True)
         if delivery is not None and _awaits(delivery, attempt):

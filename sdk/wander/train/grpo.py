@@ -121,11 +121,11 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
     return build_library_config(GRPOConfig, own, settings.trl, "trl")
 
 
-def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
+def can_skip_idle_rows(settings: GRPOSettings) -> bool:
     """Return whether rows without advantage can be left out, because they cannot change the gradient.
 
     This is exact only if the loss is a single sum over all tokens of the step divided by a constant, and
-    nothing else acts on the rows or counts them.
+    no other option reads or counts these rows.
     """
     algorithm = settings.algorithm
     adapts = settings.trl.get("use_adaptive_entropy")
@@ -142,7 +142,7 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
         """Create the trainer, with the arguments of `StepTrainer`."""
         super().__init__(*args, **given, reward_funcs=[reward])
         # If the policy is sharded, all processes must take part in every forward pass.
-        self.skips_idle_rows = idle_rows_add_nothing(self.settings) and not shards_policy(self.settings)
+        self.skips_idle_rows = can_skip_idle_rows(self.settings) and not shards_policy(self.settings)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Play a step in place of TRL's own sampling."""

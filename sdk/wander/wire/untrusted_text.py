@@ -304,9 +304,9 @@ WEIGHTS_HEADER = TextKind("the header of a file of weights", 4 * MIB, 400_000)
 MODEL_CONFIG = TextKind("a settings file of a model", 4 * MIB, 300_000)
 TOKENIZER_TEXT = TextKind("`tokenizer.json`", 48 * MIB, 4_000_000, most_nodes=1_200_000)
 CLAIMS = TextKind("a part of the identity token", 16 * KIB, 1_000)
-PROVIDER_ANSWER = TextKind("the answer", 512 * KIB, 10_000)
-"""Answer of a sign-in provider or an issuer of identity tokens."""
-UPSTREAM_PAGE = TextKind("the page", 32 * MIB, 1_500_000)
+PROVIDER_ANSWER = TextKind("the identity provider's response", 512 * KIB, 10_000)
+"""Response of a sign-in provider or an issuer of identity tokens."""
+UPSTREAM_PAGE = TextKind("a page of the upstream index", 32 * MIB, 1_500_000)
 """Page of the package index behind a hub."""
 KINDS = (
     *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, RUN_ANNOUNCEMENT, MANIFEST_HEAD),

@@ -49,7 +49,7 @@ class Channel:
         """Whether the connection ended because a message was longer than this side accepts."""
 
     def send(self, message: str) -> None:
-        """Queue a message of one line. Callers that may send many messages wait for `room` before."""
+        """Queue a message of one line. Callers that send many messages wait for `room` first."""
         line = message.encode()
         self._waiting.append(line)
         self._size += len(line)

@@ -35,7 +35,9 @@ def new(
     ] = None,
     target: Annotated[
         str | None,
-        Option("--for", help="owner or owner/name that the token is for  [default: everything you own]"),
+        Option(
+            "--for", help="restrict the token to this owner or environment  [default: everything you own]"
+        ),
     ] = None,
     days: Annotated[int, Option(min=1, max=3650, help="days until it expires")] = DEFAULT_DAYS,
     never_expires: Annotated[bool, Option("--never-expires", help="valid until it is revoked")] = False,

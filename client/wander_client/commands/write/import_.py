@@ -46,9 +46,9 @@ class _ImportOptions:
         str | None,
         Option("--entry-point", help="MODULE:FUNCTION that loads the environment, if there are several"),
     ] = None
-    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment argument: KEY=VALUE")] = (
-        None
-    )
+    argument: Annotated[
+        list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment argument; repeatable")
+    ] = None
     pass_env: Annotated[
         list[str] | None,
         Option("--pass-env", help="environment variable to pass while it is loaded and checked"),

@@ -216,7 +216,7 @@ def _keep_cells(shown: traceback.TracebackException | None) -> None:
 
 
 def serve(arguments: list[str]) -> None:
-    """Answer the host until it closes the channel."""
+    """Handle the host's requests until it closes the channel."""
     fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
     channel = Channel(fd)
     session = Session(channel)

@@ -102,7 +102,7 @@ class Service:
         return None
 
     async def serve(self, environment: LocalEnvironment, end: Callable[[], None]) -> bool:
-        """Answer the host, then tear the environment down. Returns True if the host sent `Close`, and False
+        """Serve the host, then tear the environment down. Returns True if the host sent `Close`, and False
         if the connection was lost. `end` ends the process immediately when the code of an overdue rollout
         blocks it.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 
 from pydantic import ValidationError
@@ -102,7 +103,7 @@ class RemoteLink:
             reason = f"`{address}` responds, but is not a worker: {error}"
             raise LoadError(reason, hint=_start(address)) from error
         except (OSError, TimeoutError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+            reason = _system_reason(error)
             raise WorkerUnreachable(
                 f"no worker responds at `{address}`: {reason}", hint=_start(address)
             ) from error
@@ -132,6 +133,13 @@ class RemoteLink:
     async def _beat(self) -> None:
         await heartbeat(self._connection, PING_SECONDS, SILENT_PINGS)
         self.process.silent = True
+
+
+def _system_reason(error: OSError) -> str:
+    """Return why a connection failed. asyncio puts the address into the text, so use the system's text."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error) or "no response in time"
 
 
 def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
