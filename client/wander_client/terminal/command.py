@@ -80,6 +80,8 @@ Yes = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]
 class _Number(click.FloatRange):
     """A float that rejects `nan`, which click accepts in every range."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         return self.fail("not a number", param, ctx) if math.isnan(number) else number

@@ -7,6 +7,7 @@ object with a name of the expected format; everything else is rejected.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -27,6 +28,8 @@ _OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for exclusive writing; it gets its final name when it is complete."""
+    if not path.parent.is_dir():  # an error that named the partial file would confuse
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     part = path.with_name(f".{path.name}.part")
     with _locked(part, path) as file:
         os.fchmod(file.fileno(), 0o600)

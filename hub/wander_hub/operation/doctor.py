@@ -153,7 +153,7 @@ def _look_at_jobs(database: Database) -> str:
     with database.read(HUB) as session:
         held_up = job_queue.find_held_up(session)
     if held_up is None:
-        return "no job waits for the hub"
+        return "no failed or blocked jobs"
     numbers = ((held_up.waiting, "are waiting for the hub"), (held_up.failed, "failed"))
     counts = " and ".join(f"{number:,} {state}" for number, state in numbers if number)
     raise Doubt(f"{counts}: {held_up.error}; after fixing this, run `wander-hub retry`")

@@ -289,6 +289,8 @@ def compress(source: Path, target: Path) -> None:
 @contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Write a temporary file, and move it to its path when it is complete and on disk."""
+    if not path.parent.is_dir():  # an error that named the temporary file would confuse
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     temporary = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as out:
