@@ -261,8 +261,7 @@ class Run(os.PathLike[str]):
         """Evaluate again with everything that the manifest pins, and test whether the two runs agree.
 
         - `model`, `base_url`: as in `env.evaluate`. None means those of the run. If somebody else made the
-        run, its endpoint is
-          called only if you pass it.
+          run, its endpoint is called only if you pass it.
         - `key_variable`, `concurrency`: None means those of your run.
         - `margin`: largest difference that counts as agreement, as a fraction of the reward range.
         - `out`: folder of the new run.
