@@ -209,13 +209,11 @@ OPEN = {
 """Routes whose body proves who asks, or that send it on to another, with tests of their own."""
 
 
-TABLE = {
-    (method, path): (who, scope)
-    for method, path, who, scope in re.findall(
-        r"(?m)^\| `([A-Z]+) (/\S*)` \| ([a-z ]+)(?:,[^|]*)? \| ([`\w, ]+) \|$",
-        (ROOT / "docs/rights.md").read_text(),
-    )
-}
+ROWS = re.findall(
+    r"(?m)^\| `([A-Z]+) (/\S*)` \| ([a-z ]+)(?:,[^|]*)? \| ([`\w, ]+) \|$",
+    (ROOT / "docs/rights.md").read_text(),
+)
+TABLE = {(method, path): (who, scope) for method, path, who, scope in ROWS}
 """What the documentation says of each route that changes something."""
 
 
@@ -434,6 +432,7 @@ def entries(hub) -> list[AuditEntry]:
 def test_every_mutating_route_is_tried_below(hub):
     found = {(method, path) for method, path, _ in find_mutating_routes(hub.client._transport.app.routes)}
     assert found == set(ATTEMPTS) | OPEN, "add an Attempt for the new route"
+    assert len(TABLE) == len(ROWS), "a route has two rows"
     assert set(TABLE) == set(ATTEMPTS), "say in docs/rights.md who may use the new route"
 
 
