@@ -47,7 +47,7 @@ from wander.train.grpo import open_source, train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.rollouts.source import Assignment, StepRollouts
-from wander.train.sft import mean_loss, tokenize_rows, train_sft
+from wander.train.sft import sum_losses, tokenize_rows, train_sft
 from wander.types import Rollout
 from wander.worker.host.environment import WorkerEnvironment
 
@@ -217,7 +217,8 @@ def compare_numbers(ground: Ground) -> Item:
         loaded = load_model(ground.policy, device=device, dtype=dtype)
         dataset, _ = tokenize_rows(ground.rows[:count], loaded, 1024)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            losses[kind] = mean_loss(loaded.model, dataset, 32)
+            total, tokens = sum_losses(loaded.model, dataset, 32)
+            losses[kind] = total / tokens
         gradients[kind] = gradient_of(loaded, dataset[:16], autocast=autocast)
     item.values = {
         "loss in fp32 against the CPU, relative": abs(losses["fp32"] / losses["cpu"] - 1),

@@ -38,7 +38,8 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Do one job and return its results."""
     from wander.errors import WanderError
     from wander.train import grpo, step_trainer
-    from wander.train.config import GRPOSettings
+    from wander.train.config import GRPOSettings, SFTSettings
+    from wander.train.sft import train_sft
 
     step_trainer.ROWS_PER_FORWARD = job.get("rows_per_forward", step_trainer.ROWS_PER_FORWARD)
     bandits = conftest()
@@ -66,6 +67,15 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGINT)
 
     try:
+        if "rows" in job:
+            tuned = train_sft(
+                [] if rank == job.get("broken_rank") else job["rows"],
+                SFTSettings.model_validate(job["settings"]),
+                Path(job["folder"]),
+                progress=progress,
+                resume=job.get("resume", False),
+            )
+            return {"steps": tuned.steps, "interrupted": tuned.interrupted, "seen": seen}
         result = grpo.train_grpo(
             bandits.opener_of(make),
             GRPOSettings.model_validate(job["settings"]),

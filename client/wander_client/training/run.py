@@ -77,7 +77,8 @@ def require_alone(what: str) -> None:
     if is_launched():
         raise UsageError(
             f"{what} needs a single process",
-            hint="run it without `torchrun` or `accelerate launch`; several processes share one run of GRPO",
+            hint="run it without `torchrun` or `accelerate launch`; several processes share a run of GRPO "
+            "or `wander model sft`",
         )
 
 

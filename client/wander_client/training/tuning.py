@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.evals.store.folder import require_plain_folder
 from wander.train.config import SFTSettings
+from wander.train.distributed import is_beside_main
 from wander.train.settings.toml_file import read_settings
 from wander.types import Record
 from wander.wire.postings import file_digest
@@ -56,10 +57,11 @@ def tune(
     chosen = with_path(sections, model_path(model) if model else None)
     settings = read_settings(SFTSettings, config, overrides, **chosen)
     next(read_rows(rows), None)  # raises errors in the file before anything is written
-    out.mkdir(parents=True, exist_ok=True)
-    require_plain_folder(out)
-    asked = FineTuning(rows=str(rows.resolve()), rows_sha256=file_digest(rows), settings=settings)
-    write_command(out / RECORD, asked)
+    if not is_beside_main():
+        out.mkdir(parents=True, exist_ok=True)
+        require_plain_folder(out)
+        asked = FineTuning(rows=str(rows.resolve()), rows_sha256=file_digest(rows), settings=settings)
+        write_command(out / RECORD, asked)
     return _tune(context, rows, settings, out, resume=resume)
 
 
@@ -105,7 +107,7 @@ def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, 
     )
     with step_lines(output, "fine-tuning", "loss") as show:
         result = train_sft(read_rows(rows), settings, out, progress=show, resume=resume)
-    if result.interrupted:
+    if result.interrupted and not is_beside_main():
         raise Interrupted(
             f"interrupted after step {result.steps}; the model so far is in `{result.model}`",
             hint=f"resume with `wander model sft --resume {shlex.quote(str(out))}`",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from wander.models.chat import ChatFormat, ChatOptions
+    from wander.models.quantization import Quantization
 
 _CODE = (".py", ".pyc", ".pyx", ".so")
 """Suffixes of files that contain code."""
@@ -55,17 +56,27 @@ def load_model(
     dtype: str = "float32",
     revision: str | None = None,
     attention: str = "sdpa",
+    quantization: Quantization | None = None,
+    computes_in: str | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
     `name` is `smollm2` (downloaded on first use), a folder in Hugging Face format, `hub:owner/name` for a
     model that `wander model pull` fetched, or a Hugging Face repository. If `device` is None, a GPU is used
-    if available. Raises `ModelNotFound` for an unknown name, `ConfigError` if weights and tokenizer do not
+    if available. With `quantization`, the linear layers have 4 bits and compute in `computes_in` (None means
+    `dtype`). Raises `ModelNotFound` for an unknown name, `ConfigError` if weights and tokenizer do not
     fit together, and `EndpointUnreachable` if Hugging Face does not respond and the model is not in its
     cache.
     """
     with require_extra("transformers", needed_for="running a model in this process"):
         import transformers
+    from wander.models.quantization import (
+        keep_weights,
+        noted_quantization,
+        quantized_arguments,
+        unquantized_copy,
+    )
+
     if "/" in attention:
         raise ConfigError(
             f"`{attention}` is a kernel of a repository, whose code is not run",
@@ -80,14 +91,25 @@ def load_model(
     given: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if local is None:
         given["local_files_only"] = only_cached(source, revision)
+    place = torch_device(device)
+    noted = noted_quantization(local) if local is not None and base is not None else None
+    if quantization is not None and base is not None:
+        raise ConfigError(
+            f"`{name}` contains adapters, which must be merged before the weights are quantized",
+            hint="use the folder `model` of the run, which contains merged weights",
+        )
+    kind = quantization or noted
+    bits = quantized_arguments(kind, computes_in or dtype, place) if kind is not None else {}
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                base or source, dtype=dtype, attn_implementation=attention, **given
+                base or source, dtype=dtype, attn_implementation=attention, **bits, **given
             )
             if local is not None and base is not None:
-                model = _with_adapters(model, local)
+                model = _with_adapters(unquantized_copy(model) if noted else model, local)
+            if quantization is not None:
+                keep_weights(model)
     except Exception as error:  # the libraries raise any exception for a damaged folder
         raise ModelNotFound(
             f"cannot load a model from `{name}`: {_first_line(error)}",
@@ -96,7 +118,6 @@ def load_model(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     _require_fit(name, tokenizer, model)
-    place = torch_device(device)
     if place.type == "cuda":
         import torch
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from wander.models.quantization import Quantization
 from wander.train.settings.sections import (
     EARLIER,
     SCRIPTED,
@@ -45,6 +46,9 @@ class ModelSection(Section):
     """Rank of the adapters, which are merged at the end; 0 trains all weights."""
     lora_alpha: float | None = Field(default=None, gt=0)
     """Scale of the adapters, which are multiplied by alpha / rank; None means 4 times the rank."""
+    quantization: Quantization | None = None
+    """`nf4`: the linear layers have 4 bits while adapters learn on them (QLoRA). It needs `lora_rank` and
+    bitsandbytes. The saved model has the same weights as numbers of `dtype`, with the adapters merged."""
     peft: dict[str, Any] = Field(default_factory=dict)
     """More arguments of PEFT's `LoraConfig` for the adapters, such as `use_dora` or `lora_dropout`."""
     lora_targets: Literal["auto"] | list[str] = "auto"
@@ -336,6 +340,11 @@ class PolicySettings(Section):
         """Reject settings that need adapters if there are no adapters, and the reverse."""
         if self.model.peft and self.model.lora_rank == 0:
             raise ValueError("`model.peft` is for adapters: set `model.lora_rank`")
+        if self.model.quantization and self.model.lora_rank == 0:
+            raise ValueError(
+                "`model.quantization`: weights with 4 bits cannot learn, so adapters learn on them: set "
+                "`model.lora_rank`"
+            )
         if self.trl.get("sync_ref_model") and self.model.lora_rank:
             raise ValueError("`trl.sync_ref_model` needs all weights: leave out `model.lora_rank`")
         return self
@@ -407,6 +416,21 @@ class GRPOSettings(PolicySettings):
             other := [model for model in models if not model.startswith(SCRIPTED)]
         ):
             raise ValueError(f"the player `{other[0]}` needs the engine `transformers`, not `{engine}`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> GRPOSettings:
+        """Reject settings that copy the policy's weights, which do not fit into weights with 4 bits."""
+        if self.model.quantization is None:
+            return self
+        copying = {
+            f'inference.engine = "{self.inference.engine}"': self.inference.engine != "transformers",
+            "batch.max_staleness": self.batch.max_staleness > 0,
+            f"the player `{EARLIER}`": EARLIER in self.other_players.values(),
+        }
+        for name, is_set in copying.items():
+            if is_set:
+                raise ValueError(f"{name} needs copies of the policy, which `model.quantization` excludes")
         return self
 
     @property

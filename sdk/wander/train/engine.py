@@ -96,7 +96,7 @@ def open_engine(
 def load_second_model(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
     """Load a model with the policy's computing settings: the policy's initial model, or the model at
     `path`."""
-    section = settings.model
+    section = settings.model.model_copy(update={"quantization": None})
     loaded = load_learner(section, path)
     if section.autocast:  # as accelerate does for the policy itself
         model = loaded.model

@@ -17,6 +17,7 @@ from transformers import PrinterCallback, TrainingArguments
 from wander.errors import RunError
 from wander.models.loading import torch_device
 from wander.train.config import LoggingSection, ModelSection, ScheduleSection
+from wander.train.distributed import is_launched
 from wander.train.records.checkpoints import SavedCheckpoint
 from wander.train.records.record import TrainingRecord
 
@@ -107,7 +108,10 @@ def train_until_interrupted(
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
     except GraceOver:
-        getattr(trainer, "keep_finished_steps", lambda: save_now(trainer))()
+        if hasattr(trainer, "keep_finished_steps"):
+            trainer.keep_finished_steps()
+        elif not is_launched():  # several processes save only checkpoints that they reach together
+            save_now(trainer)
     finally:
         stop.ended.set()
         for number, handler in before.items():

@@ -24,7 +24,8 @@ from wander.models.chat import ChatFormat, ChatOptions, Conversation, content_te
 from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids, find_unknown_end
-from wander.train.config import OfflineSettings
+from wander.train.config import LoggingSection, OfflineSettings
+from wander.train.distributed import current_world, own_folder
 from wander.train.hugging_face_trainer import (
     checkpoint_arguments,
     make_arguments,
@@ -40,7 +41,7 @@ from wander.train.records.checkpoints import (
 from wander.train.records.files import METRICS, write_arguments
 from wander.train.records.record import Progress, TrainingRecord
 from wander.train.watch.reporting import open_reporters
-from wander.train.weights import save_policy, wrap_lora
+from wander.train.weights import QuantizationNote, save_policy, wrap_lora
 
 CHECKPOINT_STEPS = 200
 """Steps between checkpoints if the settings do not mention them, and so the maximum loss if the run is
@@ -87,37 +88,48 @@ def learn(
 ) -> Learned:
     """Train with the trainer that `build` creates, and write the model to `folder/model`.
 
-    `resume` continues from the folder's last checkpoint, if there is a checkpoint. `watch` returns additional
-    callbacks. Raises `RunError` for a finished run or a damaged checkpoint.
+    Several processes share the rows of each step, and the first one writes the folder. `resume` continues
+    from the folder's last checkpoint, if there is a checkpoint. `watch` returns additional callbacks. Raises
+    `RunError` for a finished run or a damaged checkpoint, and `ConfigError` for rows that the processes
+    cannot share evenly.
     """
-    schedule = settings.schedule
+    schedule, world = settings.schedule, current_world(settings.model.device)
+    share, rest = divmod(settings.batch.rows, world.size)
+    if rest:
+        raise ConfigError(
+            f"{settings.batch.rows} rows per step cannot be shared evenly by {world.size} processes",
+            hint=f"make `batch.rows` a multiple of {world.size}",
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    begun = _to_resume(folder) if resume else None
-    if begun is None:
+    begun = world.from_main(lambda: _to_resume(folder) if resume else None)
+    if begun is None and world.is_main:
         _forget_checkpoints(folder)
     covered = begun.step if begun else 0
-    record = TrainingRecord(folder, covered, progress)
     arguments = {
         **make_arguments(settings.model, schedule, settings.logging, folder),
         "max_steps": schedule.steps or -1,
         "num_train_epochs": schedule.epochs,
-        "per_device_train_batch_size": settings.batch.rows,
+        "per_device_train_batch_size": share,
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
         **checkpoint_arguments(schedule.checkpoint_every, CHECKPOINT_STEPS),
     }
     torch.manual_seed(schedule.seed)  # adapters start with random numbers
     with (
         tell_full_disk(folder, "--resume"),
         quiet_libraries(),
-        open_reporters(settings.logging, folder, covered) as reporters,
+        own_folder(folder, world) as own,
+        open_reporters(settings.logging if world.is_main else LoggingSection(), own, covered) as reporters,
     ):
+        record = TrainingRecord(own, covered, progress if world.is_main else None, world)
         model = wrap_lora(loaded.model, settings.model)
-        trainer = build(model, arguments, [*watch(record), record, *reporters])
-        write_arguments(folder, trainer.args)
+        trainer = build(model, arguments, [*watch(record), QuantizationNote(), record, *reporters])
+        write_arguments(own, trainer.args)
         interrupted = train_until_interrupted(trainer, record, begun, schedule.stop_grace)
-        saved = save_policy(trainer.model, loaded, folder / "model")
-    if not interrupted and not schedule.checkpoint_every:
+        world.together(lambda: save_policy(trainer.model, loaded, own / "model"))
+    if world.is_main and not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
-    return Learned(saved, trainer.state.global_step, interrupted, record.entries)
+    return Learned(folder / "model", trainer.state.global_step, interrupted, record.entries)
 
 
 def name_ends(loaded: LoadedModel) -> None:

@@ -9,9 +9,12 @@ rewrites history gives a sample for every turn. Rows with `tools` are rendered w
 Some conversations can be held out. The loss on them shows whether the model learns or memorizes. A stopped
 run continues from its last checkpoint (`resume`), with the same bits on a CPU.
 
-Three things are left out on purpose: packing (conversations of an environment have similar lengths, and
-batches are grouped by length instead), evaluation by rollouts (use `wander eval` on the result), and several
-processes.
+Several processes may share the rows of each step (`wander.train.distributed`). They learn what one process
+learns, except for the order in which gradients are summed: the loss of a step is the mean over the learned
+tokens of all its rows.
+
+Two things are left out on purpose: packing (conversations of an environment have similar lengths, and batches
+are grouped by length instead), and evaluation by rollouts (use `wander eval` on the result).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from wander.errors import ConfigError, ModelError, require_extra
 
 with require_extra("train", needed_for="fine-tuning"):
     import torch
-    from datasets import Dataset
+    from datasets import Dataset, concatenate_datasets
     from torch.utils.data import Sampler
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
@@ -38,6 +41,7 @@ from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
+from wander.train.distributed import World, current_world
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress, TrainingRecord
 from wander.train.settings.library_arguments import build_library_config
@@ -46,6 +50,9 @@ from wander.train.weights import load_learner
 
 IGNORED = -100
 """Label of a token that is not learned."""
+
+FILLER = -1
+"""Length of a sequence without learned tokens, which only makes a step complete."""
 
 MOST_LOGITS = 1 << 28
 """Maximum number of logits in a batch of held-out conversations: 1 GiB."""
@@ -97,25 +104,29 @@ def train_sft(
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    loaded = load_learner(settings.model)
+    world, schedule = current_world(settings.model.device), settings.schedule
+    loaded = world.together(lambda: load_learner(settings.model))
     name_ends(loaded)
-    options = chat_options(settings, loaded, folder, resume)
-    dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length, options)
-    schedule = settings.schedule
+    options = world.from_main(lambda: chat_options(settings, loaded, folder, resume))
+    dataset, too_long = world.together(
+        lambda: tokenize_rows(rows, loaded, settings.batch.max_length, options)
+    )
     learned, held_out = split(dataset, schedule.eval_share, schedule.seed)
     watched: list[HeldOutLoss] = []
 
     def watch(record: TrainingRecord) -> Sequence[TrainerCallback]:
         if len(held_out):
-            file = folder / "held_out.jsonl"
-            watched.append(HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, record, file))
+            file = record.path / "held_out.jsonl"
+            watched.append(
+                HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, record, file, world)
+            )
         return watched
 
     def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> SFTTrainer:
         return LengthSortedTrainer(
             model=model,
             processing_class=loaded.tokenizer,
-            train_dataset=learned,
+            train_dataset=learned if world.size == 1 else fill_last_step(learned, settings.batch.rows),
             callbacks=callbacks,
             args=build_library_config(
                 SFTConfig,
@@ -184,14 +195,15 @@ class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         lengths = list(self.train_dataset["length"])
-        return LengthOrder(lengths, self.args.per_device_train_batch_size, self.args.seed)
+        rows = self.args.per_device_train_batch_size * self.args.world_size
+        return LengthOrder(lengths, rows, self.args.seed)
 
 
 class LengthOrder(Sampler[int]):
     """Yields indexes in an order that gives each batch similar lengths.
 
     The order depends only on the seed and the epoch, so a run that resumes within an epoch uses the same
-    order.
+    order. Fillers come last.
     """
 
     def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
@@ -209,7 +221,8 @@ class LengthOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         rng = derived_rng(self._seed, "order of conversations", self._epoch)
-        places = list(range(len(self)))
+        places = [place for place, length in enumerate(self._lengths) if length != FILLER]
+        fillers = range(len(places), len(self))
         rng.shuffle(places)
         pool = SORTED_BATCHES * self._batch
         ordered: list[int] = []
@@ -219,7 +232,27 @@ class LengthOrder(Sampler[int]):
         # An incomplete batch stays at the end, because it would otherwise shift all batches after it.
         rest = [batches.pop()] if batches and len(batches[-1]) < self._batch else []
         rng.shuffle(batches)
-        return iter([place for batch in [*batches, *rest] for place in batch])
+        return iter([*(place for batch in [*batches, *rest] for place in batch), *fillers])
+
+
+def fill_last_step(dataset: Any, rows: int) -> Any:
+    """Return the sequences with fillers at the end, so that every step has exactly `rows` of them.
+
+    Nothing is learned from a filler. Without fillers, accelerate would repeat the first sequences of an epoch
+    at its end.
+    """
+    missing = -len(dataset) % rows
+    start = dataset[0]["input_ids"][:2]
+    filler = {
+        "input_ids": start,
+        "labels": [IGNORED] * len(start),
+        "length": FILLER,
+        "as_sampled": False,
+        "row": 0,
+    }
+    return concatenate_datasets(
+        [dataset, Dataset.from_list([filler] * missing, features=dataset.features)] if missing else [dataset]
+    )
 
 
 def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
@@ -258,11 +291,14 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
     """Measures the mean loss per learned token before the first step, every `every` steps and at the end.
 
     Each measurement adds a line `{"step", "loss"}` to `file`, and `held_out/loss` to the metrics of the step.
-    It draws no random numbers, so it does not influence the training.
+    It draws no random numbers, so it does not influence the training. Each process measures its share.
     """
 
-    def __init__(self, dataset: Any, rows: int, every: int, record: TrainingRecord, file: Path) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: Any, rows: int, every: int, record: TrainingRecord, file: Path, world: World
+    ) -> None:
+        self._world = world
+        self._dataset = dataset.select(range(world.rank, len(dataset), world.size))
         self._rows = rows
         self._every = every
         self._record = record
@@ -288,7 +324,9 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
         training = model.training
         model.eval()
         try:
-            self.losses[step] = mean_loss(model, self._dataset, self._rows)
+            shares = self._world.exchange([sum_losses(model, self._dataset, self._rows)])
+            total, tokens = map(sum, zip(*shares, strict=True))
+            self.losses[step] = total / max(1, tokens)
         finally:
             model.train(training)
         lines = [json.dumps({"step": at, "loss": loss}) + "\n" for at, loss in sorted(self.losses.items())]
@@ -297,8 +335,11 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
 
 
 @torch.no_grad()
-def mean_loss(model: Any, dataset: Any, rows: int) -> float:
-    """Return the mean negative log-likelihood of the learned tokens, with `rows` conversations at a time."""
+def sum_losses(model: Any, dataset: Any, rows: int) -> tuple[float, int]:
+    """Return the sum of the negative log-likelihood of the learned tokens, and the number of these tokens.
+
+    `rows` conversations are computed at a time.
+    """
     total, tokens = 0.0, 0
     longest = max((len(ids) for ids in dataset["input_ids"]), default=1)
     rows = max(1, min(rows, MOST_LOGITS // (longest * model.config.get_text_config().vocab_size)))
@@ -321,4 +362,4 @@ def mean_loss(model: Any, dataset: Any, rows: int) -> float:
             )
         )
         tokens += int((following != IGNORED).sum())
-    return total / max(1, tokens)
+    return total, tokens

@@ -57,6 +57,7 @@ from wander.train.rollouts.rows import Row, lay_out, trl_columns
 from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares
 from wander.train.rollouts.step_metrics import rollout_metrics
 from wander.train.watch.evaluation import Evaluation
+from wander.train.weights import QuantizationNote
 from wander.types import Rollout
 
 CHECKPOINT_STEPS = 20
@@ -185,7 +186,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             **given,
             # An evaluation adds to the line that the record writes, and the watch and the trackers read that
             # line.
-            callbacks=[BetweenSteps(self, evaluation), record, *callbacks],
+            callbacks=[BetweenSteps(self, evaluation), QuantizationNote(), record, *callbacks],
         )
         if "ref" in getattr(model, "peft_config", {}):
             # TRL copies the first adapters, which are zero. The copy is not needed, because the policy

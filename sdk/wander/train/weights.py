@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.models.engines.weights import whole_weights
@@ -17,6 +18,12 @@ from wander.models.loading import (
     merge_adapters,
     require_no_code,
     weights_digest,
+)
+from wander.models.quantization import (
+    is_quantized,
+    note_quantization,
+    noted_quantization,
+    unquantized_copy,
 )
 from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
@@ -28,7 +35,12 @@ from wander.train.settings.library_arguments import build_library_config
 def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
     """Load the model to train, or another model from `path` with the same device, type and attention."""
     return load_model(
-        path or section.path, device=section.device, dtype=section.dtype, attention=section.attention
+        path or section.path,
+        device=section.device,
+        dtype=section.dtype,
+        attention=section.attention,
+        quantization=section.quantization,
+        computes_in="bfloat16" if section.autocast else None,
     )
 
 
@@ -52,11 +64,24 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
     adapters = build_library_config(LoraConfig, own, section.peft, "model.peft")
     try:
         with quiet_libraries():
-            return get_peft_model(model, adapters)
+            wrapped = get_peft_model(model, adapters)
     except ValueError as error:
         raise ConfigError(
             f"`model.lora_targets`: {str(error).splitlines()[0]}", hint="`auto` finds the layers of any model"
         ) from error
+    if is_quantized(model):
+        # TRL would round adapters of 4-bit models to bfloat16, which rounds most of their updates away.
+        model.is_loaded_in_4bit = False
+    return wrapped
+
+
+class QuantizationNote(TrainerCallback):  # type: ignore[misc]
+    """Notes in each checkpoint with adapters that they belong to quantized weights."""
+
+    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **unused: Any) -> None:
+        """Write the note; the record then seals the checkpoint."""
+        if state.is_world_process_zero:
+            note_quantization(model, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def turn_off_dropout(model: Any) -> None:
@@ -94,6 +119,12 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
     with replace_folder(folder) as place:
         if hasattr(model, "merge_and_unload"):
             model.save_pretrained(place / ADAPTERS, save_embedding_layers=False)
+            note_quantization(model, place / ADAPTERS)
+            if is_quantized(model):
+                from peft import PeftModel
+
+                with quiet_libraries():
+                    model = PeftModel.from_pretrained(unquantized_copy(model), str(place / ADAPTERS))
             model = merge_adapters(model)
         model.save_pretrained(place, state_dict=whole)
         loaded.tokenizer.save_pretrained(place)
@@ -111,11 +142,16 @@ def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
     require_no_code(folder)
     named = json.loads((folder / ADAPTERS / "adapter_config.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = noted_quantization(folder / ADAPTERS)
     with quiet_libraries():
         loaded = load_model(
-            base or named["base_model_name_or_path"], device="cpu", dtype=config.get("dtype") or "float32"
+            base or named["base_model_name_or_path"],
+            device="cpu",
+            dtype=config.get("dtype") or "float32",
+            quantization=kind,
         )
-        model = merge_adapters(PeftModel.from_pretrained(loaded.model, str(folder / ADAPTERS)))
+        plain = unquantized_copy(loaded.model) if kind else loaded.model
+        model = merge_adapters(PeftModel.from_pretrained(plain, str(folder / ADAPTERS)))
         model.save_pretrained(folder)
     return weights_digest(folder)
 
@@ -125,7 +161,7 @@ def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
 
     Merging adapters into the policy and removing them again would change the last bits of the weights.
     """
-    if hasattr(model, "merge_and_unload"):
+    if hasattr(model, "merge_and_unload") and not is_quantized(model):
         known: dict[int, Any] = {
             id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
             for tensor in model.parameters()

@@ -229,7 +229,6 @@ def test_phases_run_in_one_process(
     )
     assert not (home / "run").exists()
     assert "`--verify` needs a single process" in wander("train", "--verify", ".").err
-    assert "fine-tuning needs a single process" in wander("model", "sft", "rows.jsonl", "--out", "run").err
 
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:

@@ -23,6 +23,8 @@ from wander.train.records.step_hash import STEPS, read_steps
 from .conftest import bandit, opener_of
 
 STEPS_IN_ALL = 4
+TIMES = ("seconds", "step_time", "tokens_per_second")
+"""Prefixes of metrics that depend on the clock."""
 
 
 def settings_for(start: Path, **sections: Any) -> GRPOSettings:
@@ -52,7 +54,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
             for name, value in slots.items()
         },
         "metrics": [
-            {name: value for name, value in entry.items() if not name.startswith(("seconds", "step_time"))}
+            {name: value for name, value in entry.items() if not name.startswith(TIMES)}
             for entry in read_metrics(folder)
         ],
         "steps": [

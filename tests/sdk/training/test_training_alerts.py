@@ -109,7 +109,9 @@ def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
     alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}))
     write_alerts(tmp_path, alerts)
     assert read_alerts(tmp_path) == alerts
-    assert alerts[0].message == "50% of the rollouts were cut short by a limit"
+    assert alerts[0].message.startswith(
+        "50% of the rollouts were cut short by a limit: `sampling.max_tokens`"
+    )
     write_alerts(tmp_path, [])
     assert list(tmp_path.iterdir()) == []
 

@@ -39,10 +39,8 @@ def sft(
     The result is the folder OUT/model in Hugging Face format. Ctrl-C finishes the step and saves a
     checkpoint.
     """
-    from wander_client.training.run import require_alone
     from wander_client.training.tuning import read_tuning, resume_tuning, tune
 
-    require_alone("fine-tuning")
     if resume is not None and (rows is None or read_tuning(resume).is_own):
         given = (rows, out, config, model, steps, setting)
         if any(value is not None for value in given):
@@ -71,6 +69,10 @@ def sft(
 def _report(result: SFTResult) -> None:
     from dataclasses import asdict
 
+    from wander.train.distributed import is_beside_main
+
+    if is_beside_main():
+        return
     output = current().output
     data: dict[str, Any] = {**asdict(result), "model": str(result.model)}
     held_out = ""

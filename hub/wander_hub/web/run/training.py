@@ -78,7 +78,7 @@ _GROUPS = {
     "Rewards": ("reward", "groups_without", "frac_reward"),
     "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "rollouts", "clip", "sampling"),
     "Optimizer": ("loss", "grad", "learning_rate"),
-    "Time": ("seconds",),
+    "Time": ("seconds", "step_time", "tokens_per_second"),
 }
 """Headings of the groups of curves, with the prefixes of their names."""
 

@@ -87,14 +87,12 @@ class GRPORecord(TrainingRecord):
         progress: Progress | None = None,
     ) -> None:
         covered = checkpoint.step if checkpoint else 0
-        super().__init__(folder.path, covered, progress)
+        super().__init__(folder.path, covered, progress, world)
         self.folder = folder
         self.settings = settings
         self.checkpoint = checkpoint
         """Checkpoint that a resumed run continues from; None means the beginning."""
-        self.agree = world.any
         self._source = source
-        self._world = world
         # Hashing a sharded policy needs all processes, because each holds a part of it.
         self._hashes = world.is_main or shards_policy(settings)
         steps = [line for line in read_steps(self.path / STEPS) if line.step <= covered]
@@ -185,7 +183,7 @@ class GRPORecord(TrainingRecord):
     @property
     def _takes_samples(self) -> bool:
         output = self.settings.output
-        return self._world.is_main and bool(output.rollouts_every and output.fixed_prompts)
+        return self.world.is_main and bool(output.rollouts_every and output.fixed_prompts)
 
     def _play_samples(self, step: int) -> None:
         """Let the policy play the first examples with the seeds of training; this does not influence the
@@ -220,8 +218,8 @@ class GRPORecord(TrainingRecord):
 
     def seal(self, step: int) -> None:
         """Mark the checkpoint of a step as complete after all processes have written their parts."""
-        self._world.exchange([])
-        if self._world.is_main:
+        self.world.exchange([])
+        if self.world.is_main:
             self.keep_weights(step, seal_checkpoint(self.path, step, self.folder.plain_bytes()))
 
     def arithmetic(self) -> AbstractContextManager[None]:
@@ -264,7 +262,7 @@ class GRPORecord(TrainingRecord):
         if best is not None:
             self.keep_weights(best.step, self.path / BEST_MODEL)
         self.keep_weights(steps, self.path / MODEL)
-        if self._world.is_main:
+        if self.world.is_main:
             seal_folder(self.path / MODEL, steps)
         if not interrupted:
             self.folder.finish(summarize_run(self.folder.manifest, self.folder.rollouts()))

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from wander.train.distributed import World
 from wander.train.records.checkpoints import seal_checkpoint
 from wander.train.records.files import METRICS, read_entries
 
@@ -27,9 +28,12 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
     callback after all callbacks that write into a checkpoint, and before all callbacks that read the metrics.
     """
 
-    def __init__(self, path: Path, covered: int = 0, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: Path, covered: int = 0, progress: Progress | None = None, world: World | None = None
+    ) -> None:
         """Open the record; `covered` is the number of steps in the checkpoint that the run resumes from."""
         self.path = path
+        self.world = world or World()
         self.entries: list[dict[str, Any]] = []
         self.extra: Callable[[], dict[str, Any]] = dict
         """Function that returns more metrics of a step, which do not come from the trainer."""
@@ -38,8 +42,6 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self.stop_requested = False
         self.is_updating = False
         """Whether an update is running, during which the weights may be changed only in part."""
-        self.agree: Callable[[bool], bool] = bool
-        """Function that returns whether any process of the run wants to stop; all processes must call it."""
         self._progress = progress
         self._paused = 0.0
         self._pause_metrics: dict[str, float | None] = {}
@@ -100,5 +102,11 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self.seal(state.global_step)
 
     def seal(self, step: int) -> None:
-        """Mark the checkpoint of a step as complete."""
-        seal_checkpoint(self.path, step, 0)
+        """Mark the checkpoint of a step as complete after all processes have written their parts."""
+        self.world.exchange([])
+        if self.world.is_main:
+            seal_checkpoint(self.path, step, 0)
+
+    def agree(self, wants_stop: bool) -> bool:
+        """Return whether any process of the run wants to stop; all processes must call this."""
+        return self.world.any(wants_stop)

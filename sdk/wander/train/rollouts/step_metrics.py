@@ -100,7 +100,7 @@ def means_by_player(scored: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
-    """Return the times of a step's parts.
+    """Return the times of a step's parts, and the tokens that the model sampled per second of generation.
 
     Generation is the time during which the model computed. Environments may work during this time at no cost.
     During the rest of the time, the step waited for environments' code and processes, the chat template and
@@ -113,7 +113,9 @@ def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
     scoring = sum(rollout.scoring_seconds for rollout in scored)
     environment = sum(turn.environment_seconds for rollout in scored for turn in rollout.turns)
     scoring = rest * scoring / (scoring + environment) if scoring else 0.0
+    tokens = sum(call.sampled_tokens for call in step.calls)
     return {
+        "tokens_per_second": tokens / generation if generation else 0.0,
         "seconds/rollouts": seconds,
         "seconds/generation": generation,
         "seconds/environment": rest - scoring,

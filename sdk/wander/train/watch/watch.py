@@ -149,7 +149,12 @@ def make_rules(
             steps=LASTING,
         ),
         WatchRule(
-            _above("truncated", MOST_TRUNCATED, "{:.0%} of the rollouts were cut short by a limit"),
+            _above(
+                "truncated",
+                MOST_TRUNCATED,
+                "{:.0%} of the rollouts were cut short by a limit: `sampling.max_tokens`, "
+                "`sampling.max_rollout_tokens` or the model's context",
+            ),
             alert="truncated",
         ),
         WatchRule(_failures, alert="failures"),
