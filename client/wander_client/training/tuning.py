@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.evals.store.folder import require_plain_folder
 from wander.train.config import SFTSettings
-from wander.train.distributed import is_beside_main
+from wander.train.distributed import is_secondary_process
 from wander.train.settings.toml_file import read_settings
 from wander.types import Record
 from wander.wire.postings import file_digest
@@ -57,7 +57,7 @@ def tune(
     chosen = with_path(sections, model_path(model) if model else None)
     settings = read_settings(SFTSettings, config, overrides, **chosen)
     next(read_rows(rows), None)  # raises errors in the file before anything is written
-    if not is_beside_main():
+    if not is_secondary_process():
         out.mkdir(parents=True, exist_ok=True)
         require_plain_folder(out)
         asked = FineTuning(rows=str(rows.resolve()), rows_sha256=file_digest(rows), settings=settings)
@@ -107,7 +107,7 @@ def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, 
     )
     with step_lines(output, "fine-tuning", "loss") as show:
         result = train_sft(read_rows(rows), settings, out, progress=show, resume=resume)
-    if result.interrupted and not is_beside_main():
+    if result.interrupted and not is_secondary_process():
         raise Interrupted(
             f"interrupted after step {result.steps}; the model so far is in `{result.model}`",
             hint=f"resume with `wander model sft --resume {shlex.quote(str(out))}`",

@@ -25,7 +25,7 @@ from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids, find_unknown_end
 from wander.train.config import LoggingSection, OfflineSettings
-from wander.train.distributed import current_world, own_folder
+from wander.train.distributed import current_world, process_folder
 from wander.train.hugging_face_trainer import (
     checkpoint_arguments,
     make_arguments,
@@ -118,7 +118,7 @@ def learn(
     with (
         tell_full_disk(folder, "--resume"),
         quiet_libraries(),
-        own_folder(folder, world) as own,
+        process_folder(folder, world) as own,
         open_reporters(settings.logging if world.is_main else LoggingSection(), own, covered) as reporters,
     ):
         record = TrainingRecord(own, covered, progress if world.is_main else None, world)

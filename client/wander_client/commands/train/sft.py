@@ -69,9 +69,9 @@ def sft(
 def _report(result: SFTResult) -> None:
     from dataclasses import asdict
 
-    from wander.train.distributed import is_beside_main
+    from wander.train.distributed import is_secondary_process
 
-    if is_beside_main():
+    if is_secondary_process():
         return
     output = current().output
     data: dict[str, Any] = {**asdict(result), "model": str(result.model)}
