@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import stat
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from wander.models.chat import ChatFormat, ChatOptions
-    from wander.models.quantization import Quantization
 
 _CODE = (".py", ".pyc", ".pyx", ".so")
 """Suffixes of files that contain code."""
@@ -33,6 +35,9 @@ _CODE_KEYS = ("auto_map", "custom_pipelines", "auto_mapping", "megatron_config")
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """Settings that name an attention kernel. A name with a slash is a repository, which transformers would
 load."""
+NOTE = "quantization.json"
+"""File next to adapters that names the quantization of the weights that they belong to. The same adapters on
+other weights are another policy."""
 
 
 @dataclass(frozen=True)
@@ -56,27 +61,20 @@ def load_model(
     dtype: str = "float32",
     revision: str | None = None,
     attention: str = "sdpa",
-    quantization: Quantization | None = None,
+    quantization: str | None = None,
     computes_in: str | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
     `name` is `smollm2` (downloaded on first use), a folder in Hugging Face format, `hub:owner/name` for a
     model that `wander model pull` fetched, or a Hugging Face repository. If `device` is None, a GPU is used
-    if available. With `quantization`, the linear layers have 4 bits and compute in `computes_in` (None means
-    `dtype`). Raises `ModelNotFound` for an unknown name, `ConfigError` if weights and tokenizer do not
+    if available. If `quantization` is `nf4`, the linear layers have 4 bits and compute in `computes_in` (None
+    means `dtype`). Raises `ModelNotFound` for an unknown name, `ConfigError` if weights and tokenizer do not
     fit together, and `EndpointUnreachable` if Hugging Face does not respond and the model is not in its
     cache.
     """
     with require_extra("transformers", needed_for="running a model in this process"):
         import transformers
-    from wander.models.quantization import (
-        keep_weights,
-        noted_quantization,
-        quantized_arguments,
-        unquantized_copy,
-    )
-
     if "/" in attention:
         raise ConfigError(
             f"`{attention}` is a kernel of a repository, whose code is not run",
@@ -274,6 +272,85 @@ def merge_adapters(model: Any) -> Any:
                     change += up[:, rank, None] * down[rank]
                 weight.copy_(weight.float() + change * layer.scaling[name])
     return model.unload()
+
+
+def quantized_arguments(kind: str, dtype: str, place: torch.device) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that load a model in 4 bits.
+
+    The layers compute in `dtype`. Raises `ConfigError` if bitsandbytes is not installed.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError("`model.quantization` needs bitsandbytes", hint="run `pip install bitsandbytes`")
+    import torch
+    import transformers
+
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+    return {"quantization_config": config, "device_map": {"": place}}
+
+
+def is_quantized(model: Any) -> bool:
+    """Return whether a model, or the model below its adapters, has weights with 4 bits."""
+    return getattr(model, "quantization_method", None) is not None
+
+
+def keep_weights(model: Any) -> None:
+    """Make a quantized model sample with the weights that it learns with.
+
+    On some CPUs, bitsandbytes 0.50 rounds the scales of the weights to bfloat16 when a model first samples,
+    also for its later training, and fails for layers with fewer than 64 inputs.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def unquantized_copy(model: Any) -> Any:
+    """Return a copy of a quantized model on the CPU, with dequantized weights and without adapters."""
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+
+    plain = model.get_base_model() if hasattr(model, "peft_config") else model
+    config = copy.deepcopy(plain.config)
+    del config.quantization_config
+    twin = type(plain)(config).to(plain.dtype)
+    weights = {}
+    for name, module in plain.named_modules():
+        layer = getattr(module, "base_layer", module)
+        if hasattr(getattr(layer, "weight", None), "quant_state"):
+            weights[f"{name}.weight"] = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    for name, parameter in plain.named_parameters():
+        if "lora_" not in name:
+            weights.setdefault(name.replace(".base_layer", ""), parameter.detach())
+    with torch.no_grad():
+        for name, own in twin.named_parameters():
+            own.copy_(weights[name])
+    twin.generation_config = copy.deepcopy(plain.generation_config)
+    return twin.eval()
+
+
+def note_quantization(model: Any, folder: Path) -> None:
+    """Write the quantization of a model into the folder with its adapters, if it is quantized."""
+    if is_quantized(model):
+        (folder / NOTE).write_text(json.dumps({"quantization": "nf4"}) + "\n", encoding="utf-8")
+
+
+def noted_quantization(folder: Path) -> str | None:
+    """Return the quantization of the weights that the adapters in a folder belong to, or None.
+
+    Raises `ConfigError` for an unknown quantization.
+    """
+    file = folder / NOTE
+    if not file.is_file():
+        return None
+    kind = json.loads(file.read_text(encoding="utf-8")).get("quantization")
+    if kind != "nf4":
+        raise ConfigError(f"`{file}`: `{kind}` is not a known quantization")
+    return "nf4"
 
 
 def resolve_model(name: str | Path) -> tuple[str, str]:

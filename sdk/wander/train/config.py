@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from wander.models.quantization import Quantization
 from wander.train.settings.sections import (
     EARLIER,
     SCRIPTED,
@@ -26,6 +25,7 @@ from wander.train.settings.sections import (
     StoppingSection,
     TeacherSection,
     require_effect,
+    require_no_copies,
 )
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -46,7 +46,7 @@ class ModelSection(Section):
     """Rank of the adapters, which are merged at the end; 0 trains all weights."""
     lora_alpha: float | None = Field(default=None, gt=0)
     """Scale of the adapters, which are multiplied by alpha / rank; None means 4 times the rank."""
-    quantization: Quantization | None = None
+    quantization: Literal["nf4"] | None = None
     """`nf4`: the linear layers have 4 bits while adapters learn on them (QLoRA). It needs `lora_rank` and
     bitsandbytes. The saved model has the same weights as numbers of `dtype`, with the adapters merged."""
     peft: dict[str, Any] = Field(default_factory=dict)
@@ -418,21 +418,6 @@ class GRPOSettings(PolicySettings):
             raise ValueError(f"the player `{other[0]}` needs the engine `transformers`, not `{engine}`")
         return self
 
-    @model_validator(mode="after")
-    def _check_quantization(self) -> GRPOSettings:
-        """Reject settings that copy the policy's weights, which do not fit into weights with 4 bits."""
-        if self.model.quantization is None:
-            return self
-        copying = {
-            f'inference.engine = "{self.inference.engine}"': self.inference.engine != "transformers",
-            "batch.max_staleness": self.batch.max_staleness > 0,
-            f"the player `{EARLIER}`": EARLIER in self.other_players.values(),
-        }
-        for name, is_set in copying.items():
-            if is_set:
-                raise ValueError(f"{name} needs copies of the policy, which `model.quantization` excludes")
-        return self
-
     @property
     def other_players(self) -> dict[str, str]:
         """Models that play in the policy's place, by player. The policy does not learn as these players."""
@@ -447,6 +432,7 @@ class GRPOSettings(PolicySettings):
     def _require_effect(self) -> GRPOSettings:
         """Reject settings that the loss does not read."""
         require_effect(self)
+        require_no_copies(self)
         return self
 
     @model_validator(mode="after")

@@ -14,16 +14,14 @@ from wander.errors import ConfigError
 from wander.models.engines.weights import whole_weights
 from wander.models.loading import (
     LoadedModel,
+    is_quantized,
     load_model,
     merge_adapters,
-    require_no_code,
-    weights_digest,
-)
-from wander.models.quantization import (
-    is_quantized,
     note_quantization,
     noted_quantization,
+    require_no_code,
     unquantized_copy,
+    weights_digest,
 )
 from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import ConfigError
-from wander.models.loading import load_model, weights_digest
-from wander.models.quantization import NOTE, noted_quantization, unquantized_copy
+from wander.models.loading import NOTE, load_model, noted_quantization, unquantized_copy, weights_digest
 from wander.train.config import GRPOSettings, ModelSection, SFTSettings
 from wander.train.correction import GAP
 from wander.train.grpo import train_grpo
@@ -45,7 +44,7 @@ def test_settings_that_need_other_weights_are_refused(
 
 
 def test_a_machine_without_bitsandbytes_names_it(puller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wander.models.quantization.find_spec", lambda name: None)
+    monkeypatch.setattr("wander.models.loading.find_spec", lambda name: None)
     section = ModelSection(path=str(puller), device="cpu", **QUANTIZED)
     with pytest.raises(ConfigError, match="bitsandbytes") as refused:
         load_learner(section)

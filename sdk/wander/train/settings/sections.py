@@ -178,3 +178,18 @@ def require_effect(settings: Any) -> None:
         raise ValueError("the loss `distill` needs `teacher.path`")
     if loss != "distill" and settings.teacher.path is not None:
         raise ValueError("`teacher.path` is only for the loss `distill`")
+
+
+def require_no_copies(settings: Any) -> None:
+    """Raise `ValueError` for settings that copy the policy's weights, if these have 4 bits."""
+    if settings.model.quantization is None:
+        return
+    engine = settings.inference.engine
+    copying = {
+        f'`inference.engine = "{engine}"`': engine != "transformers",
+        "`batch.max_staleness`": settings.batch.max_staleness > 0,
+        f"the player `{EARLIER}`": EARLIER in settings.other_players.values(),
+    }
+    for name, is_set in copying.items():
+        if is_set:
+            raise ValueError(f"{name} needs copies of the policy, which `model.quantization` excludes")
