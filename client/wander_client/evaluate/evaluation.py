@@ -28,6 +28,7 @@ from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import require_kind
 from wander_client.runs.own_records import (
+    COMMAND_FILE,
     KeptCommand,
     foreign_record,
     read_command,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.environments.opening import OpenedEnvironment
 
-COMMAND_FILE = "command.json"
-"""File in the run's folder with the settings of the command, so that `--resume` is enough to continue."""
 LOG_FILE = "environment.log"
 """Log of the environment's output."""
 SERVER_LOG_FILE = "server.log"

@@ -17,10 +17,10 @@ from wander.types import Record
 from wander_client.environments.replay import locate_pinned
 from wander_client.environments.sandbox import SandboxChoice, choose_policy, confines, require_confined
 from wander_client.errors import ClientError, UsageError
-from wander_client.evaluate.evaluation import COMMAND_FILE, read_settings_of
+from wander_client.evaluate.evaluation import read_settings_of
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.runs.found import FoundRun, LocalRun
-from wander_client.runs.own_records import read_command
+from wander_client.runs.own_records import COMMAND_FILE, read_command
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy

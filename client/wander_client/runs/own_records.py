@@ -26,6 +26,8 @@ from wander.evals.store import jsonl
 from wander_client.errors import ClientError
 from wander_client.settings import state_folder
 
+COMMAND_FILE = "command.json"
+"""File in the run's folder with the settings of the command, so that `--resume` is enough to continue."""
 KEY_FILE = "records.key"
 _KEY_BYTES = 32
 

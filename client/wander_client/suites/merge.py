@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wander_client.errors import UsageError, name_option
-from wander_client.evaluate.evaluation import (
-    COMMAND_FILE,
-    find_changed_files,
-    name_resumption,
-    read_settings_of,
-)
+from wander_client.evaluate.evaluation import find_changed_files, name_resumption, read_settings_of
 from wander_client.runs.lookup import SUITE_FILE
-from wander_client.runs.own_records import signed_text
+from wander_client.runs.own_records import COMMAND_FILE, signed_text
 from wander_client.runs.shards import require_free
 from wander_client.suites.file import Suite
 

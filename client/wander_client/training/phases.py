@@ -35,11 +35,10 @@ from wander_client.environments.location import locate, parse_arguments
 from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.errors import ClientError, Interrupted, NotFound, UsageError
 from wander_client.runs.lookup import require_kind
-from wander_client.runs.own_records import KeptCommand, foreign_record, read_command
+from wander_client.runs.own_records import COMMAND_FILE, KeptCommand, foreign_record, read_command
 from wander_client.settings import Settings
 from wander_client.terminal.output import counted
 from wander_client.training.run import (
-    COMMAND_FILE,
     RunCommand,
     TrainingCommand,
     draw_curves,

@@ -47,7 +47,7 @@ from wander_client.models.reference import (
 )
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import resumable_folder
-from wander_client.runs.own_records import restore_if_refused, write_command
+from wander_client.runs.own_records import COMMAND_FILE, restore_if_refused, write_command
 from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.text import repeat_alerts
@@ -67,9 +67,6 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound=PolicySettings)
 PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
-
-COMMAND_FILE = "command.json"
-"""File in the run's folder with the settings of the command, so that `--resume` is enough to continue."""
 
 
 def require_alone(what: str) -> None:

@@ -173,9 +173,9 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
     from wander.evals.store.folder import RunFolder
     from wander.evals.store.manifest import model_pin, new_manifest
 
-    from wander_client.evaluate.evaluation import COMMAND_FILE, new_run_dir
+    from wander_client.evaluate.evaluation import new_run_dir
     from wander_client.evaluate.repeating import Game
-    from wander_client.runs.own_records import write_command
+    from wander_client.runs.own_records import COMMAND_FILE, write_command
 
     person_chose = game.against is not None
     manifest = new_manifest(
