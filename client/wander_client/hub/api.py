@@ -48,7 +48,7 @@ from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailab
 from wander_client.hub.connection import (
     MOST_PAGES,
     REQUEST_ID_HEADER,
-    Answer,
+    HubAnswer,
     HubConnection,
     Limits,
     StreamedResponse,
@@ -196,7 +196,7 @@ class HubApi:
             return None
         return self._files_in(answer)
 
-    def _files_in(self, answer: Answer) -> list[IndexFile]:
+    def _files_in(self, answer: HubAnswer) -> list[IndexFile]:
         """Return the files of an index page, with absolute URLs."""
         files = self._parse(answer, IndexPage).files
         return [
@@ -483,7 +483,7 @@ class HubApi:
 
     def _send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
-    ) -> Answer:
+    ) -> HubAnswer:
         """Send a request. Reads are retried while the hub is busy; writes are not."""
         query_params = {name: value for name, value in (params or {}).items() if value is not None}
         attempts = ATTEMPTS if method == "GET" else 1
@@ -509,9 +509,9 @@ class HubApi:
     def _require_success(self, answer: StreamedResponse) -> None:
         if not 200 <= answer.status < 300:
             content = b"".join(answer.pieces(ERROR_BYTES, self._connection.limits.answer_seconds))
-            raise self._error(Answer(answer.status, answer.headers, content, answer.url))
+            raise self._error(HubAnswer(answer.status, answer.headers, content, answer.url))
 
-    def _error(self, answer: Answer) -> ClientError:
+    def _error(self, answer: HubAnswer) -> ClientError:
         try:
             problem = Problem.model_validate_json(answer.content, extra="ignore")
         except ValidationError:
@@ -527,13 +527,13 @@ class HubApi:
             return self._no_hub(answer)
         return problem_error(problem, self.url, authenticated=self.authenticated)
 
-    def _parse(self, answer: Answer, model: type[Model]) -> Model:
+    def _parse(self, answer: HubAnswer, model: type[Model]) -> Model:
         try:  # a newer hub may send fields that this client does not know
             return model.model_validate_json(answer.content, extra="ignore")
         except ValidationError as error:
             raise self._no_hub(answer) from error
 
-    def _no_hub(self, answer: Answer) -> ClientError:
+    def _no_hub(self, answer: HubAnswer) -> ClientError:
         return Unavailable(
             f"`{answer.url}` returned status {answer.status} in an unknown format",
             hint=f"check that `{self.url}` is a Wander hub of this version (see `wander --version`)",

@@ -36,7 +36,7 @@ _GZIP = 31
 
 
 Row = TypeVar("Row", covariant=True)
-AnyPage = TypeVar("AnyPage", bound="Page")
+AnyPage = TypeVar("AnyPage", bound="PagedAnswer")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HubAnswer:
     """A response with its whole body."""
 
     status: int
@@ -175,11 +175,11 @@ class HubConnection:
         secure = origin_of(self._origin.replace("http://", "https://", 1))
         return origin_of(url) in {self._origin, secure} - {""}
 
-    def send(self, method: str, path: str, **options: Any) -> Answer:
+    def send(self, method: str, path: str, **options: Any) -> HubAnswer:
         """Send a request to the hub and return the whole response, of any status."""
         with self.stream(method, self.url + path, **options) as answer:
             content = b"".join(answer.pieces(self.limits.answer_bytes, self.limits.answer_seconds))
-            return Answer(answer.status, answer.headers, content, answer.url)
+            return HubAnswer(answer.status, answer.headers, content, answer.url)
 
     @contextlib.contextmanager
     def stream(
@@ -384,7 +384,7 @@ def _loses_tls(before: str, after: str) -> bool:
     return (urlsplit(before).scheme, urlsplit(after).scheme) == ("https", "http")
 
 
-class Page(Protocol):
+class PagedAnswer(Protocol):
     """A page of a list."""
 
     @property
@@ -392,7 +392,7 @@ class Page(Protocol):
         """The cursor of the next page, or None after the last page."""
 
 
-class RowPage(Page, Protocol[Row]):
+class RowPage(PagedAnswer, Protocol[Row]):
     """A page whose rows are in `data`."""
 
     @property

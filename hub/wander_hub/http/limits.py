@@ -42,7 +42,7 @@ _MOST_PROVEN = 50_000
 """Number of verified credentials that are remembered; the least recently used are forgotten first."""
 
 
-class Spending(Base):
+class RequestCount(Base):
     """Number of requests of one token or address within one minute, summed over all processes of a hub."""
 
     __tablename__ = "spending"
@@ -176,13 +176,13 @@ def share_spending(database: Database, unshared: list[tuple[RequestBudget, dict[
         minute = cast(func.floor(func.extract("epoch", func.clock_timestamp()) / _WINDOW), BigInteger)
 
     def add(session: Session) -> dict[str, int]:
-        session.execute(delete(Spending).where(Spending.minute < minute - _KEPT))
-        insert = (postgresql if on_postgresql else sqlite).insert(Spending)
+        session.execute(delete(RequestCount).where(RequestCount.minute < minute - _KEPT))
+        insert = (postgresql if on_postgresql else sqlite).insert(RequestCount)
         rows = [{"sha256": key, "minute": minute, "spent": counts[key]} for key in sorted(counts)]
-        more = case((Spending.minute == insert.excluded.minute, Spending.spent), else_=0)
+        more = case((RequestCount.minute == insert.excluded.minute, RequestCount.spent), else_=0)
         values = {"minute": insert.excluded.minute, "spent": insert.excluded.spent + more}
         session.execute(insert.values(rows).on_conflict_do_update(index_elements=["sha256"], set_=values))
-        spent = select(Spending.sha256, Spending.spent).where(Spending.sha256.in_(counts))
+        spent = select(RequestCount.sha256, RequestCount.spent).where(RequestCount.sha256.in_(counts))
         return dict(session.execute(spent).all())
 
     totals = database.commit(add)

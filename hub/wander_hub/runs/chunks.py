@@ -111,7 +111,7 @@ class RowFacts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredRow:
     """One rollout without its messages, and the position of the whole rollout in its chunk."""
 
     facts: RowFacts
@@ -125,7 +125,7 @@ class Row:
         return json.dumps([*facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def parse(cls, line: bytes) -> Row:
+    def parse(cls, line: bytes) -> StoredRow:
         """Parse the row of a line."""
         values: list[Any] = json.loads(line)
         return cls(cls.facts_of(values), LinePosition(*values[-4:]))
@@ -212,7 +212,7 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: IO[bytes]) ->
     rows = []
     for rollout, line in rollouts:
         whole = line if line.endswith(b"\n") else line + b"\n"
-        rows.append(Row(_facts(rollout, line), writer.add(whole)))
+        rows.append(StoredRow(_facts(rollout, line), writer.add(whole)))
     writer.close()
     frames = []
     for start in range(0, len(rows), ROWS_PER_FRAME):
@@ -227,10 +227,10 @@ def stored_size(chunk: StoredChunk) -> int:
     return sum(chunk.row_frames[-1]) if chunk.row_frames else 0
 
 
-def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
+def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[StoredRow]:
     """Yield all rows of a chunk, reading one frame at a time."""
     for number in range(len(chunk.row_frames)):
-        yield from map(Row.parse, row_lines(storage, chunk, number))
+        yield from map(StoredRow.parse, row_lines(storage, chunk, number))
 
 
 def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
@@ -242,7 +242,7 @@ def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
 def rollout_at(storage: Storage, chunk: StoredChunk, index: int) -> bytes:
     """Return the line of the rollout at an index of a chunk, with two range reads."""
     frame, line = divmod(index, ROWS_PER_FRAME)
-    where = Row.parse(row_lines(storage, chunk, frame)[line]).place
+    where = StoredRow.parse(row_lines(storage, chunk, frame)[line]).place
     block = unpack(storage.read(chunk.object_sha256, where.block_start, where.block_length))
     return block[where.offset : where.offset + where.length]
 

@@ -25,7 +25,7 @@ from wander.wire import RolloutRow, RunManifest
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, service
-from wander_hub.runs.chunks import Row, RowFacts
+from wander_hub.runs.chunks import RowFacts, StoredRow
 from wander_hub.runs.kept import KEPT, OF_ENTRY
 from wander_hub.runs.models import MOST_STRATA, Run, RunChunk
 from wander_hub.runs.repository import chunks_of
@@ -90,7 +90,7 @@ class RolloutQuery(RolloutFilter):
 
 
 @dataclass
-class RolloutGroup:
+class RolloutCounts:
     """Rollouts that have something in common."""
 
     count: int = 0
@@ -110,11 +110,11 @@ class RolloutGroup:
 class RunBreakdown:
     """Rollouts of a run by stratum, and failed rollouts by fault."""
 
-    strata: dict[int, RolloutGroup] = field(default_factory=dict)
+    strata: dict[int, RolloutCounts] = field(default_factory=dict)
     """First strata, in order."""
     other_strata: int = 0
     """Number of strata that are not listed."""
-    faults: dict[tuple[str, str], RolloutGroup] = field(default_factory=dict)
+    faults: dict[tuple[str, str], RolloutCounts] = field(default_factory=dict)
     """Groups by boundary and error, most frequent first."""
     other_faults: int = 0
     """Number of failed rollouts with faults that are not listed."""
@@ -201,15 +201,15 @@ def _break_down(session: Session, storage: Storage, run: Run) -> RunBreakdown:
     stratum_of = _strata(run)
     if not stratum_of and not int(run.summary["failed"]):
         return RunBreakdown()
-    strata: dict[int, RolloutGroup] = {}
-    faults: dict[tuple[str, str], RolloutGroup] = {}
+    strata: dict[int, RolloutCounts] = {}
+    faults: dict[tuple[str, str], RolloutCounts] = {}
     for number, facts, _, _ in _rows(session, storage, run):
         groups = []
         if (stratum := stratum_of.get(facts.example_id)) is not None:
-            groups.append(strata.setdefault(stratum, RolloutGroup(first=number)))
+            groups.append(strata.setdefault(stratum, RolloutCounts(first=number)))
         if facts.failure is not None:
             groups.append(
-                faults.setdefault((facts.failure, fault_of(facts.fault)), RolloutGroup(first=number))
+                faults.setdefault((facts.failure, fault_of(facts.fault)), RolloutCounts(first=number))
             )
         for group in groups:
             group.count += 1
@@ -329,5 +329,5 @@ def _rows(session: Session, storage: Storage, run: Run) -> Iterator[_Found]:
         for frame in range(len(chunk.row_frames)):
             lines = chunks.row_lines(storage, chunk, frame)
             for values in json.loads(b"[" + b",".join(lines) + b"]"):
-                yield _Found(number, Row.facts_of(values), chunk, values[-4:])
+                yield _Found(number, StoredRow.facts_of(values), chunk, values[-4:])
                 number += 1

@@ -39,7 +39,7 @@ class OrderWriter:
         return numbers.tobytes()
 
 
-class RolloutOrder:
+class StoredOrder:
     """Reads the rollout numbers of a page with minimal range reads."""
 
     def __init__(self, storage: Storage, sha256: str, *, scored: int, failed: int) -> None:

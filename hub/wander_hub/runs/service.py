@@ -26,7 +26,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs import chunks, repository, signing
 from wander_hub.runs.models import Run, RunCheckpoint
-from wander_hub.runs.order import RolloutOrder
+from wander_hub.runs.order import StoredOrder
 from wander_hub.runs.repository import ListedRun
 from wander_hub.storage import Storage
 
@@ -169,11 +169,11 @@ def read_sorted_page(
     return rows_numbered(session, storage, run, numbers), total
 
 
-def order_of(storage: Storage, run: Run) -> RolloutOrder:
+def order_of(storage: Storage, run: Run) -> StoredOrder:
     """Return the order of a run's rollouts by reward."""
     failed = int(run.summary["failed"])
     assert run.order_sha256 is not None, "a run with rollouts has their order"
-    return RolloutOrder(storage, run.order_sha256, scored=count_of(run) - failed, failed=failed)
+    return StoredOrder(storage, run.order_sha256, scored=count_of(run) - failed, failed=failed)
 
 
 def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:
@@ -189,7 +189,7 @@ def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequenc
         frame, line = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
         if (chunk.first, frame) not in frames:
             frames[chunk.first, frame] = chunks.row_lines(storage, chunk, frame)
-        rows.append(chunks.Row.parse(frames[chunk.first, frame][line]).show(number))
+        rows.append(chunks.StoredRow.parse(frames[chunk.first, frame][line]).show(number))
     return rows
 
 

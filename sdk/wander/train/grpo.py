@@ -91,7 +91,7 @@ from wander.train.rollouts.step import StepPlayer, mixture_of
 from wander.train.rollouts.step_metrics import mean
 from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
-from wander.train.watch.evaluation import Evaluation
+from wander.train.watch.evaluation import PolicyEvaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch
 from wander.train.weights import load_learner, save_copy, save_policy, turn_off_dropout, wrap_lora
@@ -266,7 +266,7 @@ def train_grpo(
         watch = Watch(settings, record, writes=world.is_main)
         evaluation = None
         if settings.evaluation.every:
-            evaluation = Evaluation(
+            evaluation = PolicyEvaluation(
                 *(open_environment, source, settings, world, record),
                 lambda place: weights_digest(save_copy(model, loaded, place)),
                 covered,

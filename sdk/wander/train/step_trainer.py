@@ -56,7 +56,7 @@ from wander.train.rollouts.rollout_func import PLACE
 from wander.train.rollouts.rows import Row, lay_out, trl_columns
 from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares
 from wander.train.rollouts.step_metrics import rollout_metrics
-from wander.train.watch.evaluation import Evaluation
+from wander.train.watch.evaluation import PolicyEvaluation
 from wander.train.weights import QuantizationNote
 from wander.types import Rollout
 
@@ -93,7 +93,7 @@ class BeforeStep:
 class BetweenSteps(TrainerCallback):  # type: ignore[misc]
     """Work between steps, in this order: before the first step, after each step, and for each checkpoint."""
 
-    def __init__(self, trainer: StepTrainer, evaluation: Evaluation | None) -> None:
+    def __init__(self, trainer: StepTrainer, evaluation: PolicyEvaluation | None) -> None:
         self.trainer = trainer
         self.evaluation = evaluation
 
@@ -137,7 +137,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         world: World,
         ahead: StepsAhead | None = None,
         *,
-        evaluation: Evaluation | None = None,
+        evaluation: PolicyEvaluation | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         begun: SavedCheckpoint | None = None,
         **given: Any,

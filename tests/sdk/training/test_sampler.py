@@ -10,7 +10,7 @@ import pytest
 from wander.errors import ConfigError
 from wander.train.config import DataSection, GRPOSettings
 from wander.train.rollouts.environments import choices_of, require_distinct
-from wander.train.rollouts.sampler import ExampleSampler, Mixture, has_signal, pool_of
+from wander.train.rollouts.sampler import ExampleSampler, TrainingMixture, has_signal, pool_of
 from wander.train.settings.sections import MixedEnvironmentSection
 
 
@@ -124,13 +124,13 @@ def test_a_restored_sampler_goes_on_as_if_nothing_had_been(data: dict[str, Any])
 
 
 def test_environments_take_turns_by_weight() -> None:
-    mixture = Mixture([sampler(None), sampler(None), sampler(None)], [3, 2, 1])
+    mixture = TrainingMixture([sampler(None), sampler(None), sampler(None)], [3, 2, 1])
     for _ in range(4):
         assert Counter(pick.environment for pick in mixture.draw(12)) == {0: 6, 1: 4, 2: 2}
     picks = [pick.environment for pick in mixture.draw(7)]
     assert sorted(Counter(picks).values(), reverse=True) in ([3, 3, 1], [4, 2, 1], [3, 2, 2])
     assert [pick.environment for pick in mixture.refill([2, 2, 0])] == [2, 2, 0]
-    resumed = Mixture([sampler(None), sampler(None), sampler(None)], [3, 2, 1])
+    resumed = TrainingMixture([sampler(None), sampler(None), sampler(None)], [3, 2, 1])
     resumed.restore(json.loads(json.dumps(mixture.state())))
     assert resumed.draw(8) == mixture.draw(8)
 

@@ -1,9 +1,9 @@
 """The choice of the example for each group: in the dataset's order or shuffled, evenly by strata, or by
 difficulty.
 
-Several environments share a step in proportion to their weights (`Mixture`). The choice depends only on the
-settings, the seed, and the earlier draws and rewards. This state is a small JSON value, so a resumed run
-draws the same examples.
+Several environments share a step in proportion to their weights (`TrainingMixture`). The choice depends only
+on the settings, the seed, and the earlier draws and rewards. This state is a small JSON value, so a resumed
+run draws the same examples.
 
 A position in the training order is `epoch * length + row`, so an example gets different random numbers in
 each epoch.
@@ -175,7 +175,7 @@ SAMPLER = "sampler.json"
 """File in a checkpoint with the state that determines the next examples."""
 
 
-class Mixture:
+class TrainingMixture:
     """Draws the examples of the groups in a step.
 
     Environments take turns by weight, without randomness, so every step contains each of them as evenly as

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.rows import Row, draw_learner
-from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
+from wander.train.rollouts.sampler import ExampleSampler, Pick, TrainingMixture, has_signal
 from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts
 from wander.types import Example, Rollout
 
@@ -83,7 +83,7 @@ class StepPlayer:
     def __init__(
         self,
         source: RolloutSource,
-        mixture: Mixture,
+        mixture: TrainingMixture,
         settings: GRPOSettings,
         rank: int,
         exchange: Exchange,
@@ -214,7 +214,7 @@ class StepPlayer:
         )
 
 
-def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
+def mixture_of(source: RolloutSource, settings: GRPOSettings) -> TrainingMixture:
     """Return the sampler of the examples of a run's steps."""
     data = settings.data
     samplers = [
@@ -226,7 +226,7 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
         )
         for number in range(len(source.environments))
     ]
-    return Mixture(samplers, [environment.weight for environment in settings.environments] or [1.0])
+    return TrainingMixture(samplers, [environment.weight for environment in settings.environments] or [1.0])
 
 
 def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int = 0) -> list[str]:

@@ -84,7 +84,7 @@ SaveBest = Callable[[Path], str | None]
 """Function that saves the current weights in a folder and returns their digest."""
 
 
-class Evaluation:
+class PolicyEvaluation:
     """Plays the cells with the policy before the first step, every `evaluation.every` steps, and after the
     last.
 
