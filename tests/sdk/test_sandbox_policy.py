@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 from collections import namedtuple
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -341,3 +343,38 @@ def test_other_faults_of_bubblewrap_are_told_as_they_are():
 def test_a_failure_before_the_worker_names_its_error():
     said = 'Traceback (most recent call last):\n  File "inside.py", line 1\nOSError: [Errno 98] in use\n'
     assert "OSError: [Errno 98] in use" in str(support.explain_failure(said))
+
+
+@dataclass
+class CountingLoop:
+    """The event loop of a log, which counts its pauses."""
+
+    loop: asyncio.AbstractEventLoop
+    pauses: list[float]
+
+    def call_later(self, seconds, *call):
+        self.pauses.append(seconds)
+        return self.loop.call_later(0, *call)
+
+    def add_reader(self, *call):
+        self.loop.add_reader(*call)
+
+    def remove_reader(self, pipe):
+        self.loop.remove_reader(pipe)
+
+
+async def test_a_small_pipe_does_not_slow_a_full_log(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    size, pauses = 40 * 4096 * 16, []
+    log = CappedLog(reading, tmp_path / "log", 0)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(log, "_loop", CountingLoop(loop, pauses))
+
+    def write() -> None:
+        with open(writing, "wb", buffering=0) as pipe:
+            for _ in range(size // 4096):
+                pipe.write(bytes(4096))
+
+    await asyncio.gather(asyncio.to_thread(write), log.finish(60))
+    assert 0 < len(pauses) <= size // 65_536

@@ -485,6 +485,27 @@ def test_an_ordinary_user_has_a_sandbox_too():
         assert run(*host(folder, 0)) == "0\n"
 
 
+SMALL_PIPES = """
+import fcntl, os, resource, runpy, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+kept = [os.pipe()]
+while fcntl.fcntl(kept[-1][0], fcntl.F_GETPIPE_SZ) > 8192:
+    kept.append(os.pipe())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""Run a program while its user has so many pipes that the kernel makes new ones small."""
+PRINTED = "import sys; sys.stdout.write('x' * 4_000_000); sys.stdout.flush()\n"
+
+
+@pytest.mark.skipif("os.geteuid() != 0", reason="root's pipes are never small")
+def test_a_sandbox_does_not_need_large_pipes():
+    with ordinary_user() as (folder, run):
+        python, program = host(folder, 0, PRINTED)
+        assert run(python, "-c", SMALL_PIPES, program) == "0\n"
+        assert (folder / "worker.log").stat().st_size > 1_000_000
+
+
 @pytest.mark.skipif("os.geteuid() != 0", reason="needs a user without other processes")
 def test_a_package_uses_up_nothing_that_the_kernel_counts_for_an_ordinary_user():
     with ordinary_user() as (folder, run):

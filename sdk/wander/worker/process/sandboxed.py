@@ -372,6 +372,7 @@ class CappedLog:
         self._file = path.open("ab")
         self._room = max(0, limit - self._file.tell())
         self._full = False
+        self._dropped = 0
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
@@ -414,7 +415,11 @@ class CappedLog:
         if len(self.head) < _HEAD:
             self.head += data[: _HEAD - len(self.head)]
         self._write(data)
-        if self._full:
+        self._dropped += len(data) if self._full else 0
+        # Not after each read: a user with many pipes gets pipes of 4 or 8 KiB (`pipe-user-pages-soft`), and a
+        # package that prints much must not be slower for that.
+        if self._dropped >= _CHUNK:
+            self._dropped = 0
             self._loop.remove_reader(self._pipe)
             self._later = self._loop.call_later(_PAUSE, self._loop.add_reader, self._pipe, self._read)
 
