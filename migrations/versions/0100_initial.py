@@ -635,6 +635,7 @@ def upgrade() -> None:
         sa.Column('posted_at', sa.DateTime(timezone=True), nullable=False),
         sa.Column('own_seconds', sa.Double(), nullable=False),
         sa.Column('stored_bytes', sa.BigInteger(), server_default='0', nullable=False),
+        sa.Column('derivation', sa.Integer(), server_default='0', nullable=False),
         sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_runs_environment_id_environments'),
         sa.ForeignKeyConstraint(['posted_by_id'], ['users.id'], name='fk_runs_posted_by_id_users'),
         sa.ForeignKeyConstraint(['signing_key_id'], ['signing_keys.id'], name='fk_runs_signing_key_id_signing_keys'),
@@ -642,6 +643,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(['withdrawn_by_id'], ['users.id'], name='fk_runs_withdrawn_by_id_users'),
         sa.PrimaryKeyConstraint('run_id', name='pk_runs')
     )
+    op.create_index('ix_runs_derivation', 'runs', ['derivation'], unique=False)
     op.create_index('ix_runs_incomplete', 'runs', ['version_id', 'task_set_sha256'], unique=False, sqlite_where=sa.text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL"), postgresql_where=sa.text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL"))
     op.create_index('ix_runs_listing', 'runs', ['environment_id', 'posted_at'], unique=False)
     op.create_index('ix_runs_misplaced', 'runs', ['environment_id'], unique=False, sqlite_where=sa.text("board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN '' WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' ELSE level END"), postgresql_where=sa.text("board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN '' WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' ELSE level END"))

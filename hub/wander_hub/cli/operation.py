@@ -18,14 +18,20 @@ from wander_hub.storage import Storage, make_data_folder
 @click.command()
 @data_option
 def migrate(data: Path | None) -> None:
-    """Upgrade the database to the newest schema.
+    """Upgrade the database to the newest schema, and recompute numbers that an older release derived
+    differently.
 
-    `wander-hub serve` does this automatically.
+    `wander-hub serve` does both automatically. You can interrupt the command and run it again.
     """
+    from wander_hub.fsck.derivation import recompute_stale_runs
+
     settings = read_settings(data=data)
     with open_database(settings, make=True) as database:
         database.migrate()
         click.echo(f"migrated {database.engine.url.render_as_string(hide_password=True)}", err=True)
+        for done, total in recompute_stale_runs(database, Storage.of(settings)):
+            if done % 100 == 0 or done == total:
+                click.echo(f"recomputed {done:,} of {total:,} runs", err=True)
 
 
 @click.command()

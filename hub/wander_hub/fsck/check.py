@@ -112,15 +112,15 @@ def find_mismatches(
             with database.read(HUB) as session:
                 query = select(Run.run_id).where(Run.environment_id == environment_id)
                 run_ids = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
-            faults = (_run(database, storage, run_id, broken, repair=repair) for run_id in run_ids)
+            faults = (check_run(database, storage, run_id, broken, repair=repair) for run_id in run_ids)
             wrong = []
             for fault in filter(None, faults):
                 wrong.append(fault)
                 yield fault
             # Boards depend on the runs' numbers, so they are only checked when the runs are right.
             if all(fault.repaired or fault.code != "aggregates_wrong" for fault in wrong):
-                yield from _boards(database, environment_id, repair=repair)
-        yield from _environment(database, environment_id, repair=repair)
+                yield from check_boards(database, environment_id, repair=repair)
+        yield from check_environment(database, environment_id, repair=repair)
     for owner_id in owners:
         yield from _owner(database, owner_id, repair=repair)
     yield from _jobs(database, settings or Settings(verification="off"), repair=repair)
@@ -191,7 +191,7 @@ def _objects_of(
             yield Mismatch("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
 
 
-def _run(
+def check_run(
     database: Database, storage: Storage, run_id: str, broken: Set[str], *, repair: bool
 ) -> Mismatch | None:
     """Recompute the numbers of a run from its rollouts and return the differences, if any.
@@ -271,7 +271,7 @@ def _mend_run(session: Session, run_id: str, derived: Derived) -> None:
         run.level, run.level_reason = level_of(manifest, derived.summary)
 
 
-def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
+def check_boards(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
     """Rebuild an environment's boards and return the differences."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
@@ -333,7 +333,7 @@ def _load(session: Session, environment_id: int) -> Environment:
     return environment
 
 
-def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
+def check_environment(database: Database, environment_id: int, *, repair: bool) -> list[Mismatch]:
     """Recompute totals and index pages of an environment and return the differences."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)

@@ -39,6 +39,9 @@ INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND
 """Condition for evaluations that boards leave out, which have their own index."""
 MOST_STRATA = 100
 """Maximum number of strata of a run that are distinguished. A manifest may have one for each example."""
+DERIVATION = 1
+"""Number of the way in which the hub derives a run's summary, the order of its rollouts, its interval and its
+place. A change that gives another value for the same rollouts must raise it."""
 TRAINING = text("kind = 'training'")
 """Condition for training runs, which have their own index because they are rare."""
 
@@ -122,6 +125,8 @@ class Run(Base):
     """Total seconds of its rollouts excluding their models, as they state them."""
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Size of its manifest and its objects, each object counted once."""
+    derivation: Mapped[int] = mapped_column(default=DERIVATION, server_default="0", index=True)
+    """The `DERIVATION` of the release that computed its numbers."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")
     posted_by: Mapped[User] = relationship(lazy="raise", foreign_keys=[posted_by_id])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import resource
 import shutil
@@ -23,6 +24,8 @@ from fastapi import FastAPI
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.fsck.derivation import recompute_stale_runs
+from wander_hub.http.problems import log_failure
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
@@ -34,6 +37,8 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage, make_data_folder
 from wander_hub.verification.worker import confine, job_worker
 from wander_hub.webhooks import delivery
+
+logger = logging.getLogger("wander_hub")
 
 _GRACE_SECONDS = 10
 _END_SECONDS = 20
@@ -163,6 +168,7 @@ class _Server(uvicorn.Server):
         self._app = app
         self._address = address
         self._workers = workers
+        self._ending = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the server, report its address and start the workers."""
@@ -172,12 +178,26 @@ class _Server(uvicorn.Server):
             sys.stderr.flush()
             for worker in self._workers:
                 worker.start()
+            # After the start, because reading the rollouts of all runs may take hours.
+            threading.Thread(target=self._recompute, daemon=True).start()
+
+    def _recompute(self) -> None:
+        database, storage = self._app.state.database, self._app.state.storage
+        try:
+            for done, total in recompute_stale_runs(database, storage):
+                if done == total:
+                    logger.info("recomputed the numbers of %d runs, which an older release computed", total)
+                if self._ending.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 - the error is logged, and the next start tries again
+            log_failure("cannot recompute the numbers of all runs; the next start tries again", error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Return running jobs to the queue, let clients reconnect elsewhere while this server still serves
         requests, and shut down."""
         settings: Settings = self._app.state.settings
         self._app.state.draining = True
+        self._ending.set()
         asked_by = self._captured_signals[-1] if self._captured_signals else None
         waits = [asyncio.sleep(settings.drain_seconds if asked_by == signal.SIGTERM else 0)]
         waits += [asyncio.to_thread(worker.stop) for worker in self._workers]
