@@ -256,18 +256,6 @@ def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
     }
 
 
-def shard_on_any_device() -> None:
-    """Allow the next accelerator to shard on CPUs.
-
-    accelerate shards only processes on GPUs, so processes on CPUs claim to be on GPUs while it decides.
-    """
-    from accelerate import PartialState
-    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
-
-    if PartialState().distributed_type == DistributedType.MULTI_CPU:
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-
-
 def _is_launched_sharded() -> bool:
     return _is_set("ACCELERATE_USE_FSDP")
 

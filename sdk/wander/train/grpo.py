@@ -53,7 +53,7 @@ from wander.errors import ConfigError, require_extra
 with require_extra("train", needed_for="training"):
     import torch
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
 
 from wander.evals.store.folder import RunFolder
 from wander.models.chat import ChatFormat, ChatOptions
@@ -76,6 +76,7 @@ from wander.train.engine import (
     open_engine,
 )
 from wander.train.hugging_face_trainer import tell_full_disk, train_until_interrupted
+from wander.train.internals import GRPOInternals
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
@@ -133,7 +134,7 @@ def can_skip_idle_rows(settings: GRPOSettings) -> bool:
     return algorithm.loss in ("dapo", "cispo") and not others
 
 
-class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
+class RolloutTrainer(StepTrainer, GRPOInternals):
     """TRL's GRPO on the rollouts of an environment."""
 
     config = staticmethod(grpo_config)
@@ -144,28 +145,17 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
         # If the policy is sharded, all processes must take part in every forward pass.
         self.skips_idle_rows = can_skip_idle_rows(self.settings) and not shards_policy(self.settings)
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Play a step in place of TRL's own sampling."""
-        played = self.play_step(prompts)
-        rewards = {"environment_reward": played["environment_reward"]}
-        texts = [""] * len(prompts)  # TRL would only print them
-        return (
-            *(played["prompt_ids"], played["completion_ids"], played["env_mask"], texts, played["logprobs"]),
-            *(rewards, None, []),
-        )
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
-        """Return the loss of a slice of the step, without the rows whose advantage is zero."""
-        if self.skips_idle_rows:
-            advantages_G = inputs["advantages"]
-            keep_G = self._rows_to_compute(advantages_G)
-            inputs = {
-                name: value[keep_G]
-                if torch.is_tensor(value) and value.dim() and len(value) == len(keep_G)
-                else value
-                for name, value in inputs.items()
-            }
-        return super()._compute_loss(model, inputs, *others)
+    def loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the rows of a slice of the step, without the rows whose advantage is zero."""
+        if not self.skips_idle_rows:
+            return inputs
+        keep_G = self._rows_to_compute(inputs["advantages"])
+        return {
+            name: value[keep_G]
+            if torch.is_tensor(value) and value.dim() and len(value) == len(keep_G)
+            else value
+            for name, value in inputs.items()
+        }
 
     def _rows_to_compute(self, advantages_G: torch.Tensor) -> torch.Tensor:
         """Return a mask of the rows with an advantage, plus the additional rows that every process needs.

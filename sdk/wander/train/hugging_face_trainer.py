@@ -18,6 +18,7 @@ from wander.errors import RunError
 from wander.models.loading import torch_device
 from wander.train.config import LoggingSection, ModelSection, ScheduleSection
 from wander.train.distributed import is_launched
+from wander.train.internals import save_checkpoint, wrap_checkpoints
 from wander.train.records.checkpoints import SavedCheckpoint
 from wander.train.records.record import TrainingRecord
 
@@ -101,7 +102,7 @@ def train_until_interrupted(
     """
     stop = _Stop(record, grace, idle_seconds)
     trainer.remove_callback(PrinterCallback)
-    trainer._save_checkpoint = stop.shield(trainer._save_checkpoint)
+    wrap_checkpoints(trainer, stop.shield)
     before = {}
     if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
         before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -122,7 +123,7 @@ def train_until_interrupted(
 def save_now(trainer: Any) -> None:
     """Save a checkpoint of the finished steps, unless it exists or no step is finished."""
     if trainer.state.global_step and not checkpoint_of(trainer.args, trainer.state).is_dir():
-        trainer._save_checkpoint(trainer.model, trial=None)
+        save_checkpoint(trainer)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 

@@ -27,7 +27,7 @@ with require_extra("train", needed_for="learning from preferences"):
     from datasets import Dataset
     from torch.nn.utils.rnn import pad_sequence
     from transformers import TrainerCallback
-    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+    from trl import DPOConfig, KTOConfig
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
@@ -36,6 +36,7 @@ from wander.models.loading import LoadedModel
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceSettings
+from wander.train.internals import DPOInternals, KTOInternals
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
@@ -259,20 +260,6 @@ def _in_batches(table: Sequence[dict[str, Any]], settings: PreferenceSettings) -
     return [table[place] for place in order]
 
 
-class PairTrainer(DPOTrainer):  # type: ignore[misc]
-    """TRL's DPO on rows that are already tokens."""
-
-    def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
-        return dataset
-
-
-class VerdictTrainer(KTOTrainer):  # type: ignore[misc]
-    """TRL's KTO on rows that are already tokens."""
-
-    def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
-        return dataset
-
-
 @dataclass
 class PairCollator(DataCollatorForPreference):  # type: ignore[misc]
     """TRL's batches of pairs, in which only the policy's tokens count."""
@@ -309,10 +296,10 @@ def _pair_trainer(
     more: dict[str, Any],
     pad: int,
     given: dict[str, Any],
-) -> PairTrainer:
+) -> DPOInternals:
     if section.imitation:
         arguments |= {"loss_type": [section.loss, "sft"], "loss_weights": [1.0, section.imitation]}
-    return PairTrainer(
+    return DPOInternals(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=PairCollator(pad_token_id=pad),
@@ -327,7 +314,7 @@ def _verdict_trainer(
     more: dict[str, Any],
     pad: int,
     given: dict[str, Any],
-) -> VerdictTrainer:
+) -> KTOInternals:
     if section.loss == "kto":  # KTO measures how far the policy moved on answers to other prompts
         others = [table[-1], *table[:-1]]
         table = [
@@ -338,7 +325,7 @@ def _verdict_trainer(
     bad = len(table) - good
     # Good and bad rollouts get the same total weight, regardless of their numbers.
     weights = {"desirable_weight": min(1.0, bad / good), "undesirable_weight": min(1.0, good / bad)}
-    return VerdictTrainer(
+    return KTOInternals(
         **given,
         train_dataset=Dataset.from_list(table),
         data_collator=VerdictCollator(pad_token_id=pad),

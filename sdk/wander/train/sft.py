@@ -34,7 +34,7 @@ with require_extra("train", needed_for="fine-tuning"):
     from datasets import Dataset, concatenate_datasets
     from torch.utils.data import Sampler
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig
 
 from wander.models.chat import ChatFormat, ChatOptions
 from wander.models.loading import LoadedModel
@@ -42,6 +42,7 @@ from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.distributed import World, current_world
+from wander.train.internals import SFTInternals
 from wander.train.offline import chat_options, learn, name_ends, row_error, tokens_of
 from wander.train.records.record import Progress, TrainingRecord
 from wander.train.settings.library_arguments import build_library_config
@@ -122,7 +123,7 @@ def train_sft(
             )
         return watched
 
-    def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> SFTTrainer:
+    def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> LengthSortedTrainer:
         return LengthSortedTrainer(
             model=model,
             processing_class=loaded.tokenizer,
@@ -190,10 +191,11 @@ def tokenize_rows(
     return Dataset.from_dict(columns), len(too_long)
 
 
-class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
+class LengthSortedTrainer(SFTInternals):
     """TRL's trainer with an order of conversations that a resumed run can continue."""
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+    def order(self) -> LengthOrder:
+        """Return an order in which each step has rows of similar lengths."""
         lengths = list(self.train_dataset["length"])
         rows = self.args.per_device_train_batch_size * self.args.world_size
         return LengthOrder(lengths, rows, self.args.seed)

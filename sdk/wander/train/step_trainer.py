@@ -5,6 +5,7 @@ Names of tensors end in their dimensions, as explained in `wander.train.grpo`.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 from datasets import Dataset
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from wander.errors import RunError, name_option
 from wander.models.engines.weights import whole_weights
@@ -26,7 +27,6 @@ from wander.train.distributed import (
     World,
     make_sharding_arguments,
     rows_and_accumulation,
-    shard_on_any_device,
     shards_policy,
 )
 from wander.train.engine import CurrentWeights, attach
@@ -36,6 +36,7 @@ from wander.train.hugging_face_trainer import (
     make_arguments,
     save_now,
 )
+from wander.train.internals import StepInternals, shard_on_any_device
 from wander.train.records.checkpoints import BATCH, SavedCheckpoint
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
@@ -118,7 +119,7 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
             part.save(folder)
 
 
-class StepTrainer(Trainer):  # type: ignore[misc]
+class StepTrainer(StepInternals):
     """Second base of TRL's trainers, which makes them learn from the rollouts of an environment."""
 
     config: Callable[[GRPOSettings, Path, int], Any]
@@ -197,11 +198,10 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         # Layers that are recomputed for the gradient do not keep keys and values.
         self.shares_openings = keeps_cache(model.config) and not settings.model.gradient_checkpointing
 
-    def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator, which shards the policy on any device."""
+    def before_accelerator(self) -> None:
+        """Let the accelerator shard the policy on any device."""
         if shards_policy(self.settings):
             shard_on_any_device()
-        super().create_accelerator_and_postprocess()
 
     def play_step(self, prompts: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """Draw and play this process's groups of the next step.
@@ -247,10 +247,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.later_GK2 = later_sequences(lines, self.accelerator.device)
         return trl_columns(lines, [row.reward for row in rows])
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the rows in TRL's format, with their `advantages` and the positions of their sequences."""
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
+        return batch if self.later_GK2 is None else {**batch, "later_sequences": self.later_GK2}
 
     def _learns_from(self, row: Row, rollout: Rollout) -> bool:
         return not (rollout.truncated and self.settings.algorithm.mask_truncated_completions)
@@ -284,38 +283,36 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         save_now(self)
         return True
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
-        """Return the loss of a slice of the step."""
+    @contextlib.contextmanager
+    def computing(self, inputs: dict[str, Any]) -> Iterator[None]:
+        """Compute the loss of a slice of the step in the block."""
         self.later_GK2 = inputs.get("later_sequences")
         self.slice = inputs
         # TRL multiplies the loss by `importance_sampling_ratio` if it believes that vLLM sampled.
         self.use_vllm = self.sampling_gap.corrects
         try:
-            return super()._compute_loss(model, inputs, *others)
+            yield
         finally:
             self.slice, self.use_vllm = None, False
 
-    def _get_per_token_logps_and_entropies(
+    def compute_logprobs(
         self,
         model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **unused: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return `logprobs_GT` and `entropies_GT`: TRL's method, without computing padding.
+        ids_GS: torch.Tensor,
+        real_GS: torch.Tensor,
+        kept: int,
+        size: int | None,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return `logprobs_GT` and `entropies_GT` of the last `kept` tokens, without computing padding.
 
         Rows are cut into their sequences and computed in buckets of similar length, so positions start at 0,
         as when the tokens were sampled. A shared beginning is computed once (rollouts/buckets.py).
         """
-        ids_GS, real_GS = input_ids, attention_mask
         rows, width = ids_GS.shape
         logprobs_GS = torch.zeros((rows + 1, width), device=ids_GS.device)
         entropies_GS = torch.zeros_like(logprobs_GS)
-        for bucket in self._buckets(ids_GS, real_GS, width - logits_to_keep, batch_size, model):
+        for bucket in self._buckets(ids_GS, real_GS, width - kept, size, model):
             with self.accelerator.autocast():
                 output = model(
                     input_ids=bucket.ids_BL,
@@ -325,17 +322,15 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 )
             scored = bucket.scored_BL[:, 1:]
             logprobs_GS = logprobs_GS.index_put(bucket.target, output.log_probs[scored].float())
-            if compute_entropy:
+            if with_entropy:
                 entropy = output.entropy[scored].float()
                 # Without a bonus, the entropy is only a metric, so it needs no gradient.
                 bonus = self.settings.algorithm.entropy_bonus or "use_adaptive_entropy" in self.settings.trl
                 entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
-        logprobs_GT, entropies_GT = (
-            values[:rows, -logits_to_keep:] for values in (logprobs_GS, entropies_GS)
-        )
+        logprobs_GT, entropies_GT = (values[:rows, -kept:] for values in (logprobs_GS, entropies_GS))
         if self.slice is not None and torch.is_grad_enabled():
             self.sampling_gap.read(self.slice, logprobs_GT)
-        return logprobs_GT, entropies_GT if compute_entropy else None, None
+        return logprobs_GT, entropies_GT if with_entropy else None
 
     def _buckets(
         self,
@@ -362,23 +357,22 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         cost = forward_cost(ids_GS.device)
         return cut_buckets(ids_GS, pieces, lambda lengths: split_by_cost(lengths, size, cost), shared)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, including the rollouts if more updates learn from them."""
-        super()._save_checkpoint(model, trial)
+    def save_batch(self, batch: Any) -> None:
+        """Add a step's rows to the checkpoint that was just saved, if more updates learn from them."""
         if self.state.global_step % self.settings.algorithm.num_iterations:
             folder = checkpoint_of(self.args, self.state)
-            torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
+            torch.save(batch, folder / BATCH.format(self.world.rank))
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore a checkpoint, with the rollouts that more updates learn from."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
-            device = self.accelerator.device
-            # A sharded policy computes on `cpu:0`, which PyTorch cannot load tensors to.
-            place = device if device.type != "cpu" else "cpu"
-            self._buffered_inputs = torch.load(file, map_location=place, weights_only=True)
-            done = self.state.global_step % self.settings.algorithm.num_iterations
-            self._step = done * self.args.gradient_accumulation_steps
+    def load_batch(self, checkpoint: Path) -> tuple[Any, int] | None:
+        """Return the rows in a checkpoint and the number of updates that learned from them, or None."""
+        file = checkpoint / BATCH.format(self.world.rank)
+        if not file.is_file():
+            return None
+        device = self.accelerator.device
+        # A sharded policy computes on `cpu:0`, which PyTorch cannot load tensors to.
+        place = device if device.type != "cpu" else "cpu"
+        batch = torch.load(file, map_location=place, weights_only=True)
+        return batch, self.state.global_step % self.settings.algorithm.num_iterations
 
     def _finish_step_metrics(self) -> dict[str, Any]:
         """Return metrics in addition to TRL's: those of the rollouts, and the times."""

@@ -27,6 +27,7 @@ from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
 from wander.train.config import ModelSection
 from wander.train.distributed import is_secondary_process, is_sharded
+from wander.train.internals import keep_adapters_exact
 from wander.train.settings.library_arguments import build_library_config
 
 
@@ -68,8 +69,7 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
             f"`model.lora_targets`: {str(error).splitlines()[0]}", hint="`auto` finds the layers of any model"
         ) from error
     if is_quantized(model):
-        # TRL would round adapters of 4-bit models to bfloat16, which rounds most of their updates away.
-        model.is_loaded_in_4bit = False
+        keep_adapters_exact(model)
     return wrapped
 
 

@@ -15,7 +15,8 @@ from wander.models.policy import PolicyClient
 from wander.models.tiny import create_tiny
 from wander.train.config import DPOSettings, KTOSettings, PreferenceSettings
 from wander.train.data import select_rows
-from wander.train.preference import PairTrainer, VerdictTrainer, collect_candidates, train_preference
+from wander.train.internals import DPOInternals, KTOInternals
+from wander.train.preference import collect_candidates, train_preference
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.sft import train_sft
 from wander.types import Rollout, SamplingArgs
@@ -159,11 +160,11 @@ class Compared:
         return loss
 
 
-class ComparedPairs(Compared, PairTrainer):
+class ComparedPairs(Compared, DPOInternals):
     pass
 
 
-class ComparedVerdicts(Compared, VerdictTrainer):
+class ComparedVerdicts(Compared, KTOInternals):
     pass
 
 
@@ -176,8 +177,8 @@ def test_both_losses_are_their_formulas_over_tokens_of_the_policy(
     imitation: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wander.train.preference.PairTrainer", ComparedPairs)
-    monkeypatch.setattr("wander.train.preference.VerdictTrainer", ComparedVerdicts)
+    monkeypatch.setattr("wander.train.preference.DPOInternals", ComparedPairs)
+    monkeypatch.setattr("wander.train.preference.KTOInternals", ComparedVerdicts)
     monkeypatch.setattr(Compared, "begun", puller, raising=False)
     monkeypatch.setattr(Compared, "imitation", imitation)
     Compared.gaps = []
@@ -196,14 +197,14 @@ def test_the_reference_gives_what_the_tokens_were_sampled_with(
 ) -> None:
     seen: dict[tuple[int, ...], float] = {}
 
-    class Watched(PairTrainer):
+    class Watched(DPOInternals):
         def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> torch.Tensor:
             known = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
             for ids, real, value in zip(inputs["input_ids"], inputs["attention_mask"], known, strict=True):
                 seen[tuple(ids[real.bool()].tolist())] = float(value)
             return super()._compute_loss(model, inputs, return_outputs)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr("wander.train.preference.PairTrainer", Watched)
+    monkeypatch.setattr("wander.train.preference.DPOInternals", Watched)
     train_preference(rows_of(rollouts), settings_for("dpo", puller, epochs=1), tmp_path)
     compared = 0
     for rollout in rollouts:

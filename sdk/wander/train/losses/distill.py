@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl import DistillationConfig, DistillationTrainer
+from trl import DistillationConfig
 
 from wander.errors import ConfigError
 from wander.models.loading import LoadedModel, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.engine import load_second_model
+from wander.train.internals import DistillationInternals
 from wander.train.rollouts.rows import Row
 from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments
@@ -29,33 +30,29 @@ def distill_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> 
     return build_library_config(DistillationConfig, own, settings.trl, "trl")
 
 
-class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
+class DistillTrainer(StepTrainer, DistillationInternals):
     """TRL's on-policy distillation on the rollouts of an environment."""
 
     config = staticmethod(distill_config)
     repeats_rows = False
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        played = self.play_step(prompts)
-        return played["prompt_ids"], played["completion_ids"], played["env_mask"], None, []
-
     def _learns_from(self, row: Row, rollout: Rollout) -> bool:
         return rollout.failure is None and super()._learns_from(row, rollout)
 
-    def _get_last_hidden_state(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int
+    def hidden_states(
+        self, model: Any, ids_GS: torch.Tensor, real_GS: torch.Tensor, kept: int
     ) -> torch.Tensor:
         """Return a model's last hidden state for each token, without computing padding."""
-        rows, width = input_ids.shape
+        rows, width = ids_GS.shape
         size = model.get_output_embeddings().weight.shape[1]
-        hidden_GSD = torch.zeros((rows + 1, width, size), device=input_ids.device)
-        for bucket in self._buckets(input_ids, attention_mask, width - logits_to_keep):
+        hidden_GSD = torch.zeros((rows + 1, width, size), device=ids_GS.device)
+        for bucket in self._buckets(ids_GS, real_GS, width - kept):
             with self.accelerator.autocast():
-                hidden_BLD = super()._get_last_hidden_state(
+                hidden_BLD = self.trl_hidden_states(
                     model, bucket.ids_BL, bucket.real_BL.long(), bucket.ids_BL.shape[1] - 1
                 )
             hidden_GSD = hidden_GSD.index_put(bucket.target, hidden_BLD[bucket.scored_BL[:, 1:]].float())
-        return hidden_GSD[:rows, -logits_to_keep:]
+        return hidden_GSD[:rows, -kept:]
 
 
 def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str, Any], GRPOSettings]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trl import RLOOConfig, RLOOTrainer
+from trl import RLOOConfig
 
 from wander.train.config import GRPOSettings
+from wander.train.internals import RLOOInternals
 from wander.train.rollouts.rollout_func import reward
 from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
@@ -28,7 +29,7 @@ def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLO
     return build_library_config(RLOOConfig, own, settings.trl, "trl")
 
 
-class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
+class LeaveOneOutTrainer(StepTrainer, RLOOInternals):
     """TRL's RLOO on the rollouts of an environment."""
 
     config = staticmethod(rloo_config)
@@ -42,8 +43,9 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
         """Log-probabilities of these tokens when they were sampled."""
         super().__init__(*args, **given, reward_funcs=[reward])
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
-        played = self.play_step(prompts)
+    def play_step(self, prompts: list[Any]) -> dict[str, Any]:
+        """Play a step, and keep what RLOO would lose: the policy's tokens, and the rewards."""
+        played = super().play_step(prompts)
         self.sampled_GT, self.sampling_GT = (
             pad_sequence(
                 [torch.tensor(row, device=self.accelerator.device) for row in played[name]], batch_first=True
@@ -51,23 +53,24 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
             for name in ("env_mask", "logprobs")
         )
         self.rewards = played["environment_reward"]
-        return played["prompt_ids"], played["completion_ids"], [""] * len(prompts)
+        return played
 
-    def _calculate_rewards(self, inputs: list[dict[str, Any]], *others: Any) -> torch.Tensor:
+    def with_rewards(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of TRL's dataset with the rewards of the step."""
         pairs = zip(inputs, self.rewards, strict=True)
-        rows = [{**row, "environment_reward": value} for row, value in pairs]
-        rewards: torch.Tensor = super()._calculate_rewards(rows, *others)
-        return rewards
+        return [{**row, "environment_reward": value} for row, value in pairs]
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        return {**output, "tool_mask": self.sampled_GT, "sampling_per_token_logps": self.sampling_GT}
+    def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a step's rows in TRL's format, with the policy's tokens and their log-probabilities."""
+        columns = {"tool_mask": self.sampled_GT, "sampling_per_token_logps": self.sampling_GT}
+        return {**super().finish_batch(batch), **columns}
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **given: Any) -> tuple[Any, Any, Any]:
-        """Return TRL's values with 0 for the environment's tokens, because TRL sums over all tokens."""
-        logprobs_GT, entropies_GT, unused = super()._get_per_token_logps_and_entropies(*args, **given)
-        return logprobs_GT * self.sampled_GT, entropies_GT, unused
+    def compute_logprobs(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log-probabilities of 0 for the environment's tokens, because TRL sums over all tokens."""
+        logprobs_GT, entropies_GT = super().compute_logprobs(*given)
+        return logprobs_GT * self.sampled_GT, entropies_GT
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
+    def loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return all rows of a slice of the step, and remember which of their tokens the policy sampled."""
         self.sampled_GT = inputs["tool_mask"]
-        return super()._compute_loss(model, inputs, *others)
+        return super().loss_inputs(inputs)
