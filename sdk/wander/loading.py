@@ -193,7 +193,7 @@ def _project_target(folder: Path) -> tuple[str, str]:
     except OSError as error:
         raise LoadError(f"`{settings}` cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise LoadError(f"`{settings}` is not valid TOML: {error}") from error
+        raise LoadError(f"cannot read `{settings}`: {error}") from error
     declared: dict[str, str] = project.get("entry-points", {}).get(GROUP, {})
     if len(declared) > 1:
         raise LoadError(f"`{settings}` declares {len(declared)} environments; a package may declare only one")

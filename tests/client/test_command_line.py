@@ -103,7 +103,7 @@ def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander
 
 def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:
     result = wander("env", "board", "hide", "RUN")
-    assert (result.status, "`--reason` is missing" in result.err) == (2, True)
+    assert (result.status, "missing option `--reason`" in result.err) == (2, True)
     assert "hint: run `wander env board hide --help`" in result.err
 
 

@@ -189,8 +189,8 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
 @pytest.mark.parametrize(
     ("words", "status", "part"),
     [
-        (["eval"], 2, "the environment is missing"),
-        (["eval", "./say-env"], 2, "`-m MODEL` is missing"),
+        (["eval"], 2, "missing argument `ENVIRONMENT`"),
+        (["eval", "./say-env"], 2, "missing option `-m MODEL`"),
         (["eval", "say-env", "-m", "x"], 2, "has no owner"),
         (["eval", "./nope", "-m", "x"], 3, "does not exist"),
         (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "`--split`: "),

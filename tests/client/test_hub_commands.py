@@ -122,7 +122,7 @@ def test_search_finds_what_was_published(published: HubRoom) -> None:
     assert data["next"] is None
     assert published.wander("search", "nothing-like-it", "--json").data == []
     nothing = published.wander("search", "nothing-like-it").err.splitlines()
-    assert re.fullmatch(r"no environment on http\S+ matches\nnext: wander search", "\n".join(nothing))
+    assert re.fullmatch(r"no matching environments on http\S+\nnext: wander search", "\n".join(nothing))
 
 
 def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:

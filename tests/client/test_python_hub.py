@@ -275,7 +275,7 @@ def test_an_owner_is_asked_for_before_anything_is_built(
     # Whether somebody has that name, a stranger is not told.
     with pytest.raises(NotFound, match="there is no owner `admin`") as caught:
         Hub(token=token, transport=room.transport).publish(folder, owner="admin")
-    assert caught.value.hint == "you may publish under `ada`"
+    assert caught.value.hint == "you can publish under `ada`"
 
 
 @pytest.mark.parametrize("promise", PROMISES)

@@ -64,7 +64,7 @@ def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
     assert after.summary.rollouts == 2
     with pytest.raises(UsageError, match="is finished"):
         wander.train(env, resume=trained, progress=False)
-    with pytest.raises(UsageError, match="`steps` cannot change"):
+    with pytest.raises(UsageError, match="cannot change `steps`"):
         wander.train(env, resume=trained, steps=3)
 
 

@@ -160,7 +160,7 @@ def test_what_is_no_source_does_not_count(folder: Path) -> None:
 def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander) -> None:
     result = wander("train", "--resume", "runs/x", "--steps", "5", "-m", "tiny")
     assert result.status == 2
-    assert "model, steps cannot change" in result.err
+    assert "cannot change `model`, `steps`" in result.err
 
 
 def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:

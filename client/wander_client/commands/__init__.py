@@ -125,7 +125,7 @@ COMMANDS: dict[str, Entry] = {
     "auth key": Entry("account.key:app", "create, list and revoke keys that sign runs"),
     "cache": Entry("find.cache:app", "show or free the disk space of installed environments"),
     "sandbox": Entry("run.sandbox:app", "test the sandbox on this machine"),
-    "worker": Entry("run.worker:worker", "play an environment here for runs on other machines"),
+    "worker": Entry("run.worker:worker", "serve an environment to runs on other machines"),
     "help": Entry("shell.help:show_help", "show the help of a command, a group or a topic"),
 }
 

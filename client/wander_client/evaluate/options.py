@@ -91,7 +91,11 @@ class SettingFlags:
     ] = None
     worker_addresses: Annotated[
         list[str] | None,
-        Option("--worker", metavar="tcp://HOST:PORT", help="play on this `wander worker`; repeatable"),
+        Option(
+            "--worker",
+            metavar="tcp://HOST:PORT",
+            help="play the rollouts on this `wander worker`; repeatable",
+        ),
     ] = None
 
 

@@ -113,7 +113,9 @@ def read_sampling(value: Any) -> SamplingArgs:
         return SamplingArgs(**value)
     except ValidationError as error:
         name, problem = first_fault(error)
-        raise UsageError(f"sampling argument `{name}`: {problem}", hint="fix the value") from error
+        raise UsageError(
+            f"sampling argument `{name}`: {problem}", hint="see the sampling options in docs/evaluating.md"
+        ) from error
 
 
 def _read_prices(value: Any) -> Any:

@@ -363,9 +363,9 @@ def _fill(
 
 
 def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
-    """Return the best wheel of a version for a Python.
+    """Return the wheel of a version that fits a Python interpreter best.
 
-    If several wheels are equal, the highest build number wins.
+    If several wheels fit equally well, the highest build number wins.
     """
     supported = {tag: rank for rank, tag in enumerate(python.tags)}
     ranked = [

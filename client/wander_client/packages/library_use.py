@@ -45,7 +45,7 @@ LARGEST_SOURCE = 2_000_000
 
 
 def parse_source(text: bytes | str) -> ast.Module:
-    """Return the syntax tree of a source, or an empty tree if it cannot be parsed."""
+    """Return the syntax tree of a module, or an empty tree if the module cannot be parsed."""
     try:
         return parse_alone(lambda: ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two for deep nesting
@@ -162,7 +162,7 @@ def _is_within(name: str, module: str) -> bool:
 
 
 def imports_of(tree: ast.Module) -> set[str]:
-    """Return the dotted names of the imports in a source."""
+    """Return the dotted names that a module imports."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -173,7 +173,7 @@ def imports_of(tree: ast.Module) -> set[str]:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Return the functions, classes, imports and assigned names at the top level of a source."""
+    """Return the names that a module binds at the top level: functions, classes, imports and assignments."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -204,7 +204,7 @@ def tasksets_of(trees: Iterable[ast.Module]) -> set[str]:
 
 
 def list_exports(tree: ast.Module) -> list[str]:
-    """Return the names in a source's `__all__`."""
+    """Return the names in a module's `__all__`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and "__all__" in map(_write, node.targets):
             values = getattr(node.value, "elts", [])

@@ -221,7 +221,8 @@ def _require_hub_files(lock: Mapping[str, Any], held: Collection[str], hub: str)
 
 
 def origins_in(content: bytes) -> dict[str, str]:
-    """Return the index, or the host of the file, for each package of a lock."""
+    """Return where each package of a lock comes from: the URL of its index if known, otherwise of its file's
+    host."""
     origins = {}
     for package in tomllib.loads(content.decode())["packages"]:
         file = (package.get("wheels") or [package.get("sdist") or package.get("archive") or {}])[0]
@@ -278,7 +279,7 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
 
 
 def _select(lock: Pylock, label: str, python: Interpreter) -> list[tuple[Package, Any]]:
-    """Return the packages of a lock for a Python, each with its file."""
+    """Return the packages of a lock that a Python interpreter needs, each with its file."""
     try:
         selected = list(lock.select(environment=python.environment, tags=python.tags))
     except PylockSelectError as error:

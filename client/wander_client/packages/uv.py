@@ -215,7 +215,7 @@ def builds_packages() -> bool:
 
 
 def make_virtualenv(folder: Path, python: Path) -> None:
-    """Create a relocatable virtual environment for a Python."""
+    """Create a relocatable virtual environment for a Python interpreter."""
     options = ["--quiet", "--relocatable", "--no-project", "--allow-existing", "--python", str(python)]
     run_uv(["venv", *options, str(folder)], doing="creating the virtual environment")
 

@@ -187,7 +187,7 @@ def train(
         is_own = training_phases.read_begun(folder).is_own
         if given and is_own:
             raise UsageError(
-                f"a resumed run keeps its settings: `{given[0]}` cannot change",
+                f"cannot change `{given[0]}` of a resumed run",
                 hint="pass only `resume`",
             )
         # If somebody else started the run, all settings come from this call.

@@ -131,7 +131,7 @@ def _find_suite(user: Settings, options: dict[str, Any], flags: CommandFlags) ->
 
 def _suite_of_models(options: dict[str, Any], user: Settings) -> Suite:
     if "environment" not in options:
-        raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
+        raise UsageError("missing argument `ENVIRONMENT`", hint="run `wander eval --help` for examples")
     common = {key: value for key, value in options.items() if key not in (*BUDGETS, "shard")}
     runs = []
     for model in options["model"]:

@@ -311,11 +311,13 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
         longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
         hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(error.option_name, flags)
         if "--set" in flags:
-            hint = f"{hint or ''} (settings without an option: `--set KEY=VALUE`)".lstrip()
+            unflagged = "pass settings that have no option with `--set KEY=VALUE`"
+            hint = f"{hint} Or {unflagged}" if hint else unflagged
     elif isinstance(error, click.BadParameter) and error.param is not None:
         name = _typed_name(error.param, words)
         missing = isinstance(error, click.MissingParameter)
-        message = f"`{name}` is missing" if missing else f"`{name}`: {message}"
+        kind = "argument" if isinstance(error.param, click.Argument) else "option"
+        message = f"missing {kind} `{name}`" if missing else f"`{name}`: {message}"
     return UsageError(message, hint=hint or f"run `{path} --help`")
 
 

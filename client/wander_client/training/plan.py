@@ -61,7 +61,7 @@ def show_plan(
 
     def show() -> None:
         for work in planned:
-            output.line(f"# {work.name}: the settings")
+            output.line(f"# settings of {work.name}")
             output.line("\n".join(toml_lines(work.settings)).lstrip())
             output.line()
         rows = [

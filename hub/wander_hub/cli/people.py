@@ -35,7 +35,7 @@ def user() -> None:
 @user.command("add")
 @click.argument("name")
 @click.option("--admin", is_flag=True, help="make the user an administrator")
-@click.option("--owner", multiple=True, help="also let the user publish under this owner; may repeat")
+@click.option("--owner", multiple=True, help="also let the user publish under this owner; repeatable")
 @data_option
 @json_option
 def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, as_json: bool) -> None:

@@ -32,16 +32,19 @@ def _limit(word: str) -> str | int | None:
     try:
         return int(TypeAdapter(ByteSize).validate_python(word))
     except ValidationError:
-        raise click.BadParameter(f"`{word}` is not a number, `10GiB`, `unlimited` or `default`") from None
+        raise click.BadParameter(
+            f"`{word}` is not a limit: use a number, a size such as `10GiB`, `unlimited` or `default`"
+        ) from None
 
 
 def _limit_option(kind: str) -> Callable[[Function], Function]:
+    amount = "a size such as `10GiB`" if kind == "stored_bytes" else "a number"
     return click.option(
         f"--{kind.replace('_', '-')}",
         type=_limit,
         metavar="LIMIT",
         default="default",
-        help="a number, `10GiB`, `unlimited` or `default`",
+        help=f"{amount}, `unlimited` or `default`",
     )
 
 

@@ -26,7 +26,7 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.Path(path_type=Path),
     help="write the administrator's token here (mode 0600) instead of printing it",
 )
-@click.option("--new-token", is_flag=True, help="create another administrator's token if one exists")
+@click.option("--new-token", is_flag=True, help="create a new administrator's token even if one exists")
 @click.option(
     "--exit-with-parent/--no-exit-with-parent", default=False, help="stop when the parent process exits"
 )

@@ -34,7 +34,7 @@ def token() -> None:
     "--scope",
     multiple=True,
     type=click.Choice(TOKEN_SCOPES),
-    help="permission of the token; may repeat  [default: all]",
+    help="permission of the token; repeatable  [default: all]",
 )
 @click.option("--days", type=click.IntRange(min=1, max=3650), help="days until it expires  [default: never]")
 @data_option

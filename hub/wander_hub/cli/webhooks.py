@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from sqlalchemy.orm import Session
+from wander.wire.events import EVENTS
 
 from wander_hub.cli.options import commit, data_option, json_option, print_row, print_rows, reading
 from wander_hub.identity import HUB
@@ -39,7 +40,13 @@ def list_webhooks(owner: str | None, data: Path | None, as_json: bool) -> None:
 @click.argument("url")
 @owner_option
 @click.option("--environment", help="environment of the owner  [default: all]")
-@click.option("--event", multiple=True, help="event such as `run.posted`; may repeat  [default: all]")
+@click.option(
+    "--event",
+    multiple=True,
+    type=click.Choice(EVENTS),
+    metavar="EVENT",
+    help="event such as `run.posted`; repeatable  [default: all]",
+)
 @data_option
 @json_option
 def add_webhook(
@@ -101,7 +108,7 @@ def try_webhook(number: int, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def list_deliveries(number: int, limit: int, data: Path | None, as_json: bool) -> None:
-    """List the past and pending deliveries of a webhook, newest first."""
+    """List the deliveries of a webhook, newest first."""
     from wander_hub.webhooks import service
 
     with reading(data) as session:

@@ -20,8 +20,9 @@ PROVEN = ("rescored", "replayed")
 
 
 class Board(Base):
-    """Comparable runs of one version, with one task set and one protocol, and the owners' presentation of
-    them."""
+    """A leaderboard: comparable runs of one version, with the same task set and protocol.
+
+    The owners choose how it is presented."""
 
     __tablename__ = "boards"
     __table_args__ = (UniqueConstraint("version_id", "task_set_sha256", "protocol_sha256"),)

@@ -138,4 +138,4 @@ def _owner_refusal(identity: Identity, permission: Permission, owner: str) -> Hu
 
 def _publishing_hint(identity: Identity) -> str | None:
     owners = ", ".join(f"`{name}`" for name in identity.owners)
-    return f"you may publish under {owners}" if owners else None
+    return f"you can publish under {owners}" if owners else None

@@ -15,7 +15,7 @@ OF_ENTRY = 100
 
 
 class Kept:
-    """A cache that forgets the least recently used results first."""
+    """A thread-safe cache that evicts the least recently used results."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -228,7 +228,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             hint = "stop the program that listens there, or choose another port with `--port`"
-            sys.stderr.write(f"error: `{host}` port {port} {reason}\n\nhint: {hint}\n")
+            sys.stderr.write(f"error: port {port} on `{host}` {reason}\n\nhint: {hint}\n")
             raise SystemExit(2) from error
         raise
     return listener

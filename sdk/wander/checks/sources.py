@@ -72,9 +72,9 @@ Stack = tuple[tuple[str, int, str], ...]
 
 
 class SourceWatch:
-    """Collects reads between `start` and `stop`.
+    """Record which calls read global state between `start` and `stop`.
 
-    `uses` attributes them once the environment's path is known.
+    `uses` attributes the calls to the environment once its path is known.
     """
 
     def __init__(self) -> None:

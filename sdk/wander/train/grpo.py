@@ -103,7 +103,7 @@ CISPO_CLIP_HIGH = 5.0
 
 
 def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
-    """Translate the settings to TRL's, for each of `processes` processes."""
+    """Return TRL's settings for each of `processes` training processes."""
     algorithm = settings.algorithm
     own = {
         **common_arguments(settings, folder, processes),

@@ -41,7 +41,7 @@ class FileHashes(_Read):
 
 
 class IndexFile(_Read):
-    """A file of a project."""
+    """A wheel or sdist in a project's page of the package index."""
 
     filename: FileName
     url: Address

@@ -195,7 +195,7 @@ def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
         table = tomllib.loads(text.decode())
         is_deep = _is_deep(table, MOST_DEPTH)
     except (ValueError, RecursionError) as error:
-        raise RefusedText(f"not TOML: {str(error)[:_LONGEST_FAULT]}") from error
+        raise RefusedText(f"not valid TOML: {str(error)[:_LONGEST_FAULT]}") from error
     if is_deep:
         raise RefusedText(f"{kind.name} nests tables and lists over {MOST_DEPTH} deep", too_large=True)
     return table

@@ -74,7 +74,9 @@ def search(
     if page.data or not here.output.human:
         here.output.answer(page.data, show, next=page.next)
     if not page.data:
-        here.output.note(f"no environment on {here.settings.hub} matches" if narrowed else "the hub is empty")
+        here.output.note(
+            f"no matching environments on {here.settings.hub}" if narrowed else "the hub is empty"
+        )
         here.output.next("wander search" if narrowed else "wander new my-env")
     else:
         first = page.data[0]

@@ -113,9 +113,9 @@ def _play_on_engine(options: dict[str, Any], flags: CommandFlags) -> int:
 
 
 def _require_named(options: dict[str, Any]) -> None:
-    for key, name in (("environment", "the environment"), ("model", "`-m MODEL`")):
+    for key, name in (("environment", "argument `ENVIRONMENT`"), ("model", "option `-m MODEL`")):
         if key not in options:
-            raise UsageError(f"{name} is missing", hint="run `wander eval --help` for examples")
+            raise UsageError(f"missing {name}", hint="run `wander eval --help` for examples")
 
 
 def _resume(run_dir: Path, options: dict[str, Any], flags: CommandFlags) -> int:

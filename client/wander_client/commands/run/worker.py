@@ -27,7 +27,7 @@ def worker(
     ] = None,
     log: Annotated[Path | None, Option(help="log file for the output of the environment")] = None,
 ) -> None:
-    """Play an environment on this machine, for `wander eval` or `wander train` on another machine.
+    """Serve an environment from this machine to `wander eval` or `wander train` on another machine.
 
     \b
     openssl rand -hex 32 > token
@@ -35,7 +35,7 @@ def worker(
 
     \b
     # then, on the machine with the model and its API key, and with a copy of the token file:
-    wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
+    wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --set worker_token_file=token
 
     Each connection gets its own process, and Ctrl-C stops all of them. Messages are not encrypted. On a
     shared network, listen on a socket that only you can open (`--listen unix:///PATH`) or on 127.0.0.1, and

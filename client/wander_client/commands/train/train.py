@@ -62,7 +62,7 @@ def train(
     verify: Annotated[Path | None, Option(help="repeat the first steps of this run and compare them")] = None,
     worker: Annotated[
         list[str] | None,
-        Option(metavar="tcp://HOST:PORT", help="play on this `wander worker`; repeatable"),
+        Option(metavar="tcp://HOST:PORT", help="play the rollouts on this `wander worker`; repeatable"),
     ] = None,
     worker_token_file: Annotated[
         str | None, Option(metavar="FILE", help="file with the token of --worker")
@@ -96,7 +96,7 @@ def train(
         own = training_phases.own_command(started, "--verify" if verify else "--resume").played_at(*workers)
         return _verify(own, started, steps) if verify else _resume(own, started, checkpoint, allow_changes)
     if environment is None:
-        raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
+        raise UsageError("missing argument `ENVIRONMENT`", hint="run `wander train --help` for examples")
     _require_startable(environment, config, None if dry_run or started else out)
     overrides = [*(setting or []), *_overrides(None if verify else steps, log or [], *workers)]
     model = training.choose_model(here, model, started_from)
@@ -236,7 +236,7 @@ def _require_same_settings(typed: Typed, resume: Path) -> None:
     others = sorted(typed.keys() - free)
     if others:
         raise UsageError(
-            f"a resumed run keeps its settings: {', '.join(others)} cannot change",
+            f"cannot change {', '.join(f'`{name}`' for name in others)} of a resumed run",
             hint=f"run `wander train --resume {resume}` without other options, or start a new run without "
             "`--resume`",
             code="other_settings",

@@ -124,7 +124,7 @@ def show_users(
     q: Annotated[str, Query(max_length=80)] = "",
     cursor: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """The users by name, with the administrators' forms."""
+    """The page that lists users by name and lets administrators change them."""
     q = q.strip()
     found = departures.list_users(visit.session, after=cursor, limit=_PEOPLE + 1, word=q)
     following = query_string(q=q, cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None

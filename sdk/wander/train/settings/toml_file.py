@@ -42,7 +42,7 @@ def settings_data(
     except OSError as error:
         raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
+        raise ConfigError(f"cannot read `{file}`: {error}", hint="fix the file") from error
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)
     apply_overrides(data, overrides, example="`section.field=value`, for example `schedule.steps=20`")
