@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 BIN = Path(sys.executable).parent
+_ORDINARY_USER = Path(__file__).with_name("ordinary_user.py")
 ADMIN = "admin"
 
 
@@ -101,28 +102,32 @@ class MortalHub:
         return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=60, **body)
 
 
-def hub_command(data: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """Return a `wander-hub` command line and its environment."""
-    return [str(BIN / "wander-hub"), *arguments], {**clean_environment(), "WANDER_HUB_DATA": str(data)}
+def hub_command(data: Path, *arguments: str, uid: int | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return a `wander-hub` command line and its environment; `uid` is the user who runs it."""
+    become = [] if uid is None else [sys.executable, "-I", str(_ORDINARY_USER), str(uid)]
+    command = [*become, str(BIN / "wander-hub"), *arguments]
+    return command, {**clean_environment(), "WANDER_HUB_DATA": str(data)}
 
 
-def make_token(data: Path, user: str = ADMIN, **settings: str) -> str:
+def make_token(data: Path, user: str = ADMIN, *, uid: int | None = None, **settings: str) -> str:
     """Make an API token for a user of the hub in `data` with the operator's command."""
-    command, environment = hub_command(data, "token", "create", user)
+    command, environment = hub_command(data, "token", "create", user, uid=uid)
     done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=True)
     return next(word for word in done.stdout.split() if word.startswith("wnd_"))
 
 
 @contextmanager
-def live_hub(data: Path, *, port: int | None = None, **settings: str) -> Iterator[LiveHub]:
+def live_hub(
+    data: Path, *, port: int | None = None, uid: int | None = None, **settings: str
+) -> Iterator[LiveHub]:
     """Start a hub on an empty or existing data folder, wait until it answers, and stop it with the block.
 
     `settings` are further variables. Without them, the hub does not replay posted runs, because that would
-    keep both cores busy during the test.
+    keep both cores busy during the test. With `uid`, which needs root, this user runs the hub.
     """
     data.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port or free_port()}"
-    command, environment = hub_command(data, "serve", "--port", url.rpartition(":")[2])
+    command, environment = hub_command(data, "serve", "--port", url.rpartition(":")[2], uid=uid)
     environment |= {"WANDER_HUB_VERIFICATION": "off", **settings}
     log = data / "serve.log"
     with log.open("wb") as out:
@@ -131,7 +136,7 @@ def live_hub(data: Path, *, port: int | None = None, **settings: str) -> Iterato
         )
     try:
         wait_until_healthy(url, process, log)
-        yield LiveHub(url, make_token(data, **settings), data, process, log)
+        yield LiveHub(url, make_token(data, uid=uid, **settings), data, process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)

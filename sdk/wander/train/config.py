@@ -293,6 +293,9 @@ class InferenceSection(Section):
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """Engine: transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
+    dtype: Precision | None = None
+    """transformers: precision of the weights that are sampled, in a copy if it is not `model.dtype`. None
+    means bfloat16 on a GPU with `model.autocast`, and otherwise `model.dtype`."""
     url: str | list[str] | None = None
     """vllm-server: address of the server, or of several. None starts one on this machine for the run."""
     python: str | None = None

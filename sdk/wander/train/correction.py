@@ -29,6 +29,7 @@ def is_corrected(settings: GRPOSettings) -> bool:
         return False
     own_weights = section.engine == "transformers" and settings.batch.max_staleness == 0
     own_weights = own_weights and not settings.sampling.is_truncated
+    own_weights = own_weights and section.dtype in (None, model.dtype)
     # bitsandbytes computes single tokens by another kernel than whole sequences.
     exact = model.dtype == "float32" and not model.autocast and model.quantization is None
     return not (own_weights and exact)

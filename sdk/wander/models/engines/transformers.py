@@ -32,8 +32,9 @@ class _Cohort:
 class TransformersEngine(BatchedEngine):
     """Samples with a Hugging Face model, with at most `max_batch_size` rows at a time.
 
-    The model is the trainer's own. If that model is sharded over processes, it is a separate complete copy
-    (`live=False`), which `update_weights` keeps current.
+    The model is the trainer's own, or a separate complete copy (`live=False`) that `update_weights` keeps
+    current: if the trainer's model is sharded over processes, if adapters are merged for sampling, or if the
+    weights are sampled in another precision.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample
 from wander.train.config import GRPOSettings
 from wander.train.distributed import current_world
-from wander.train.engine import load_second_model, sampling_rows
+from wander.train.engine import load_sampled, sampling_rows
 from wander.train.settings.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
@@ -111,7 +111,7 @@ class Opponents:
         self._joined: dict[PolicyClient, Client] = {}
         self._loaded: dict[str, LoadedModel] = {}
         self._earlier = {
-            player: _Earlier(settings.players[player], lambda: load_second_model(settings))
+            player: _Earlier(settings.players[player], lambda: load_sampled(settings))
             for player, model in self.models.items()
             if model == EARLIER
         }
@@ -160,7 +160,7 @@ class Opponents:
         if model == EARLIER:
             return self._earlier[player].loaded
         if model not in self._loaded:
-            self._loaded[model] = load_second_model(self.settings, None if model == FROZEN else model)
+            self._loaded[model] = load_sampled(self.settings, None if model == FROZEN else model)
         return self._loaded[model]
 
     def prepare(self, client: PolicyClient, version: int, weights: Weights) -> None:
