@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from hub_jobs import same_again
+from run_parcels import Parcel
+from staged_uploads import posted
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import evidence, service
 from wander_hub.verification.evidence import Examiner
@@ -97,6 +99,23 @@ async def test_a_repetition_that_agrees_is_a_badge_and_no_level(board: Board) ->
     assert (await board.evidence(second))["rerun_of"] == first
     for path in ("/alice/reverse-text/leaderboard", f"/runs/{first}"):
         assert "repeated by bob" in (await board.hub.get(path, headers=HTML)).text
+
+
+async def test_a_stranger_who_repeats_a_private_run_finds_nothing_out(board: Board) -> None:
+    hub = board.hub
+    hidden = board.run_of(board.sha256, reward=REWARDS, run_id=name_of(1), **SIZE)
+    made = await posted(hub.client, hub.auth(), Parcel.of(*hidden), private=True)
+    assert made.status_code == 201, made.text
+    told = []
+    for number, named in ((2, name_of(1)), (3, name_of(77))):
+        run_id = await board.post(number, REWARDS, user="bob", rerun_of=named, **SIZE)
+        board.examine()
+        found = (await hub.get(f"/api/v1/runs/{run_id}/evidence", headers=hub.auth("bob"))).json()
+        assert found["rerun_of"] == named
+        told.append({**found, "run_id": "", "rerun_of": "", "examined_at": ""})
+        own = (await hub.get(f"/api/v1/runs/{run_id}/evidence", headers=hub.auth())).json()["rerun_of"]
+        assert own == (named if number == 3 else made.json()["run_id"])
+    assert told[0] == told[1]
 
 
 async def test_a_run_that_was_private_is_repeated_under_the_id_of_its_folder(board: Board) -> None:

@@ -162,13 +162,22 @@ def evidence_of(session: Session, run: Run) -> RunEvidence:
         level=run.level,
         level_reason=run.level_reason,
         examined_at=examination.examined_at if examination else None,
-        rerun_of=examination.rerun_of if examination else None,
+        rerun_of=_repeated_id(session, run, examination) if examination else None,
         reruns=[_rerun(session, rerun, run) for rerun in reruns],
         repeated_by=repeated_by(session, [run_id]).get(run_id, []),
         proofs=prove(session, run) if run.kind == "evaluation" else [],
         tokens=tokens,
         stated=STATED if tokens is None or tokens.understated else STATED_BUT_COUNTED,
     )
+
+
+def _repeated_id(session: Session, run: Run, examination: RunExamination) -> str | None:
+    """Return the hub's id of the run that a run repeats, or the id in its manifest if the reader may not see
+    that run. The response therefore does not tell whether a private run exists.
+    """
+    repeated = examination.rerun_of
+    is_seen = repeated is not None and run_repository.run_named(session, repeated) is not None
+    return repeated if is_seen else run.brief_manifest.rerun_of
 
 
 def _rerun(session: Session, run: Run, original: Run) -> Rerun:
