@@ -44,15 +44,13 @@ class ModelSection(Section):
     `autocast`."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of the adapters, which are merged at the end; 0 trains all weights."""
-    lora_alpha: float | None = Field(default=None, gt=0)
-    """Scale of the adapters, which are multiplied by alpha / rank; None means 4 times the rank."""
     quantization: Literal["nf4"] | None = None
     """`nf4`: the linear layers have 4 bits while adapters learn on them (QLoRA). It needs `lora_rank` and
     bitsandbytes. The saved model has the same weights as numbers of `dtype`, with the adapters merged."""
     peft: dict[str, Any] = Field(default_factory=dict)
-    """More arguments of PEFT's `LoraConfig` for the adapters, such as `use_dora` or `lora_dropout`."""
-    lora_targets: Literal["auto"] | list[str] = "auto"
-    """Names of the layers that get adapters; `auto` means every linear layer except the output layer."""
+    """More arguments of PEFT's `LoraConfig` for the adapters, such as `use_dora` or `lora_dropout`. By
+    default, `lora_alpha` is 4 times the rank, and `target_modules` are all linear layers except the output
+    layer."""
     autocast: bool = False
     """Whether to sample and to compute updates in bfloat16. The weights keep their `dtype`."""
     attention: str = "sdpa"

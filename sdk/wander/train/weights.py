@@ -46,9 +46,9 @@ def load_learner(section: ModelSection, path: str | None = None) -> LoadedModel:
 def wrap_lora(model: Any, section: ModelSection) -> Any:
     """Return the model with the adapters in the settings, or the model itself for rank 0.
 
-    `auto` asks the model for its linear layers, so that the names of each architecture are found (such as
-    LFM2's in_proj, out_proj, w1, w2 and w3, in addition to the projections of its attention). The output
-    layer is never included.
+    By default, PEFT asks the model for its linear layers, so that the names of each architecture are found
+    (such as LFM2's in_proj, out_proj, w1, w2 and w3, in addition to the projections of its attention). The
+    output layer is never included.
     """
     if section.lora_rank == 0:
         return model
@@ -56,8 +56,8 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
 
     own = {
         "r": section.lora_rank,
-        "lora_alpha": section.lora_alpha or 4 * section.lora_rank,
-        "target_modules": "all-linear" if section.lora_targets == "auto" else list(section.lora_targets),
+        "lora_alpha": 4 * section.lora_rank,
+        "target_modules": "all-linear",
         "task_type": "CAUSAL_LM",
     }
     adapters = build_library_config(LoraConfig, own, section.peft, "model.peft")
@@ -66,7 +66,8 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
             wrapped = get_peft_model(model, adapters)
     except ValueError as error:
         raise ConfigError(
-            f"`model.lora_targets`: {str(error).splitlines()[0]}", hint="`auto` finds the layers of any model"
+            f"`model.peft`: {str(error).splitlines()[0]}",
+            hint='`target_modules = "all-linear"`, the default, finds the layers of any model',
         ) from error
     if is_quantized(model):
         keep_adapters_exact(model)

@@ -58,12 +58,14 @@ def test_adapters_are_on_every_linear_layer_but_the_output(kind: str) -> None:
 
 
 def test_layers_and_alpha_can_be_chosen() -> None:
-    section = ModelSection(path="any", lora_rank=4, lora_alpha=8, lora_targets=["q_proj", "w2"])
+    section = ModelSection(
+        path="any", lora_rank=4, peft={"lora_alpha": 8, "target_modules": ["q_proj", "w2"]}
+    )
     model = wrap_lora(model_of("lfm2"), section)
     assert adapted(model) == {"q_proj", "w2"}
     assert model.peft_config["default"].lora_alpha == 8
-    with pytest.raises(ConfigError, match="lora_targets"):
-        wrap_lora(model_of("llama"), ModelSection(path="any", lora_rank=4, lora_targets=["w9"]))
+    with pytest.raises(ConfigError, match="w9"):
+        wrap_lora(model_of("llama"), ModelSection(path="any", lora_rank=4, peft={"target_modules": ["w9"]}))
 
 
 def test_without_a_rank_the_model_stays_as_it_is() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from wander.errors import ConfigError, did_you_mean
 
-FREE = ("use_bias_correction_kl",)
+FREE = ("lora_alpha", "target_modules", "use_bias_correction_kl")
 """Arguments that Wander sets, but that the settings may replace."""
 
 INSTEAD = {
@@ -21,7 +21,6 @@ INSTEAD = {
     "gradient_checkpointing": "model.gradient_checkpointing",
     "learning_rate": "schedule.learning_rate",
     "loss_type": "algorithm.loss",
-    "lora_alpha": "model.lora_alpha",
     "lr_scheduler_type": "schedule.decay",
     "mask_truncated_completions": "algorithm.mask_truncated_completions",
     "max_completion_length": "sampling.max_tokens",
@@ -36,7 +35,6 @@ INSTEAD = {
     "r": "model.lora_rank",
     "scale_rewards": "algorithm.scale_rewards",
     "seed": "schedule.seed",
-    "target_modules": "model.lora_targets",
     "temperature": "sampling.temperature",
     "top_entropy_quantile": "algorithm.top_entropy_quantile",
     "top_k": "sampling.top_k",
