@@ -24,7 +24,6 @@ import statistics
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +39,7 @@ from wander_hub.database import Base, Database
 from wander_hub.environments.models import Environment
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job
+from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.names import skeleton
 from wander_hub.runs.models import Run
@@ -148,10 +148,13 @@ def multiply_run(database: Database, count: int) -> None:
             entries.append(columns_of(entry) | named | place | {"posted_at": run.posted_at - at})
         session.execute(insert(Run), runs)
         session.execute(insert(BoardEntry), entries)
-        every = session.scalars(select(BoardEntry).where(BoardEntry.board_id == board.id)).all()
-        board.runs = board.models = len(every)
-        board.lows = array("d", sorted(one.low for one in every)).tobytes()
-        board.highs = array("d", sorted(one.high for one in every)).tobytes()
+        of_board = select(BoardEntry).where(BoardEntry.board_id == board.id, BoardEntry.counts)
+        counting = session.scalars(of_board).all()
+        bounds = Bounds()
+        for one in counting:
+            bounds.add(one.place)
+        board.runs, board.models = board.runs + count, len(counting)
+        board.lows, board.highs, board.tiers = bounds.dump()
         environment.run_count += count
 
 

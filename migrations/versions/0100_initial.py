@@ -542,6 +542,7 @@ def upgrade() -> None:
         sa.Column('arguments', sa.JSON(), nullable=False),
         sa.Column('max_tokens', sa.Integer(), nullable=True),
         sa.Column('players', sa.JSON(), server_default='{}', nullable=False),
+        sa.Column('strata', sa.JSON(), nullable=False),
         sa.Column('runs', sa.Integer(), nullable=False),
         sa.Column('models', sa.Integer(), nullable=False),
         sa.Column('last_posted_at', sa.DateTime(timezone=True), nullable=False),

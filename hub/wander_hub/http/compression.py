@@ -20,7 +20,8 @@ _LEAST = 1024
 """Size in bytes below which compression does not pay off."""
 _LONG = 64 * 1024
 """Smallest size in bytes that is compressed in a thread."""
-_EFFORT = 5
+_EFFORT = 3
+"""Level of zlib. Level 5 takes twice as long, and makes a leaderboard only a tenth smaller."""
 _TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 
 

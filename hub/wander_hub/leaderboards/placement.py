@@ -92,6 +92,8 @@ def _place_one(session: Session, boards: _Boards, run: Run, placed: BoardEntry |
     board = boards.of_run(run, manifest)
     if run.level in PROVEN or run.posted_by_id == session.get_one(Version, run.version_id).uploaded_by_id:
         board.standard = board.standard or _is_standard(run, manifest)
+    if not board.runs:
+        board.strata = manifest.strata if len(manifest.strata) > 1 else []
     if not (rescored and board.refuses_rescored):
         boards.put_up(board, _entry(run, manifest))
 

@@ -12,7 +12,6 @@ from wander.wire.boards import (
     TIERS,
     FoldedRun,
     HiddenRunInfo,
-    HistoryPoint,
     LeaderboardPlace,
     VersionBoard,
 )
@@ -36,7 +35,6 @@ from wander_hub.runs.service import stated_by
 MOST_OTHERS = 20
 """Maximum number of other boards in a response."""
 MOST_HIDDEN = 50
-HISTORY_ROWS = 50
 MOST_FOLDED = 20
 
 
@@ -54,7 +52,7 @@ def leaderboard(
 ) -> Leaderboard:
     """Return a board, by default the first board of the newest version that has one.
 
-    A `brief` board only has rows, without history, hidden runs and other versions. `versions` can be passed
+    A `brief` board only has rows, without hidden runs and other versions. `versions` can be passed
     if the caller already has the environment's versions, newest first.
     """
     versions = versions if versions is not None else environments.list_versions(session, environment)
@@ -88,10 +86,6 @@ def leaderboard(
     if not brief and is_first_page:
         hidden = repository.hidden_of(session, shown, MOST_HIDDEN) if standing.has_hidden else []
         update["hidden"] = [hidden_info(run, hiding, base_url) for run, hiding in hidden]
-        leaders = repository.leaders(session, shown, HISTORY_ROWS)
-        proven = [leader for leader in leaders if leader.tier == leaders[0].tier]
-        proven.sort(key=lambda leader: leader.posted_at)
-        update["history"] = [fill(HistoryPoint, leader) for leader in proven]
         update["versions"] = _other_versions(session, chosen, versions, shown)
         if others or len(versions) > 1:
             update["elsewhere"] = list_elsewhere(session, versions, shown, filled)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
-from wander.wire import Leaderboard, RunManifest
+from wander.wire import Leaderboard
 from wander.wire.boards import StratumScore
-from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
@@ -19,22 +17,11 @@ _MOST_BROKEN_DOWN = 100_000
 """Maximum number of rollouts that a board reads for a stratum, which takes half a second of CPU time."""
 
 
-def with_strata(session: Session, board: Leaderboard) -> Leaderboard:
-    """Return a board with the strata of its examples; all its runs have the same. A single stratum is left
-    out."""
-    for row in board.rows[:1]:
-        brief = session.scalars(select(Run.brief).where(Run.run_id == row.run_id)).one()
-        strata = explorer.list_strata(read_record(RunManifest, brief, MANIFEST_HEAD))
-        return board.model_copy(update={"strata": strata if len(strata) > 1 else []})
-    return board
-
-
 def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int | None) -> Leaderboard:
-    """Return a board with its strata, and with the rewards of its rows on one stratum, if given.
+    """Return a board with the rewards of its rows on one stratum, if given.
 
     Raises a 404 problem if the examples do not have the stratum.
     """
-    board = with_strata(session, board)
     if stratum is None or not board.rows:
         return board
     if stratum not in board.strata:

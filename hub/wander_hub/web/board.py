@@ -12,7 +12,7 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
-from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS, filled_columns, most_attempts
+from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS, TIERS, filled_columns, most_attempts
 from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 
 from wander_hub.database import READER
@@ -23,7 +23,7 @@ from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
 from wander_hub.leaderboards.filters import BoardFilter, BoardSort
-from wander_hub.leaderboards.strata import score_stratum, with_strata
+from wander_hub.leaderboards.strata import score_stratum
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run
 from wander_hub.verification import service as verification
@@ -95,7 +95,6 @@ def leaderboard(
     of_version = next(one for one in versions if one.version == shown.version)
     metrics = _list_metrics(visit.session, of_version, shown)
     columns = _columns(shown, metrics, wanted_columns)
-    shown = with_strata(visit.session, shown)
     chosen = stratum if stratum in shown.strata else None
     if chosen is not None:
         shown = score_stratum(visit.session, visit.storage, shown, chosen)
@@ -131,12 +130,7 @@ def leaderboard(
         sorts={sort: query_string(**kept, sort=sort) for sort in get_args(BoardSort)},
         following=following,
         others=[(one, set_apart(shown, one)) for one in shown.others],
-        history=charts.history(
-            tuple(
-                charts.HistoryDot(one.run_id, one.model, one.reward_mean, one.posted_at)
-                for one in shown.history
-            )
-        ),
+        history=_draw_history(shown.rows),
         stratum=chosen,
     )
 
@@ -184,6 +178,18 @@ def _newest_brief(reader: Identity | None) -> Select[str]:
     query = query.where(Run.version_id == bindparam("version_id"), run_repository.counts())
     query = query.where(Run.posted_by_id == bindparam("poster_id"))
     return query.order_by(Run.posted_at.desc(), Run.run_id).limit(1)
+
+
+def _draw_history(rows: Sequence[LeaderboardRow]) -> Markup:
+    """Draw the counting rows of the best level over time, because a lower level's reward is not a record."""
+    counting = [row for row in rows if row.best]
+    best = min((TIERS.index(row.level) for row in counting), default=0)
+    dots = [
+        charts.HistoryDot(row.run_id, row.model, row.reward_mean, row.posted_at)
+        for row in counting
+        if row.level == TIERS[best]
+    ]
+    return charts.history(tuple(sorted(dots, key=lambda dot: dot.posted_at)))
 
 
 def _list_metrics(session: Session, version: ListedVersion, board: Leaderboard) -> list[str]:

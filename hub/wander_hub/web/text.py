@@ -63,7 +63,8 @@ def coded(text: str) -> Markup:
 
 def breakable(text: str) -> Markup:
     """Return a name like `visible`, with places where a line may break after separators."""
-    return Markup("<wbr>").join(visible(part) for part in _SEAM.split(text))
+    parts = _SEAM.split(text)
+    return visible(text) if len(parts) == 1 else Markup("<wbr>").join(map(visible, parts))
 
 
 def plain(text: str) -> str:

@@ -309,15 +309,6 @@ class VersionBoard(Record):
     best_reward: float
 
 
-class HistoryPoint(Record):
-    """A run that led the board, and the time when it was posted."""
-
-    run_id: RunId
-    model: Line
-    reward_mean: float
-    posted_at: datetime
-
-
 class ModelElsewhere(Record):
     """A model that has no row on a board, with its best row on another board of the environment."""
 
@@ -390,8 +381,6 @@ class Leaderboard(Record):
     """Number of runs that are left out because rollouts are missing."""
     hidden: list[HiddenRunInfo] = Field(default_factory=list)
     """Runs that the owners hid, most recently hidden first."""
-    history: list[HistoryPoint] = Field(default_factory=list)
-    """Runs that led the board, by time."""
     boards: Count = 1
     """Number of boards (task set x protocol) of this version. By default the hub returns the pinned board, or
     the board for the environment's default arguments and whole evaluation split if no board is pinned."""
