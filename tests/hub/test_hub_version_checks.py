@@ -80,7 +80,7 @@ async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hu
     assert "determinism.replay" in page
     assert "&lt;b&gt;" in page
     assert "<dd>1.00 / 0.00 / 0.25</dd>" in page
-    assert "mean reward of each scripted player: correct answer 1.00, empty reply 0.00, begging 0.25" in page
+    assert "Mean reward of each scripted player: correct answer 1.00, empty reply 0.00, begging 0.25" in page
 
 
 async def test_every_version_is_checked_once_also_those_of_before(hub, commands, make_wheel):
