@@ -41,7 +41,8 @@ class Board(Base):
     players: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
     """Models of the other players, by player: name, and the start of a digest of weights."""
     strata: Mapped[list[int]] = mapped_column(JSON, default=list)
-    """First strata of the examples, according to the first run; empty if there is only one."""
+    """First strata of the examples, according to the latest run that the hub verified, otherwise the first
+    run; empty if there is only one."""
     runs: Mapped[int] = mapped_column(default=0)
     """Number of runs on the board."""
     models: Mapped[int] = mapped_column(default=0)

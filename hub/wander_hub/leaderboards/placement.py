@@ -17,6 +17,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import PROVEN, Board, BoardEntry
+from wander_hub.runs.explorer import list_strata
 from wander_hub.runs.manifest import protocol_digest
 from wander_hub.runs.models import MISPLACED, Run
 
@@ -92,8 +93,9 @@ def _place_one(session: Session, boards: _Boards, run: Run, placed: BoardEntry |
     board = boards.of_run(run, manifest)
     if run.level in PROVEN or run.posted_by_id == session.get_one(Version, run.version_id).uploaded_by_id:
         board.standard = board.standard or _is_standard(run, manifest)
-    if not board.runs:
-        board.strata = manifest.strata if len(manifest.strata) > 1 else []
+    if run.level in PROVEN or not board.runs:
+        strata = list_strata(manifest)
+        board.strata = strata if len(strata) > 1 else []
     if not (rescored and board.refuses_rescored):
         boards.put_up(board, _entry(run, manifest))
 
