@@ -117,8 +117,7 @@ def test_samples_in_bfloat16_are_corrected_unless_that_is_turned_off(
 ) -> None:
     settings = settings_for(
         puller,
-        model={"autocast": True},
-        inference={"correction": correction},
+        inference={"dtype": "bfloat16", "correction": correction},
     )
     train_grpo(opener_of(bandit), settings, tmp_path / "run")
     entries = read_metrics(tmp_path / "run")
