@@ -45,6 +45,21 @@ def test_an_evaluation_that_cannot_be_is_refused(overrides: list[str], message: 
         read_settings(GRPOSettings, None, overrides, model=MODEL)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (['inference.engine="vllm"', 'inference.dtype="bfloat16"'], "only for the engine `transformers`"),
+        (
+            ['model.quantization="nf4"', "model.lora_rank=4", 'inference.dtype="bfloat16"'],
+            "`inference.dtype` needs copies",
+        ),
+    ],
+)
+def test_a_precision_of_samples_without_effect_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_settings(GRPOSettings, None, overrides, model=MODEL)
+
+
 def test_targets_are_numbers_or_bounds() -> None:
     settings = read_settings(
         GRPOSettings,

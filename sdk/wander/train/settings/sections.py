@@ -165,13 +165,15 @@ NOT_READ: dict[str, Sequence[str]] = {
 
 
 def require_effect(settings: Any) -> None:
-    """Raise `ValueError` for settings of a run that its loss does not read."""
+    """Raise `ValueError` for settings of a run that its loss or its engine does not read."""
     loss = settings.algorithm.loss
     for name in NOT_READ.get(loss, ()):
         section, _, field = name.partition(".")
         value = getattr(settings, section)
         if getattr(value, field) != type(value).model_fields[field].default:
             raise ValueError(f"the loss `{loss}` does not support `{name}`: leave it out")
+    if settings.inference.dtype is not None and settings.inference.engine != "transformers":
+        raise ValueError("`inference.dtype` is only for the engine `transformers`: leave it out")
     if loss == "rloo" and settings.algorithm.scale_rewards == "group":
         raise ValueError('the loss `rloo` supports only `scale_rewards = "batch"` or `"none"`')
     if loss == "distill" and settings.teacher.path is None:
@@ -187,6 +189,7 @@ def require_no_copies(settings: Any) -> None:
     engine = settings.inference.engine
     copying = {
         f'`inference.engine = "{engine}"`': engine != "transformers",
+        "`inference.dtype`": settings.inference.dtype is not None,
         "`batch.max_staleness`": settings.batch.max_staleness > 0,
         f"the player `{EARLIER}`": EARLIER in settings.other_players.values(),
     }
