@@ -87,6 +87,10 @@ NAMES = [
     "node_modules/a.js",
     ".pytest_cache/README.md",
     "wandb/run-1/files/x.json",
+    "wander-hub-data/objects/a",
+    "hub.db",
+    "hub.db-wal",
+    "hub.lock",
 ]
 
 

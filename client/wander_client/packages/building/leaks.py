@@ -19,6 +19,7 @@ _KEEPS = {
     **dict.fromkeys((".aws", ".azure", ".gnupg", ".kube", ".ssh"), "credentials"),
     **dict.fromkeys((".git", ".hg", ".svn"), "a repository"),
     **dict.fromkeys(("runs", "wandb", "mlruns", "lightning_logs"), "runs"),
+    "wander-hub-data": "the data of a hub",
     **dict.fromkeys((".venv", "venv", "node_modules", ".tox", ".nox"), "installed packages"),
     **dict.fromkeys(
         (
@@ -50,6 +51,7 @@ _NAMES = {
         for name in ("token", "tokens", "*_token", "*-token", "*api_key", "*api-key")
     ),
     "the history of a shell": (".*_history",),
+    "the data of a hub": ("hub.db", "hub.db-*", "hub.lock"),
     "compiled code": ("*.pyc",),
 }
 """Kinds of content, with the names of the files that contain it."""

@@ -121,7 +121,9 @@ def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) 
 
 def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
     """Return the error for the first setting that is unknown or has an invalid value."""
-    problem = error.errors(include_url=False, include_input=False)[0]
+    problems = error.errors(include_url=False, include_input=False)
+    # A misspelled name often leaves a required field unset, so unknown names come first.
+    problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
     *sections, name = [str(part) for part in problem["loc"]] or [""]
     place = ".".join([*sections, name]) or "the settings"
     for section in sections:  # follow the path to the section of the setting
@@ -131,6 +133,8 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
         kind = inner
     listed = ", ".join(f"`{field}`" for field in kind.model_fields)
     hint = f"the fields of `{'.'.join(sections)}` are {listed}" if sections else f"the sections are {listed}"
+    if problem["type"] == "missing":
+        return ConfigError(f"`{place}`{where} is missing", hint=hint)
     if problem["type"] != "extra_forbidden":
         return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}", hint=hint)
     whole = {field: ".".join([*sections, field]) for field in kind.model_fields}
