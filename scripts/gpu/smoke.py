@@ -43,6 +43,7 @@ from wander.models.tiny import TinySize, create_tiny
 from wander.models.transcripts import play_transcripts, transcript_of
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
+from wander.train.engine import load_sampled, sampling_arguments
 from wander.train.grpo import open_source, train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.rollouts.environments import EnvironmentChoice
@@ -254,17 +255,15 @@ def play(
     settings: GRPOSettings, games: int, *, greedy: bool = False, device: str | None = None
 ) -> StepRollouts:
     """Play this number of games with the policy in groups of eight. The warm-up games are not timed."""
-    section = settings.model
-    loaded = load_model(section.path, device=device or section.device, dtype=section.dtype)
-    engine = TransformersEngine(
-        loaded.model, loaded.tokenizer, max_batch_size=4 * settings.batch.rows_at_once
-    )
+    if device is not None:
+        model = settings.model.model_copy(update={"device": device})
+        settings = settings.model_copy(update={"model": model})
+    loaded = load_sampled(settings)
+    engine = TransformersEngine(loaded.model, loaded.tokenizer, **sampling_arguments(settings))
     client = PolicyClient(loaded.model, loaded.tokenizer, engine=engine)
     source = open_source(open_tictactoe, client, settings)
     if greedy:
         source.sampling = source.sampling.model_copy(update={"temperature": 0.0})
-    autocast = torch.autocast(loaded.model.device.type, dtype=torch.bfloat16, enabled=section.autocast)
-    loaded.model.forward = autocast(loaded.model.forward)  # like accelerate does; sampling has its own thread
     try:
         source.play([Assignment(position, 0) for position in range(min(games, 64))])
         return source.play([Assignment(1000 + number // 8, number % 8) for number in range(games)])

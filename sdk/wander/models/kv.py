@@ -32,9 +32,13 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         self.focus_values: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the first buffers in the shape of the states."""
+        """Allocate the first buffers in the shape of the states, and in the type of the values.
+
+        Under autocast, rotary embeddings return keys in float32, and attention would cast all cached keys
+        again at each token.
+        """
         rows, heads, _, size = key_states.shape
-        self.keys = key_states.new_zeros(rows, heads, FIRST_CAPACITY, size)
+        self.keys = value_states.new_zeros(rows, heads, FIRST_CAPACITY, size)
         self.values = value_states.new_zeros(rows, heads, FIRST_CAPACITY, value_states.shape[-1])
         self.is_initialized = True
 
@@ -183,7 +187,7 @@ class ConversationCache:
         for layer in self.layers:
             layer.focus(index)
 
-    def append(self, block: list[list[int]]) -> dict[str, torch.Tensor]:
+    def append(self, block: list[list[int]]) -> dict[str, torch.Tensor | None]:
         """Return the model inputs that add a block of ids to the rows in focus, right-aligned.
 
         The last column holds every row's last new token, so the last logits are those to sample from.
@@ -199,8 +203,11 @@ class ConversationCache:
         columns[rows] = new
         self.mask = torch.cat([self.mask, columns.to(self.device)], dim=1)
         positions = (known[:, None] + new.cumsum(1) - 1).clamp(min=0)
+        whole = all(len(self.tokens[row]) == self.mask.shape[1] for row in rows)
+        mask = None if whole else self.mask if self.rows is None else self.mask[self.rows]
         return {
             "input_ids": ids.to(self.device),
-            "attention_mask": self.mask if self.rows is None else self.mask[self.rows],
+            # Without holes, attention is causal. To find that out from a mask, the host reads the device.
+            "attention_mask": mask,
             "position_ids": positions.to(self.device),
         }

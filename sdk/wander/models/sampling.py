@@ -11,7 +11,7 @@ windows) use their own cache and read the conversation again at each turn.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -118,9 +118,11 @@ def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
 class Sampler:
     """Samples from a model. It is not thread-safe, so callers use a single thread."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, autocast: bool = False) -> None:
+        """Create a sampler; with `autocast`, the model computes in bfloat16."""
         self.model = model
         self.tokenizer = tokenizer
+        self.autocast = autocast
         self.end_ids = end_of_turn_ids(model, tokenizer)
         self.keeps_cache = keeps_cache(model.config)
         """Whether conversations can keep their keys and values between turns."""
@@ -146,8 +148,9 @@ class Sampler:
         training = self.model.training
         self.model.eval()
         try:
-            stepper = _Stepper(self, requests, cache or self.new_cache(), ended)
-            return stepper.run()
+            # Weights that are cast for one token stay cast until the end of the block.
+            with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+                return _Stepper(self, requests, cache or self.new_cache(), ended).run()
         finally:
             self.model.train(training)
 
@@ -276,10 +279,10 @@ class _Stepper:
             self.cache.append([self.samples[row].ids[-1:] if row in live else [] for row in self.batch])
         )
 
-    def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _forward(self, inputs: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         device = self.sampler.model.device
         output = self.sampler.model(
-            **{name: value.to(device) for name, value in inputs.items()},
+            **{name: None if value is None else value.to(device) for name, value in inputs.items()},
             past_key_values=self.past if self.cache is None else self.cache.past,
             use_cache=True,
             logits_to_keep=1,

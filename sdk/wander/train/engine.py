@@ -52,7 +52,9 @@ def open_engine(
             yield copying_engine(settings)
         else:
             yield TransformersEngine(
-                model, loaded.tokenizer, live=True, max_batch_size=sampling_rows(settings)
+                *(model, loaded.tokenizer),
+                max_batch_size=sampling_rows(settings),
+                autocast=settings.model.autocast,
             )
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
@@ -120,20 +122,14 @@ def load_sampled(settings: GRPOSettings, path: str | None = None) -> LoadedModel
     `path`."""
     section = settings.model
     dtype = sampling_dtype(settings, torch_device(section.device))
-    if dtype == section.dtype:
-        return load_second_model(settings, path)
     return load_learner(section.model_copy(update={"dtype": dtype, "quantization": None}), path)
 
 
-def load_second_model(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
-    """Load a model with the policy's computing settings: the policy's initial model, or the model at
-    `path`."""
-    section = settings.model.model_copy(update={"quantization": None})
-    loaded = load_learner(section, path)
-    if section.autocast:  # as accelerate does for the policy itself
-        model = loaded.model
-        model.forward = torch.autocast(model.device.type, dtype=torch.bfloat16)(model.forward)
-    return loaded
+def sampling_arguments(settings: GRPOSettings) -> dict[str, Any]:
+    """Return the arguments of the engine of a model that `load_sampled` returned."""
+    section = settings.model
+    casts = section.autocast and sampling_dtype(settings, torch_device(section.device)) == section.dtype
+    return {"max_batch_size": sampling_rows(settings), "autocast": casts}
 
 
 def sampling_rows(settings: GRPOSettings) -> int:
@@ -144,9 +140,7 @@ def sampling_rows(settings: GRPOSettings) -> int:
 def copying_engine(settings: GRPOSettings) -> TransformersEngine:
     """Return an engine with a separate model that is not trained; `update_weights` keeps it current."""
     loaded = load_sampled(settings)
-    return TransformersEngine(
-        loaded.model, loaded.tokenizer, live=False, max_batch_size=sampling_rows(settings)
-    )
+    return TransformersEngine(loaded.model, loaded.tokenizer, live=False, **sampling_arguments(settings))
 
 
 def engine_for_later_steps(engine: Engine, settings: GRPOSettings) -> Engine:

@@ -44,10 +44,11 @@ class TransformersEngine(BatchedEngine):
         *,
         max_batch_size: int = 256,
         live: bool = True,
+        autocast: bool = False,
         beside: BatchedEngine | None = None,
     ) -> None:
         super().__init__(max_batch_size=max_batch_size, beside=beside)
-        self.sampler = Sampler(model, tokenizer)
+        self.sampler = Sampler(model, tokenizer, autocast=autocast)
         self.reads_live_weights = live
         self._max_batch_size = max_batch_size
         self._known: set[str] = set()

@@ -16,11 +16,11 @@ from trl import DistillationConfig
 from wander.errors import ConfigError
 from wander.models.loading import LoadedModel, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.engine import load_second_model
 from wander.train.internals import DistillationInternals
 from wander.train.rollouts.rows import Row
 from wander.train.settings.library_arguments import build_library_config
 from wander.train.step_trainer import StepTrainer, common_arguments
+from wander.train.weights import load_learner
 from wander.types import Rollout
 
 
@@ -64,7 +64,10 @@ def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str
     section = settings.teacher
     if section.path is None:
         return {}, settings
-    teacher = load_second_model(settings, section.path)
+    teacher = load_learner(settings.model.model_copy(update={"quantization": None}), section.path)
+    if settings.model.autocast:  # as accelerate does for the policy
+        autocast = torch.autocast(teacher.model.device.type, dtype=torch.bfloat16)
+        teacher.model.forward = autocast(teacher.model.forward)
     own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     sizes = [side.model.config.get_text_config().vocab_size for side in (student, teacher)]
     if own != other or len(set(sizes)) > 1:

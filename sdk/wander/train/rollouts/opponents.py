@@ -28,7 +28,7 @@ from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample
 from wander.train.config import GRPOSettings
 from wander.train.distributed import current_world
-from wander.train.engine import load_sampled, sampling_rows
+from wander.train.engine import load_sampled, sampling_arguments
 from wander.train.settings.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
@@ -53,9 +53,7 @@ class OtherPolicy(PolicyClient):
     engine: SharedEngine
 
     def __init__(self, loaded: LoadedModel, name: str, settings: GRPOSettings, beside: BatchedEngine) -> None:
-        engine = SharedEngine(
-            loaded.model, loaded.tokenizer, beside=beside, max_batch_size=sampling_rows(settings)
-        )
+        engine = SharedEngine(loaded.model, loaded.tokenizer, beside=beside, **sampling_arguments(settings))
         super().__init__(loaded.model, loaded.tokenizer, name=name, engine=engine)
         self.limit_context(settings.sampling.max_rollout_tokens)
         self._path, self._revision = loaded.path, loaded.revision
