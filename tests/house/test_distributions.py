@@ -36,8 +36,8 @@ UNLOCKED = {"ray", "vllm", "reasoning-gym", "textarena", "nltk", "inspect-ai", "
 """What only an extra outside the lock asks for (`scripts/set_up.py`), and Ray, which set-up leaves out."""
 NAMED_FOR_TYPE_CHECKERS = ("sdk", "wander_client")
 """What the SDK finds through an entry point, and imports for type checkers alone."""
-USED_WHEN_THERE = {"uv"}
-"""Imported inside `try`, with a way that works without."""
+USED_WHEN_THERE = {"uv", "bitsandbytes"}
+"""Imported only if it is installed; otherwise another way works, or an error says what to install."""
 
 
 def declared(member) -> set[str]:

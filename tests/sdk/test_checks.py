@@ -191,7 +191,7 @@ def test_a_report_is_json_with_stable_ids():
 
 def test_an_unknown_argument_is_said_in_the_environments_words():
     report = check_environment(ROOT / "environments" / "reverse_text", {"words": 1})
-    assert "takes `num_examples" in report.by_id("load.works").message
+    assert "accepts `num_examples" in report.by_id("load.works").message
 
 
 def test_the_environment_sees_only_the_variables_it_was_given(tmp_path, monkeypatch):

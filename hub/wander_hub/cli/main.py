@@ -157,7 +157,7 @@ def _explain(error: OSError) -> tuple[str, str]:
         return f"the installation of wander-hub is damaged{named} ({reason})", "reinstall `wander-hub`"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{named}", "free some space, or choose another data folder with `--data`"
-    return f"{reason}{named}", "check this path and its permissions"
+    return f"{reason}{named}", "check this path, its permissions and `--data`"
 
 
 def _fail(message: str, hint: str | None, status: int) -> None:

@@ -38,10 +38,10 @@ class LevelFacts(NamedTuple):
 LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     "claimed": LevelFacts(
         "accepted the upload; rollouts are missing or failed, or differed in a replay",
-        "anything",
+        "any result",
     ),
     "unverifiable": LevelFacts(
-        "found everything that `complete` requires, but could not replay the run; its page shows why",
+        "found all rollouts, as for `complete`, but could not replay the run; its page shows why",
         "that the rewards follow from the transcripts",
     ),
     "complete": LevelFacts(
@@ -56,15 +56,15 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
         "ran the whole environment with the recorded completions: "
         "the same messages, metrics and rewards, bit for bit",
         "that the environment is fair: its owner can make it reward a certain text, or detect a replay "
-        "by the processor, the kernel or the real time",
+        "by the processor, the kernel or the real clock",
     ),
 }
 """Facts about every level, lowest level first."""
 
 STATED = (
-    "which model wrote the completions, with which sampling and tools and on which platform, how the "
-    "examples were chosen, what the endpoint refused, filtered or cut short, and the tokens, seconds and "
-    "cost that the completions took"
+    "which model wrote the completions, its sampling settings, tools and platform, how the examples were "
+    "chosen, what the endpoint refused, filtered or cut short, and the tokens, seconds and cost that the "
+    "completions took"
 )
 """Claims that no level proves, because they are self-reported by the submitter."""
 

@@ -220,12 +220,10 @@ class Probe(RolloutTrainer):
         ours = RolloutTrainer._compute_loss(self, model, inputs)
         weights = [p for p in model.parameters() if p.requires_grad]
         our_gradients = torch.autograd.grad(ours, weights, retain_graph=True)
-        method = RolloutTrainer._get_per_token_logps_and_entropies
-        RolloutTrainer._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
-        try:
+        name = "_get_per_token_logps_and_entropies"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RolloutTrainer, name, getattr(GRPOTrainer, name))
             theirs = GRPOTrainer._compute_loss(self, model, inputs)
-        finally:
-            RolloutTrainer._get_per_token_logps_and_entropies = method
         their_gradients = torch.autograd.grad(theirs, weights)
         gap = max(float((a - b).abs().max()) for a, b in zip(our_gradients, their_gradients, strict=True))
         size = max(float(g.abs().max()) for g in their_gradients)
