@@ -132,7 +132,7 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
     rollout.info[PUBLIC_KEY] = rollout.info[PUBLIC_KEY][:0]
     again = await worker.rollout(ReplayClient([rollout]), example)
     assert again.failure.type == NOT_RECORDED
-    assert "no answer to this request by another model" in again.failure.message
+    assert "no response to this request by another model" in again.failure.message
     assert len(chat_server.requests) == 2, "a replay asks nobody"
 
 
