@@ -105,7 +105,7 @@ def load_model(
                 base or source, dtype=dtype, attn_implementation=attention, **bits, **given
             )
             if local is not None and base is not None:
-                model = _with_adapters(unquantized_copy(model) if noted else model, local)
+                model = with_adapters(model, local)
             if quantization is not None:
                 keep_weights(model)
     except Exception as error:  # the libraries raise any exception for a damaged folder
@@ -241,12 +241,16 @@ def find_adapted_model(folder: Path | None) -> str | None:
     return str(config["base_model_name_or_path"])
 
 
-def _with_adapters(model: Any, folder: Path) -> Any:
-    """Return a model with the adapters in a folder merged into its weights."""
+def with_adapters(model: Any, folder: Path) -> Any:
+    """Return a model with the adapters in a folder merged into its weights.
+
+    If the adapters belong to quantized weights, these are dequantized first.
+    """
     with require_extra("train", needed_for="loading adapters"):
         from peft import PeftModel
     require_no_code(folder)
-    merged = merge_adapters(PeftModel.from_pretrained(model, str(folder)))
+    plain = unquantized_copy(model) if noted_quantization(folder) else model
+    merged = merge_adapters(PeftModel.from_pretrained(plain, str(folder)))
     return merged.requires_grad_(True)  # the merged weights can be trained again
 
 

@@ -51,11 +51,7 @@ def open_engine(
         if samples_a_copy(settings, model.device):
             yield copying_engine(settings)
         else:
-            yield TransformersEngine(
-                *(model, loaded.tokenizer),
-                max_batch_size=sampling_rows(settings),
-                autocast=settings.model.autocast,
-            )
+            yield TransformersEngine(model, loaded.tokenizer, **sampling_arguments(settings))
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
     if section.engine == "vllm":
@@ -126,7 +122,7 @@ def load_sampled(settings: GRPOSettings, path: str | None = None) -> LoadedModel
 
 
 def sampling_arguments(settings: GRPOSettings) -> dict[str, Any]:
-    """Return the arguments of the engine of a model that `load_sampled` returned."""
+    """Return the arguments of the engine of the policy itself, or of a model that `load_sampled` returned."""
     section = settings.model
     casts = section.autocast and sampling_dtype(settings, torch_device(section.device)) == section.dtype
     return {"max_batch_size": sampling_rows(settings), "autocast": casts}

@@ -24,10 +24,14 @@ from trl import DistillationTrainer, DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTr
 
 
 class StepInternals(Trainer):  # type: ignore[misc]
-    """The members that TRL's trainers of rollouts share. It comes before one of them among the bases."""
+    """The members that TRL's trainers of rollouts share."""
 
     def before_accelerator(self) -> None:
         """Prepare the process for its accelerator."""
+
+    @abstractmethod
+    def play_step(self, prompts: list[Any]) -> dict[str, Any]:
+        """Return the columns of a played step, with an entry for each prompt."""
 
     @abstractmethod
     def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +103,8 @@ class StepInternals(Trainer):  # type: ignore[misc]
             self._step = done * self.args.gradient_accumulation_steps
 
 
-class GRPOInternals(GRPOTrainer):  # type: ignore[misc]
+class GRPOInternals(StepInternals, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPO, which plays a step instead of sampling."""
-
-    @abstractmethod
-    def play_step(self, prompts: list[Any]) -> dict[str, Any]:
-        """Return the columns of a played step, with an entry for each prompt."""
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         played = self.play_step(prompts)
@@ -116,12 +116,8 @@ class GRPOInternals(GRPOTrainer):  # type: ignore[misc]
         )
 
 
-class RLOOInternals(RLOOTrainer):  # type: ignore[misc]
+class RLOOInternals(StepInternals, RLOOTrainer):  # type: ignore[misc]
     """TRL's RLOO, which plays a step instead of sampling."""
-
-    @abstractmethod
-    def play_step(self, prompts: list[Any]) -> dict[str, Any]:
-        """Return the columns of a played step, with an entry for each prompt."""
 
     @abstractmethod
     def with_rewards(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -136,12 +132,8 @@ class RLOOInternals(RLOOTrainer):  # type: ignore[misc]
         return rewards
 
 
-class DistillationInternals(DistillationTrainer):  # type: ignore[misc]
+class DistillationInternals(StepInternals, DistillationTrainer):  # type: ignore[misc]
     """TRL's distillation, which plays a step instead of sampling."""
-
-    @abstractmethod
-    def play_step(self, prompts: list[Any]) -> dict[str, Any]:
-        """Return the columns of a played step, with an entry for each prompt."""
 
     @abstractmethod
     def hidden_states(

@@ -20,8 +20,8 @@ from wander.models.loading import (
     note_quantization,
     noted_quantization,
     require_no_code,
-    unquantized_copy,
     weights_digest,
+    with_adapters,
 )
 from wander.models.quiet import quiet_libraries
 from wander.system.folders import replace_folder
@@ -120,11 +120,10 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
             model.save_pretrained(place / ADAPTERS, save_embedding_layers=False)
             note_quantization(model, place / ADAPTERS)
             if is_quantized(model):
-                from peft import PeftModel
-
                 with quiet_libraries():
-                    model = PeftModel.from_pretrained(unquantized_copy(model), str(place / ADAPTERS))
-            model = merge_adapters(model)
+                    model = with_adapters(model, place / ADAPTERS)
+            else:
+                model = merge_adapters(model)
         model.save_pretrained(place, state_dict=whole)
         loaded.tokenizer.save_pretrained(place)
     return folder
@@ -136,22 +135,17 @@ def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
     The result has the same bits as the saved weights if `base` is the same. None means the base that the
     adapters name.
     """
-    from peft import PeftModel
-
     require_no_code(folder)
     named = json.loads((folder / ADAPTERS / "adapter_config.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kind = noted_quantization(folder / ADAPTERS)
     with quiet_libraries():
         loaded = load_model(
             base or named["base_model_name_or_path"],
             device="cpu",
             dtype=config.get("dtype") or "float32",
-            quantization=kind,
+            quantization=noted_quantization(folder / ADAPTERS),
         )
-        plain = unquantized_copy(loaded.model) if kind else loaded.model
-        model = merge_adapters(PeftModel.from_pretrained(plain, str(folder / ADAPTERS)))
-        model.save_pretrained(folder)
+        with_adapters(loaded.model, folder / ADAPTERS).save_pretrained(folder)
     return weights_digest(folder)
 
 
