@@ -15,7 +15,7 @@ import click
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.environments.workers import MOST_WORKERS
 from wander_client.errors import UsageError
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, Option, WorkerAddresses
 
 NEWEST = "@newest"
 """The value of `--resume` if none is given."""
@@ -71,9 +71,7 @@ class SettingFlags:
     concurrency: Annotated[
         int | None, Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: 32]")
     ] = None
-    arguments: Annotated[
-        list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment argument; repeatable")
-    ] = None
+    arguments: EnvironmentArguments = None
     players: Annotated[
         list[str] | None,
         Option("--player", metavar="NAME=MODEL", help="model of another player of the environment"),
@@ -89,14 +87,7 @@ class SettingFlags:
         int | None,
         Option(type=NumberOr("auto", MOST_WORKERS), metavar="N|auto", help="number of environment processes"),
     ] = None
-    worker_addresses: Annotated[
-        list[str] | None,
-        Option(
-            "--worker",
-            metavar="tcp://HOST:PORT",
-            help="play the rollouts on this `wander worker`; repeatable",
-        ),
-    ] = None
+    worker_addresses: WorkerAddresses = None
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,18 @@ class Argument(Option):
 
 
 Yes = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]
+EnvironmentArguments = Annotated[
+    list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment argument; repeatable")
+]
+EnvironmentArgumentsJSON = Annotated[
+    str | None, Option("--args", help="environment arguments, a JSON object")
+]
+WorkerAddresses = Annotated[
+    list[str] | None,
+    Option(
+        "--worker", metavar="tcp://HOST:PORT", help="play the rollouts on this `wander worker`; repeatable"
+    ),
+]
 
 
 class _Number(click.FloatRange):

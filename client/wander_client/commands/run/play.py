@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ class _Game:
         str | None, Option(help="template for your answers, with {} for the text that you type")
     ] = None
     out: Annotated[Path | None, Option(help="folder for the run of this game")] = None
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
-    ] = None
-    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None
+    argument: EnvironmentArguments = None
+    args: EnvironmentArgumentsJSON = None
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wander_client.context import current
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
 from wander_client.terminal.suggestions import choose
 
 
@@ -14,10 +14,8 @@ def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="the other trainer")],
     out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package")],
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
-    ] = None,
-    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
+    argument: EnvironmentArguments = None,
+    args: EnvironmentArgumentsJSON = None,
 ) -> None:
     """Write a small adapter package that lets another trainer use an environment.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import model_path
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, Option
 
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
@@ -31,9 +31,7 @@ def new_model(
     layers: Annotated[int, Option(min=1, help="number of layers")] = 4,
     vocabulary: Annotated[int, Option(min=300, help="maximum size of the vocabulary")] = 512,
     characters: Annotated[bool, Option("--characters", help="use one token per character")] = False,
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
-    ] = None,
+    argument: EnvironmentArguments = None,
 ) -> None:
     """Create an untrained model for an environment, with a tokenizer trained on transcripts.
 

@@ -16,7 +16,7 @@ from wander_client.environments.sandbox import (
     require_here,
 )
 from wander_client.errors import OK, ClientError, NotFound, UsageError
-from wander_client.terminal.command import Argument, Option, Typed
+from wander_client.terminal.command import Argument, EnvironmentArguments, Option, Typed, WorkerAddresses
 from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
 
@@ -42,9 +42,7 @@ def train(
     model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a model's folder")] = None,
     steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
-    ] = None,
+    argument: EnvironmentArguments = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[list[str] | None, Option(help="tensorboard, trackio or wandb; repeatable")] = None,
     started_from: Annotated[
@@ -60,10 +58,7 @@ def train(
         bool, Option("--allow-changes", help="with --resume: accept changed inputs and record the changes")
     ] = False,
     verify: Annotated[Path | None, Option(help="repeat the first steps of this run and compare them")] = None,
-    worker: Annotated[
-        list[str] | None,
-        Option(metavar="tcp://HOST:PORT", help="play the rollouts on this `wander worker`; repeatable"),
-    ] = None,
+    worker: WorkerAddresses = None,
     worker_token_file: Annotated[
         str | None, Option(metavar="FILE", help="file with the token of --worker")
     ] = None,

@@ -8,7 +8,7 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines, hide_own
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "e
 
 def check(
     environment: Annotated[str, Argument(help="./folder, or owner/name[@version]")] = ".",
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", help="environment argument; repeatable", metavar="KEY=VALUE")
-    ] = None,
-    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
+    argument: EnvironmentArguments = None,
+    args: EnvironmentArgumentsJSON = None,
     strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,

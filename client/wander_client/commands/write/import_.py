@@ -20,7 +20,7 @@ from wander_client.environments.sandbox import (
 )
 from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.names import parse_name
-from wander_client.terminal.command import Argument, CommandGroup, Option
+from wander_client.terminal.command import Argument, CommandGroup, EnvironmentArguments, Option
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -46,9 +46,7 @@ class _ImportOptions:
         str | None,
         Option("--entry-point", help="MODULE:FUNCTION that loads the environment, if there are several"),
     ] = None
-    argument: Annotated[
-        list[str] | None, Option("-a", "--arg", metavar="KEY=VALUE", help="environment argument; repeatable")
-    ] = None
+    argument: EnvironmentArguments = None
     pass_env: Annotated[
         list[str] | None,
         Option("--pass-env", help="environment variable to pass while it is loaded and checked"),
