@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import click
 import pytest
 from bundled_environments import needs_reasoning_gym
 from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
 from markdown_page import PageRun, Step, blocks, parse, steps, unmatched
 from package_mirror import build_mirror
-from wander_client.commands import LazyGroup
-from wander_hub.cli.main import app as hub_app
+from written_commands import commands, unknown_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -104,42 +99,6 @@ def test_every_block_of_the_page_parses_and_names_commands_and_options_that_exis
         lines += steps(block.text) if block.language == "console" else []
     words = [words for step in lines for words in commands(step.command)]
     assert [command for command in words if unknown_parts(command)] == []
-
-
-def commands(line: str) -> Iterator[list[str]]:
-    """Yield the words of each `wander` and `wander-hub` command of a shell line."""
-    words: list[str] = []
-    for word in [*shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True), ";"]:
-        if set(word) <= set("();<>|&"):
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words = words[1:]
-            if words and words[0] in ("wander", "wander-hub"):
-                yield words
-            words = []
-        else:
-            words.append(word)
-
-
-def unknown_parts(words: list[str]) -> list[str]:
-    """Return the options of a command that it does not have; all its words where there is no such command."""
-    program, *rest = words
-    command: click.Command = LazyGroup() if program == "wander" else hub_app
-    ctx = click.Context(command, info_name=program, **command.context_settings)
-    known = {"--help", "--version"}
-    for word in rest:
-        options = {
-            flag for param in ctx.command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)
-        }
-        if not isinstance(ctx.command, click.Group) or word in options:
-            known |= options
-            continue
-        found = ctx.command.get_command(ctx, word)
-        if found is None:
-            return words
-        ctx = click.Context(found, parent=ctx, info_name=word)
-    known |= {flag for param in ctx.command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
-    given = itertools.takewhile(lambda word: word != "--", rest)
-    return [word for word in given if word.startswith("--") and word.partition("=")[0] not in known]
 
 
 def test_commands_and_options_that_do_not_exist_are_found():
