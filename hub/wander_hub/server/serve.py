@@ -24,7 +24,6 @@ from fastapi import FastAPI
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.fsck.derivation import recompute_stale_runs
 from wander_hub.http.problems import log_failure
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.operation import backup_jobs
@@ -182,6 +181,8 @@ class _Server(uvicorn.Server):
             threading.Thread(target=self._recompute, daemon=True).start()
 
     def _recompute(self) -> None:
+        from wander_hub.fsck.derivation import recompute_stale_runs  # the start does not wait for the import
+
         database, storage = self._app.state.database, self._app.state.storage
         try:
             for done, total in recompute_stale_runs(database, storage):
