@@ -88,7 +88,7 @@ async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, st
     assert await statuses(one, 1) == {200: 1}, "who tells nothing hears nothing"
     tell()
     assert await statuses(one, 1) == {429: 1}
-    assert kept[1].unshared() == [], "nothing is told twice"
+    assert kept[1].unshared() == [], "each spending is shared once"
     assert await statuses(of(hub, "192.0.2.2", app=one._transport.app), 20) == {200: 20}
 
 

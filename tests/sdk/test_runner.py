@@ -352,7 +352,7 @@ async def test_plans_that_make_no_sense_are_refused() -> None:
 
 
 class Slow(Client):
-    """Answers the first requests at once and then not at all; remembers who was canceled."""
+    """Answers only the first requests, immediately; counts the canceled ones."""
 
     model = "slow"
 

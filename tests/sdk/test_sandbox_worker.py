@@ -494,7 +494,7 @@ while fcntl.fcntl(kept[-1][0], fcntl.F_GETPIPE_SZ) > 8192:
     kept.append(os.pipe())
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-"""Run a program while its user has so many pipes that the kernel makes new ones small."""
+"""Run a program whose user exceeds the kernel's limit for pipes, so that new pipes are small."""
 PRINTED = "import sys; sys.stdout.write('x' * 4_000_000); sys.stdout.flush()\n"
 
 

@@ -95,7 +95,7 @@ def confirm(word: str, what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"pass `--yes` to {what}, because there is no terminal to confirm it")
+        raise click.UsageError(f"pass `--yes` to {what} without a terminal")
     if click.prompt(f"to {what}, type `{word}`", err=True) != word:
         raise click.Abort
 

@@ -17,7 +17,7 @@ first. A refused call waits outside the limiter (`wander.clients.retries`), so i
 - If nearly all calls are refused, ten calls per second test whether that lasts. If it does, all calls wait
   until the earliest time that the endpoint named, or for a pause that doubles up to five seconds.
 
-A call in flight counts as accepted until it is refused, because refusals arrive quickly, but responses may
+A call in flight counts as accepted until it is refused, because refusals arrive quickly, but completions may
 take minutes. `Pace` never reads a clock and never sleeps. The caller passes all times, in seconds of a
 monotonic clock.
 """

@@ -211,8 +211,8 @@ def test_messages_that_the_environment_takes_back_are_left_out_no_more(form: Cha
     whole = len(form.start(messages).ids)
     conversation, _ = update_conversation(form, None, ask(messages, 9, whole - 1), 8)
     assert conversation.left_out is not None
-    again, anew = update_conversation(form, conversation, ask(messages[:3], 9, whole - 1), 8)
-    assert (again.left_out, anew) == (None, True)
+    again, begins = update_conversation(form, conversation, ask(messages[:3], 9, whole - 1), 8)
+    assert (again.left_out, begins) == (None, True)
     assert again.ids == form.start(messages[:3]).ids
 
 
