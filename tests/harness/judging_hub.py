@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-from live_hub import LiveHub, live_hub
+from live_hub import LiveHub, live_hub, request
 from wander.errors import SandboxError
 
 Record = dict[str, Any]
@@ -49,7 +48,7 @@ def post(hub: LiveHub, manifest: Record, rollouts: list[Record] | bytes, token: 
         body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
     files = {"manifest": ("run.json", json.dumps(manifest)), "rollouts": ("rollouts.jsonl", body)}
     headers = {"Authorization": f"Bearer {token or hub.token}"}
-    return httpx.post(f"{hub.url}/api/v1/runs", files=files, headers=headers, timeout=120)
+    return request("POST", f"{hub.url}/api/v1/runs", files=files, headers=headers, timeout=120)
 
 
 def settled(hub: LiveHub, run_id: str) -> Record:

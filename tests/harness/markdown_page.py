@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from live_hub import request
 from markdown_it import MarkdownIt
 
 LANGUAGES = {"console", "python", "toml", "json", "sh", "text", "nginx", "mermaid"}
@@ -158,7 +159,7 @@ class PageRun:
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
             try:
-                if httpx.get(f"{self.environment['WANDER_HUB']}/health", timeout=5).status_code == 200:
+                if request("GET", f"{self.environment['WANDER_HUB']}/health", timeout=5).status_code == 200:
                     return
             except httpx.TransportError:
                 time.sleep(0.1)

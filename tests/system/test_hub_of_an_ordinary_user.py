@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from judging_hub import confined, settled
-from live_hub import ADMIN, LiveHub, hub_command, live_hub
+from live_hub import LiveHub, hub_command, live_hub
 from machine import Machine
 from package_mirror import build_client_mirror
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "environments" / "tictactoe"
 USER = 61_236
-BOARD = f"/api/v1/environments/{ADMIN}/tictactoe/leaderboard"
+BOARD = "/api/v1/environments/admin/tictactoe/leaderboard"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_ordinary_users_hub_replays_a_run_in_its_sandbox(
     source = shutil.copytree(TICTACTOE, tmp_path / "tictactoe", ignore=ignored)
     machine.wander("publish", source, "--no-check")
     machine.wander(
-        "eval", f"{ADMIN}/tictactoe@0.1.0", "-m", "scripted:tictactoe.players:careless",
+        "eval", "admin/tictactoe@0.1.0", "-m", "scripted:tictactoe.players:careless",
         "-n", 3, "--out", tmp_path / "run",
     )  # fmt: skip
     posted = machine.wander("post", tmp_path / "run")
