@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from chat_endpoint import chat_endpoint
+from click.testing import CliRunner
 from live_hub import clean_environment, live_hub
 from machine import Machine
 from package_mirror import build_mirror
 from sandboxes import needs_sandbox
 from wander_client.commands import COMMANDS
 from wander_hub.cli.main import app
+from written_commands import PROGRAMS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900), needs_sandbox]
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,16 +54,23 @@ CANNOT = {
 """What an example holds if a fresh hub alone is not enough for it, and why."""
 
 
-def examples() -> list[tuple[str, str]]:
-    """Return each example of the help with the command whose help it is."""
-    return [(name, line) for name in sorted(COMMANDS) for line in shown_by("wander", *name.split())]
+def examples(program: str) -> list[tuple[str, str]]:
+    """Return each example of a program's help with the command whose help it is."""
+    command = PROGRAMS[program]
+    return sorted(examples_below(command, click.Context(command, info_name=program)), key=itemgetter(0))
 
 
-def shown_by(*command: str) -> list[str]:
-    """Return the examples in the help of one command."""
-    asked = [*command, "--help"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, env=clean_environment())
-    return BIN_WORDS.findall(done.stdout.partition("\nOptions:\n")[0])
+def examples_below(
+    command: click.Command, ctx: click.Context, words: tuple[str, ...] = ()
+) -> Iterator[tuple[str, str]]:
+    for line in BIN_WORDS.findall(command.get_help(ctx).partition("\nOptions:\n")[0]):
+        yield " ".join(words), line
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            child = command.get_command(ctx, name)
+            assert child is not None
+            below = click.Context(child, parent=ctx, info_name=name)
+            yield from examples_below(child, below, (*words, name))
 
 
 LATER = (
@@ -118,7 +128,7 @@ def prepare(machine: Machine) -> Machine:
 def test_every_example_works(machine: Machine) -> None:
     run_id = machine.wander("runs", "show", "runs/before")["run_id"]
     board = machine.wander("leaderboard", "admin/tictactoe")["board"]
-    found = examples()
+    found = [row for row in examples("wander") if row[0] in COMMANDS]
     assert len(found) > 100
     found.sort(key=lambda one: next((1 + n for n, start in enumerate(LATER) if one[0].startswith(start)), 0))
     failed, left_out, made = [], set[str](), list[Path]()
@@ -156,28 +166,17 @@ HUB_CANNOT = {
 HUB_LATER = ("restore", "import", "user disable", "user enable", "user remove")
 
 
-def hub_commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield words
-    if isinstance(command, click.Group):
-        ctx = click.Context(command)
-        for name in command.list_commands(ctx):
-            yield from hub_commands(command.get_command(ctx, name), (*words, name))
-
-
-def test_every_example_for_operators_works(tmp_path: Path) -> None:
+def test_every_example_for_operators_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, backups = tmp_path / "wander-hub-data", tmp_path / "backups"
     backups.mkdir()
     with live_hub(data):  # makes it
         pass
-    environment = {**clean_environment(), "WANDER_HUB_DATA": str(data)}
-    people = (["user", "add", "ada"], ["user", "add", "bob"], ["org", "add", "games", "--owner", "admin"])
-    for words in people:
-        subprocess.run(["wander-hub", *words], env=environment, check=True, capture_output=True)
-    found = [
-        (" ".join(words), re.split(r" {2,}", line)[0])
-        for words in hub_commands(app)
-        for line in shown_by("wander-hub", *words)
-    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDER_HUB_DATA", str(data))
+    people = ("user add ada", "user add bob", "org add games --owner admin")
+    for line in people:
+        assert CliRunner().invoke(app, line).exit_code == 0, line
+    found = [(name, re.split(r" {2,}", line)[0]) for name, line in examples("wander-hub")]
     assert len(found) > 15
     found.sort(key=lambda one: next((1 + n for n, start in enumerate(HUB_LATER) if start in one[1]), 0))
     failed = []
@@ -186,15 +185,14 @@ def test_every_example_for_operators_works(tmp_path: Path) -> None:
             continue
         if line == "wander-hub user add ada":
             line = line.replace("ada", "ben")  # she is there for the examples that name her
-        typed, own = line.replace("/backups", str(backups)), environment
+        typed, into = line.replace("/backups", str(backups)), data
         if name in ("restore", "import"):
             into = tmp_path / f"hub-{len(list(tmp_path.iterdir()))}"
-            own = {**environment, "WANDER_HUB_DATA": str(into)}
             typed = re.sub("--data [a-z]+", "", typed)
             if name == "import":
                 with live_hub(into):
                     pass
-        done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=own, capture_output=True, text=True)
-        if done.returncode:
-            failed.append(f"{typed}\n  -> {done.returncode} {(done.stdout + done.stderr).strip()[-400:]}")
+        done = CliRunner().invoke(app, shlex.split(typed)[1:], env={"WANDER_HUB_DATA": str(into)})
+        if done.exit_code:
+            failed.append(f"{typed}\n  -> {done.exit_code} {done.output.strip()[-400:]} {done.exception!r}")
     assert failed == [], "\n".join(failed)
