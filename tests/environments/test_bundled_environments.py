@@ -118,6 +118,7 @@ def test_each_readme_has_the_same_headings(project):
     assert [score for score in info.reference_scores.values() if f"{score:.3f}" not in scores] == []
 
 
+@pytest.mark.full  # in one process, each is played twice below
 def test_processes_and_hash_seeds_do_not_matter():
     """Two processes, at the same time, play all of them."""
     asked = json.dumps([(name, 2 if name in SLOW else 6) for name in INSTALLED])

@@ -10,6 +10,8 @@ from hub_jobs import work_off
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import TableQueue
 
+pytestmark = pytest.mark.full
+
 ENVIRONMENT = "/api/v1/environments/alice/reverse-text"
 LONG = " ".join(f"word{number}" for number in range(100))
 

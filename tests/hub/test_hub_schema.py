@@ -1,6 +1,6 @@
 """The hub keeps what its OpenAPI document promises: schemathesis makes up good requests and bad ones.
 
-In the usual run every operation gets a few; `pytest -m slow tests/hub/test_hub_schema.py` sends many.
+In CI every operation gets a few; `pytest -m slow tests/hub/test_hub_schema.py` sends many.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def filled(tmp_path_factory, migrated_database, make_wheel) -> Iterator[tuple[ob
         yield app, token
 
 
-def failures_of(filled, examples: int, operations: slice = slice(None)) -> list[str]:
+def failures_of(filled, examples: int) -> list[str]:
     """Return what the hub did against its document."""
     app, token = filled
     known = {"Authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     found: list[str] = []
-    for result in list(schema.get_all_operations())[operations]:
+    for result in schema.get_all_operations():
         operation = result.ok()
         for mode, headers in (
             (GenerationMode.POSITIVE, known),
@@ -103,10 +103,6 @@ def _probe(operation, mode, headers, examples: int) -> None:
         case.validate_response(response, checks=CHECKS, headers=headers)
 
     once()
-
-
-def test_the_hub_keeps_to_some_of_its_document(filled):
-    assert failures_of(filled, examples=2, operations=slice(None, None, 8)) == []
 
 
 @pytest.mark.full

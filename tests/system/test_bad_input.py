@@ -34,18 +34,8 @@ TABLE: dict[str, tuple[int, list[str], str]] = {
 }
 
 
-SHORT = (
-    "an unknown environment",
-    "a missing model folder",
-    "an unknown option",
-    "a bad environment argument",
-)
-"""What the short run tries; `tests/client` has the same errors within the process."""
-
-
-@pytest.mark.parametrize(
-    "what", [what if what in SHORT else pytest.param(what, marks=pytest.mark.full) for what in TABLE]
-)
+@pytest.mark.full  # `tests/client` has the same errors within the process
+@pytest.mark.parametrize("what", TABLE)
 def test_bad_names_and_arguments_are_refused(bundled, what):
     status, arguments, named = TABLE[what]
     assert named in bundled.refused(status, *arguments)

@@ -26,6 +26,12 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[2]
 JUDGED_BY_A_MODEL = {"judge_writing"}  # declared not deterministic: scored again from the recorded verdicts
 
+IN_CI = {
+    *("tictactoe", "reverse_text", "code_exec", "database_session", "long_context", "mcp_files"),
+    *("judge_writing", "negotiation", "gym_frozenlake", "reasoning_gym_tasks"),
+}
+"""An environment of every kind. `tests/environments` replays the reference runs of all of them."""
+
 CHANCE = """
 import random, time
 from wander import MultiTurnEnv, Rubric
@@ -121,6 +127,10 @@ def project(home: Machine, name: str, body: str) -> Path:
     return folder
 
 
+def slow(param: Any) -> Any:
+    return pytest.param(*param.values, marks=[*param.marks, pytest.mark.slow])
+
+
 def evaluated(home: Machine, label: str, model: ChatEndpoint, *words: object) -> Path:
     """Evaluate a published environment; return the run's folder."""
     data = home.wander("eval", label, "-m", "echo", "-b", model.base_url, *words)
@@ -131,7 +141,7 @@ def posted(home: Machine, run: Path) -> str:
     return str(home.wander("post", run)["run_id"])
 
 
-@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("name", [one if one.values[0] in IN_CI else slow(one) for one in PARAMS])
 def test_a_bundled_environment_is_replayed_in_another_virtualenv_and_under_another_hash_seed(
     name: str, judge: LiveHub, home: Machine, model: ChatEndpoint
 ) -> None:

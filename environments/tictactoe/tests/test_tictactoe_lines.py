@@ -14,10 +14,10 @@ from wander.parsers import message_text
 from wander.wire import EnvironmentPin
 
 
-async def walked(player, **arguments):
+async def walked(player, max_lines=100_000, **arguments):
     handle = LocalEnvironment(load_environment(**arguments))
     pin = EnvironmentPin(name="tictactoe", info=handle.info)
-    return await walk(handle, ScriptedClient(player), WalkPlan(), None, pin)
+    return await walk(handle, ScriptedClient(player), WalkPlan(max_lines=max_lines), None, pin)
 
 
 async def test_the_openings_are_both_sides_and_every_first_move():
@@ -52,7 +52,9 @@ async def test_careless_play_loses_lines_that_replay_to_losses():
 
 @pytest.mark.parametrize("most_careless", [0.0, 0.1])
 async def test_the_opponent_may_make_every_move_that_it_could_draw(most_careless):
-    result = await walked(careless, max_random_move_prob=most_careless)
+    # A careless opponent has ten thousands of lines, so the walk ends after some.
+    result = await walked(careless, max_lines=1000, max_random_move_prob=most_careless)
+    assert result.bad
     for rollout in result.bad:
         board = read_board(message_text(rollout.prompt[-1]))
         parse = load_environment().read_move
