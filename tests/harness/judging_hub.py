@@ -73,4 +73,4 @@ def awaited(hub: LiveHub, look: Any) -> Record:
         if found is not None:
             return found
         assert time.monotonic() < give_up, hub.log.read_text()[-3000:]
-        time.sleep(0.3)
+        time.sleep(1)  # each look costs the hub 20 ms of the time in which it replays
