@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="200 boards per row")
     boards = 200 if parser.parse_args().quick else 2000
-    print("| rewards | row | " + " | ".join(f"{posts} posts" for posts in POSTS) + " |")
+    print("| rewards | row | " + " | ".join(f"{posts} post{'s' * (posts > 1)}" for posts in POSTS) + " |")
     print("|---|---|" + "---|" * len(POSTS))
     for case in CASES:
         for rule in RULES:
