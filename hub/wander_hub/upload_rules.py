@@ -39,7 +39,7 @@ FORM = (
     ),
     Rule(
         "bad_check_report",
-        "the field `wander_check` is not a report of `wander check`",
+        "the `wander_check` field is not a report of `wander check`",
         "pass `--no-check` to `wander publish` to leave the report out",
     ),
     Rule(
@@ -235,7 +235,7 @@ METADATA = (
     Rule("name_mismatch", "file name, metadata and form have different names or versions", REBUILD),
     Rule(
         "version_mismatch",
-        "the form has another version than the file",
+        "the version in the form differs from that of the file",
         "send the form that belongs to the file",
     ),
     Rule("reserved_name", "the hub uses this name for its own addresses", "choose another name"),

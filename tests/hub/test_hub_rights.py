@@ -189,7 +189,7 @@ MAY = {
     "maintainer": {"maintainer", "owner", "alice", "admin", "browser of alice"},
     "owner": {"owner", "alice", "admin", "browser of alice"},
     "its maker": {"alice", "browser of alice"},
-    "the invited": {"alice", "browser of alice"},
+    "the invited user": {"alice", "browser of alice"},
     "its maker and administrators": {"alice", "browser of alice", "admin"},
     "owner who did not make it": {"owner", "admin"},
     "administrator": {"admin"},

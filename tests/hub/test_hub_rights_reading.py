@@ -228,7 +228,7 @@ async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_w
     may = {
         "anybody": people | {None},
         "yourself": people,
-        "yourself with a whole token": people - {"results of bob", "results of reader"},
+        "yourself with an unrestricted token": people - {"results of bob", "results of reader"},
         "reader": readers,
         "reader of the owner": readers - {"carol"},
         "owner": {"owner", "alice", "admin"},

@@ -46,7 +46,7 @@ TERMS: dict[str, str] = {
     "lock": "publishing#locks",
     "curve": "watching-training#plots",
     "alert": "watching-training#alerts",
-    "sample": "watching-training#what-the-policy-writes",
+    "sample": "watching-training#sample-rollouts",
     "evaluation": "watching-training#evaluations",
     "phase": "watching-training#several-phases-in-one-file",
     "checkpoint": "models",
