@@ -143,7 +143,7 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
 @pytest.mark.parametrize(
     ("python", "said", "hint"),
     [
-        (sys.executable, "requires vLLM, which", "pip install 'wander-sdk[vllm]'"),
+        (sys.executable, "requires vLLM, which", "~/vllm/bin/pip install vllm"),
         ("/none/python", "cannot run `/none/python`", "serve_python"),
     ],
 )

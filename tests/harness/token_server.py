@@ -1,12 +1,13 @@
 """A server with vLLM's endpoints for training and a real, tiny model behind them.
 
 It samples from that model and answers in the format of vLLM 0.32 (recorded): token ids, log-probabilities,
-`/server_info`, `/collective_rpc` with `reload_weights`, sleep. Its weights come from the checkpoints that
-the client tells it to load.
+`/server_info`, `/collective_rpc` with `reload_weights`, `/v1/load_lora_adapter`, sleep. Its weights come from
+the checkpoints and adapters that the client tells it to load.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from peft import PeftModel
 from serving import serving
 from transformers import AutoModelForCausalLM
 from wander.models.loading import load_model, weights_digest
@@ -33,6 +35,11 @@ class TokenServer:
         self.device = "cuda"
         self.tied = True
         self.logprobs_mode = "processed_logprobs"
+        self.largest_rank: int | None = None
+        """Of the adapters that it serves; None serves none."""
+        self.updates_adapters = True
+        """Whether it was started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`."""
+        self.adapters: dict[str, Sampler] = {}
         self.dev_mode = True
         self.obeys = True
         """False answers that weights were loaded, and keeps the old ones."""
@@ -63,6 +70,8 @@ class TokenServer:
             hf = f'LlamaConfig {{"tie_word_embeddings": {str(self.tied).lower()}}}'
             model = {"logprobs_mode": self.logprobs_mode, "dtype": "torch.float32", "hf_config": hf}
             config = {"model_config": model, "device_config": {"device_type": self.device}}
+            rank = self.largest_rank
+            config["lora_config"] = None if rank is None else {"max_lora_rank": rank, "max_loras": 1}
             return 200, {"vllm_config": config}
         return 404, {"detail": "Not Found"}
 
@@ -71,6 +80,8 @@ class TokenServer:
         self.calls.append(path + (f"?{query}" if query else ""))
         if path == "/v1/completions":
             return self.complete(body)
+        if path == "/v1/load_lora_adapter" and self.largest_rank and self.updates_adapters:
+            return self.load_adapters(body)
         if not self.dev_mode:
             return 404, {"detail": "Not Found"}
         if path == "/collective_rpc":
@@ -94,26 +105,41 @@ class TokenServer:
             with self.lock:
                 self.sampler.model = model
 
+    def load_adapters(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Load adapters next to the weights."""
+        name = body["lora_name"]
+        if name in self.adapters and not body.get("load_inplace"):
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        self.disturbed += self.sampling > 0
+        base = copy.deepcopy(self.loaded.model)
+        with self.lock:
+            model = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+            self.adapters[name] = Sampler(model, self.loaded.tokenizer)
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
+
     def complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         """Sample one completion."""
         if self.asleep:
             return 500, {"error": {"message": "the engine sleeps"}}
         self.requests.append(body)
+        sampler = self.adapters.get(body.get("model"), self.sampler)
+        if sampler is self.sampler and body.get("model") not in (None, "policy"):
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         request = SampleRequest(
             body["prompt"],
             body["max_tokens"],
             temperature=body["temperature"],
-            top_p=body["top_p"],
-            top_k=body["top_k"],
-            min_p=body["min_p"],
-            stop=tuple(body["stop"]),
-            seed=body["seed"],
+            top_p=body.get("top_p", 1.0),
+            top_k=body.get("top_k", 0),
+            min_p=body.get("min_p", 0.0),
+            stop=tuple(body.get("stop", ())),
+            seed=body.get("seed", 0),
         )
         with self.lock:
             self.sampling += 1
         time.sleep(self.delay)
         with self.lock:
-            (sample,) = self.sampler.sample([request])
+            (sample,) = sampler.sample([request])
             self.sampling -= 1
             self.versions.append((len(self.digests), sample.ids))
         choice = {

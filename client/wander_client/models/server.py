@@ -105,7 +105,7 @@ async def serve(
 
     require_no_code(model)
     _require_no_remote_code(choice.arguments)
-    python = choice.python or context.settings.serve_python or sys.executable
+    python = _python_of(choice, context)
     versions = await _find_vllm(python)
     name = _name_of(model)
     with socket.socket() as probe:
@@ -136,6 +136,10 @@ async def serve(
         await process.stop()
         if template is not None:
             file.unlink(missing_ok=True)
+
+
+def _python_of(choice: ServeChoice, context: Invocation) -> str:
+    return os.path.expanduser(choice.python or context.settings.serve_python or sys.executable)
 
 
 def _variables(model: str, choice: ServeChoice) -> dict[str, str]:
@@ -193,11 +197,13 @@ async def _find_vllm(python: str) -> dict[str, str]:
         ) from None
     if has_vllm:
         return {str(name): str(version) for name, version in versions.items()}
-    own = python == sys.executable
-    install = "pip install 'wander-sdk[vllm]'" if own else f"{python} -m pip install vllm"
+    install = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"
+    if python != sys.executable:
+        install = f"{python} -m pip install vllm"
     raise ClientError(
         f"`--serve vllm` requires vLLM, which is not installed in `{python}`",
-        hint=f"run `{install}`, or pass another Python: `--set serve_python=PATH`",
+        hint=f"vLLM pins its own PyTorch and transformers, so it needs a virtual environment of its own: run "
+        f"`{install}`, and name its Python with `--set serve_python=~/vllm/bin/python`",
         code="missing_extra",
     )
 

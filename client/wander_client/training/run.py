@@ -514,8 +514,8 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
     choice = ServeChoice(
         arguments=(*arguments, *section.arguments),  # the user's arguments come last, so that they win
         python=section.python,
-        # Enables the endpoints that accept weights. The server listens only on loopback.
-        environment=(("VLLM_SERVER_DEV_MODE", "1"),),
+        # Both enable endpoints that accept weights. The server listens only on loopback.
+        environment=(("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")),
     )
     serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
     with contextlib.closing(LoopThread("wander-server")) as thread:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,8 +16,15 @@ from wander.errors import ConfigError
 from wander.models.engines.base import Engine
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.engines.vllm_colocated import VLLMColocatedEngine
-from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine, WeightSync
-from wander.models.engines.weights import FolderSync, NCCLSync, whole_weights, write_checkpoint
+from wander.models.engines.vllm_server import RANKS, VLLMServer, VLLMServerEngine, WeightSync
+from wander.models.engines.weights import (
+    AdapterSync,
+    FolderSync,
+    NCCLSync,
+    rank_for_vllm,
+    whole_weights,
+    write_checkpoint,
+)
 from wander.models.loading import LoadedModel, torch_device
 from wander.models.sampling import context_length_of, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection, Precision
@@ -65,30 +73,92 @@ def open_engine(
         )
         return
     place = Path(section.folder).resolve() if section.folder else folder.resolve() / SERVED
+    rank = rank_for_vllm(model) if section.sync == "folder" else None
     with contextlib.ExitStack() as stack:
 
         def start() -> str:
             if serve is None:
                 raise ConfigError("the address of the vLLM server is missing", hint="set `inference.url`")
-            first = write_checkpoint(model, dict(whole_weights(model)), place / "weights-0")
+            first = write_checkpoint(model, dict(whole_weights(model, merged=False)), place / "weights-0")
             loaded.tokenizer.save_pretrained(first)
-            return stack.enter_context(serve(first, section))
+            return stack.enter_context(serve(first, for_adapters(section, rank)))
 
         url = world.from_main(start) if section.url is None else section.url
         servers = [VLLMServer(address) for address in ([url] if isinstance(url, str) else url)]
+        adapters = rank is not None and all([serves_adapters(server, rank) for server in servers])
         sync: WeightSync
         if section.sync == "nccl":
             sync = NCCLSync(servers, model.device, section.group_port, sends=world.is_main)
         else:
-            sync = FolderSync(servers, model, place, sends=world.is_main)
-        engine = VLLMServerEngine(servers, sync, end_ids=ends, process=world.rank, sleeps=section.sleep)
-        if section.sync == "folder" and engine.facts.keeps_old_output_layer:
+            kind = AdapterSync if adapters else FolderSync
+            sync = kind(servers, model, place, sends=world.is_main)
+        engine = VLLMServerEngine(
+            *(servers, sync),
+            end_ids=ends,
+            process=world.rank,
+            sleeps=section.sleep,
+            adapters=adapters,
+        )
+        if adapters:
+            for server in servers:
+                require_same_base(server, model)
+        elif section.sync == "folder" and engine.facts.keeps_old_output_layer:
             raise ConfigError(
                 f"the server at `{servers[0].url}` would keep its old output layer: vLLM on a CPU packs an "
                 "output layer that is tied to the embeddings only once",
                 hint="leave out `inference.url`, so that a server is started with an untied checkpoint",
             )
         yield engine
+
+
+def for_adapters(section: InferenceSection, rank: int | None) -> InferenceSection:
+    """Return the settings of a server that serves adapters of a rank, if there is one.
+
+    The user's own arguments come last, so `--no-enable-lora` among them serves merged weights.
+    """
+    if rank is None or rank > RANKS[-1]:
+        return section
+    limit = next(limit for limit in RANKS if limit >= rank)
+    own = ["--enable-lora", "--max-lora-rank", str(limit)]
+    return section.model_copy(update={"arguments": [*own, *section.arguments]})
+
+
+def serves_adapters(server: VLLMServer, rank: int) -> bool:
+    """Return whether a server serves adapters. Raises `ConfigError` if it does so only up to a lower rank."""
+    largest = server.look().largest_rank
+    if largest is not None and largest < rank:
+        raise ConfigError(
+            f"the server at `{server.url}` serves adapters up to rank {largest}, but `model.lora_rank` is "
+            f"{rank}",
+            hint=f"start it with `--max-lora-rank {next((n for n in RANKS if n >= rank), rank)}`, or without "
+            "`--enable-lora`, so that it gets the merged weights",
+        )
+    return largest is not None
+
+
+COMPARED = 8
+"""Number of tokens that are compared with a server's."""
+SAME_BASE = 0.5
+"""Largest mean distance of their log-probabilities in nats. A server may round weights to fewer bits."""
+
+
+def require_same_base(server: VLLMServer, model: Any) -> None:
+    """Raise `ConfigError` unless a server has the weights that the adapters of the policy belong to."""
+    prompt = list(range(1, 1 + COMPARED))
+    ids, theirs = server.most_probable(prompt, COMPARED)
+    distance = math.inf
+    if max(ids) < model.get_input_embeddings().num_embeddings:
+        with model.disable_adapter(), torch.inference_mode():
+            logits = model(input_ids=torch.tensor([prompt + ids], device=model.device)).logits[0].float()
+        ours = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].cpu()
+        picked = ours.gather(-1, torch.tensor([ids]).T)[:, 0]
+        distance = float((picked - torch.tensor(theirs)).abs().mean())
+    if not distance <= SAME_BASE:
+        raise ConfigError(
+            f"the server at `{server.url}` has other weights than `model.path`: the log-probabilities of "
+            f"{COMPARED} tokens differ by {distance:.2g} nats. The adapters do not belong to those weights",
+            hint="start the server with the model in `model.path`, or without `--enable-lora`",
+        )
 
 
 def sampling_dtype(settings: GRPOSettings, device: torch.device) -> Precision:

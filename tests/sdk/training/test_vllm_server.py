@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,20 @@ import pytest
 import torch
 from token_server import TokenServer, token_server
 from transformers import AutoModelForCausalLM
+from trl import import_utils
 from wander.errors import ConfigError, ModelError
+from wander.evals.store.folder import RunFolder
 from wander.models.chat import ChatFormat
-from wander.models.engines import vllm_server
+from wander.models.engines import vllm_colocated, vllm_server
 from wander.models.engines.base import SamplingJob
+from wander.models.engines.vllm_colocated import require_fitting_vllm
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
 from wander.models.engines.weights import FolderSync, whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import SampleRequest, end_of_turn_ids
-from wander.train.config import EvaluationSection, GRPOSettings
+from wander.train.config import EvaluationSection, GRPOSettings, InferenceSection
 from wander.train.grpo import train_grpo
 from wander.train.records.files import read_evaluations, read_metrics
 
@@ -232,6 +237,142 @@ async def test_adapters_reach_the_server_merged_and_stay_apart(
     sample = await sampled(engine, prompt, seed=3)
     await engine.close()
     assert sample.logprobs == pytest.approx(scored(model, prompt, sample.ids), abs=1e-4)
+
+
+def with_adapters(start: Path, server: TokenServer, peft: dict[str, Any], **inference: Any) -> GRPOSettings:
+    settings = settings_for(start, server, **inference)
+    model = settings.model.model_copy(update={"lora_rank": 4, "peft": peft})
+    return settings.model_copy(update={"model": model})
+
+
+@pytest.mark.parametrize("peft", [{}, {"use_rslora": True, "init_lora_weights": "gaussian"}])
+def test_adapters_reach_a_server_that_serves_them_as_adapters(
+    server: TokenServer, puller: Path, tmp_path: Path, peft: dict[str, Any]
+) -> None:
+    server.largest_rank = 8
+    result = train_grpo(opener_of(bandit), with_adapters(puller, server, peft), tmp_path / "run")
+    assert weights_digest(result.model) != weights_digest(puller)
+    for entry in read_metrics(tmp_path / "run"):
+        assert entry["failed"] == 0
+        assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
+    assert "/collective_rpc" not in server.calls, "no whole weights travel"
+    assert server.calls.count("/v1/load_lora_adapter") == server.calls.count("/reset_prefix_cache") == 3
+    probe, *turns = server.requests
+    assert "model" not in probe
+    assert {turn["model"] for turn in turns} == {"wander-policy"}
+    assert server.disturbed == 0
+    (newest,) = (tmp_path / "run" / "served").iterdir()
+    assert {file.name for file in newest.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert (
+        sum(file.stat().st_size for file in newest.iterdir()) < (puller / "model.safetensors").stat().st_size
+    )
+    details = RunFolder.open(tmp_path / "run").manifest.model.details
+    assert details["adapters"] is True
+
+
+def test_a_server_that_the_run_starts_serves_the_base_and_its_adapters(puller: Path, tmp_path: Path) -> None:
+    started: list[InferenceSection] = []
+    servers: list[TokenServer] = []
+
+    @contextlib.contextmanager
+    def serve(first: Path, section: InferenceSection) -> Iterator[str]:
+        started.append(section)
+        with token_server(first) as running:
+            running.largest_rank = 8
+            servers.append(running)
+            yield running.url
+
+    # PiSSA moves the largest part of each weight from the base into the adapters.
+    peft = {"init_lora_weights": "pissa"}
+    data = {"model": {"path": str(puller), "device": "cpu", "lora_rank": 4, "peft": peft}}
+    settings = GRPOSettings.model_validate(
+        {
+            **data,
+            "batch": {"rollouts": 16, "group_size": 8, "rows_at_once": 16},
+            "sampling": {"max_tokens": 6},
+            "schedule": {"steps": 1, "learning_rate": 1e-3},
+            "inference": {"engine": "vllm-server", "arguments": ["--dtype", "float32"]},
+        }
+    )
+    train_grpo(opener_of(bandit), settings, tmp_path / "run", serve=serve)
+    assert started[0].arguments == ["--enable-lora", "--max-lora-rank", "8", "--dtype", "float32"]
+    assert "/v1/load_lora_adapter" in servers[0].calls
+    (entry,) = read_metrics(tmp_path / "run")
+    assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("number", ["0.21.2", "0.22.0", "0.24.0+cu129", "0.31.0", "0.31.1", "0.33.0", None])
+def test_vllm_next_to_the_trainer_has_a_version_that_trl_drives(
+    monkeypatch: pytest.MonkeyPatch, number: str | None
+) -> None:
+    monkeypatch.setattr(
+        import_utils, "_is_package_available", lambda *unused, **given: (bool(number), number)
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fits = bool(import_utils.is_vllm_available()) and not told
+
+    def version(name: str) -> str:
+        if number is None:
+            raise PackageNotFoundError
+        return number
+
+    monkeypatch.setattr(vllm_colocated, "version", version)
+    if fits:
+        require_fitting_vllm("it")
+        return
+    with pytest.raises(ConfigError, match=f"needs vLLM .* but this Python has {number or 'none'}") as refused:
+        require_fitting_vllm("it")
+    assert "its own virtual environment" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("peft", "largest_rank"),
+    [
+        ({"use_dora": True}, 8),
+        ({"alpha_pattern": {"q_proj": 2}}, 8),
+        ({}, None),
+    ],
+)
+def test_adapters_are_merged_if_the_server_would_not_compute_what_they_compute(
+    server: TokenServer, puller: Path, tmp_path: Path, peft: dict[str, Any], largest_rank: int | None
+) -> None:
+    server.largest_rank = largest_rank
+    train_grpo(opener_of(bandit), with_adapters(puller, server, peft), tmp_path / "run")
+    assert server.calls.count("/collective_rpc") == 3
+    assert "/v1/load_lora_adapter" not in server.calls
+    assert {request["model"] for request in server.requests} == {"policy"}
+    for entry in read_metrics(tmp_path / "run"):
+        assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_adapters_that_a_server_cannot_add_are_refused(
+    server: TokenServer, puller: Path, tmp_path: Path
+) -> None:
+    def refusal() -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            train_grpo(opener_of(bandit), with_adapters(puller, server, {}), tmp_path / "run")
+        return caught.value
+
+    server.largest_rank = 2
+    assert "adapters up to rank 2" in str(refusal())
+    assert "--max-lora-rank 8" in str(refusal().hint)
+    server.largest_rank = 8
+    server.updates_adapters = False
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(refusal().hint)
+    with torch.no_grad():
+        for parameter in server.loaded.model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    assert "has other weights than `model.path`" in str(refusal())
+
+
+def test_a_server_with_adapters_keeps_its_weights_while_it_sleeps(
+    server: TokenServer, puller: Path, tmp_path: Path
+) -> None:
+    server.largest_rank = 8
+    train_grpo(opener_of(bandit), with_adapters(puller, server, {}, sleep=True), tmp_path / "run")
+    slept = {call for call in server.calls if call.startswith("/sleep")}
+    assert slept == {"/sleep?level=1"}, "level 2 discards the weights that the adapters are added to"
 
 
 def test_a_server_that_cannot_be_trained_with_is_refused_with_a_way_out(

@@ -8,14 +8,40 @@ with transformers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
 from time import perf_counter
 from typing import Any
 
-from wander.errors import ModelError, require_extra
+from wander.errors import ConfigError, ModelError, require_extra
 from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, SamplingJob, Weights
 from wander.models.engines.vllm_server import end_of, vllm_parameters
 from wander.models.sampling import Sample
+
+
+def require_fitting_vllm(needed_for: str) -> None:
+    """Raise `ConfigError` unless this Python has a version of vLLM that TRL can drive.
+
+    vLLM pins its own PyTorch and transformers, so installing it next to the trainer may replace them.
+    """
+    from packaging.requirements import Requirement
+
+    listed = map(Requirement, requires("wander-sdk") or [])
+    fitting = next(requirement.specifier for requirement in listed if requirement.name == "vllm")
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError:
+        installed = ""
+    if installed and fitting.contains(installed.partition("+")[0], prereleases=True):
+        return
+    found = f"this Python has {installed}" if installed else "this Python has none"
+    raise ConfigError(
+        f"{needed_for} needs vLLM {fitting} next to the trainer, but {found}",
+        hint='set `inference.engine = "vllm-server"` and `inference.sync = "folder"`. The server runs in its '
+        "own virtual environment, with the PyTorch and transformers that vLLM pins: `python3 -m venv ~/vllm "
+        "&& ~/vllm/bin/pip install vllm`, and `inference.python`. Or run `pip install "
+        "'wander-sdk[train,vllm]'` in a new environment",
+    )
 
 
 class VLLMColocatedEngine(BatchedEngine):
@@ -44,6 +70,7 @@ class VLLMColocatedEngine(BatchedEngine):
 
     def start(self, model: Any, accelerator: Any) -> None:
         """Start vLLM with the policy, once a trainer holds it."""
+        require_fitting_vllm('`inference.engine = "vllm"`')
         with require_extra("vllm", needed_for='`inference.engine = "vllm"`'):
             from trl.generation.vllm_generation import VLLMGeneration
 

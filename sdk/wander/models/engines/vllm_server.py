@@ -8,6 +8,10 @@ the server in one of two ways:
 - as a checkpoint in a shared folder, which the server reloads in place (`collective_rpc` with
   `reload_weights`). This works with any devices and several servers, and needs no rendezvous.
 
+If the policy has adapters and the server serves adapters (`--enable-lora`), only the adapters travel through
+the folder: the server loads them next to its own weights (`/v1/load_lora_adapter`), and turns ask for them by
+name.
+
 Written for vLLM 0.22 to 0.32, started with `VLLM_SERVER_DEV_MODE=1` and `--logprobs-mode processed_logprobs`.
 """
 
@@ -41,6 +45,10 @@ BUSY_SECONDS = 60.0
 """Seconds that a server may keep cached prefixes in use after its last turn."""
 BUSY_PAUSE = 0.1
 SEEDS = 2**63
+ADAPTERS = "wander-policy"
+"""Name by which a server knows the policy's adapters."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Limits that vLLM accepts for the rank of adapters."""
 
 
 class WeightSync(Protocol):
@@ -77,6 +85,30 @@ class VLLMServer:
         """Load the checkpoint in a folder in place of the current weights, and clear cached prefixes."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._ask("POST", "/collective_rpc", call)
+        self._clear_prefixes()
+
+    def load_adapters(self, folder: Path) -> None:
+        """Load the adapters in a folder in place of the ones with the same name, and clear cached
+        prefixes."""
+        call = {"lora_name": ADAPTERS, "lora_path": str(folder), "load_inplace": True}
+        self._ask("POST", "/v1/load_lora_adapter", call)
+        self._clear_prefixes()
+
+    def most_probable(self, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+        """Return the most probable continuation by the server's own weights, without adapters, and its
+        log-probabilities."""
+        call = {
+            "prompt": prompt,
+            "max_tokens": count,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        choice = self._ask("POST", "/v1/completions", call)["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    def _clear_prefixes(self) -> None:
         asked_at = monotonic()
         # A canceled turn frees its part of the cache a moment later.
         while self._ask("POST", "/reset_prefix_cache").get("success") is False:
@@ -87,9 +119,9 @@ class VLLMServer:
                 )
             sleep(BUSY_PAUSE)
 
-    def sleep(self) -> None:
-        """Release the memory of weights and cache."""
-        self._ask("POST", "/sleep?level=2")
+    def sleep(self, *, keeps_weights: bool) -> None:
+        """Release the memory of weights and cache on the GPU. Weights are moved to the CPU or discarded."""
+        self._ask("POST", f"/sleep?level={1 if keeps_weights else 2}")
 
     def wake(self, part: str) -> None:
         """Allocate memory again for `weights` or `kv_cache`."""
@@ -109,14 +141,15 @@ class VLLMServer:
             raise ConfigError(
                 f"the server at `{self.url}` has no `{path}`",
                 hint="start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which enables the endpoints "
-                "for weights",
+                "for weights, and for adapters also with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`",
             )
         if answer.status != 200:
             raise ConfigError(
                 f"the server at `{self.url}` answered {answer.status} to `{path}`: {complaint(answer)}",
                 hint="check the server's log",
             )
-        data: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
+        is_json = answer.body.lstrip().startswith(b"{")  # some calls are answered with a sentence
+        data: dict[str, Any] = json.loads(answer.body) if is_json else {}
         return data
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
@@ -139,6 +172,12 @@ class ServerFacts:
     config: dict[str, Any]
 
     @property
+    def largest_rank(self) -> int | None:
+        """Largest rank of adapters that the server serves, or None if it serves no adapters."""
+        adapters = self.config.get("lora_config")
+        return None if adapters is None else int(adapters["max_lora_rank"])
+
+    @property
     def keeps_old_output_layer(self) -> bool:
         """Whether a reload would leave the output layer unchanged.
 
@@ -153,7 +192,10 @@ class ServerFacts:
 
 
 class VLLMServerEngine(Engine):
-    """Samples with one of several vLLM servers; `sync` transfers weights to all of them."""
+    """Samples with one of several vLLM servers; `sync` transfers weights to all of them.
+
+    With `adapters`, `sync` transfers adapters, which the server adds to its own weights.
+    """
 
     def __init__(
         self,
@@ -163,12 +205,14 @@ class VLLMServerEngine(Engine):
         end_ids: frozenset[int],
         process: int = 0,
         sleeps: bool = False,
+        adapters: bool = False,
     ) -> None:
         super().__init__()
         self._servers = list(servers)
         self._sync: WeightSync | None = sync
         self._sends = process == 0
         self._sleeps = sleeps
+        self._adapters = adapters
         self._asleep = False
         self._end_ids = sorted(end_ids)
         self._server = self._servers[process % len(self._servers)]
@@ -234,7 +278,7 @@ class VLLMServerEngine(Engine):
                 f"the conversation has {len(request.ids)} tokens, the server accepts {most}"
             )
         return {
-            "model": self.facts.name,
+            "model": ADAPTERS if self._adapters else self.facts.name,
             "prompt": request.ids,
             **vllm_parameters(request, self._end_ids),
             "max_tokens": min(request.max_tokens, room),
@@ -298,7 +342,7 @@ class VLLMServerEngine(Engine):
             return
         if self._sends:
             for server in self._servers:
-                server.sleep()
+                server.sleep(keeps_weights=self._adapters)
         self._asleep = True
 
     @property
@@ -312,6 +356,7 @@ class VLLMServerEngine(Engine):
         return {
             "engine": "vllm-server",
             "servers": len(self._servers),
+            "adapters": self._adapters,
             "dtype": str(config.get("dtype", "")).removeprefix("torch."),
             "context_length": self.facts.context_length,
         }

@@ -1,10 +1,11 @@
-"""The complete weights of a policy with their names in the checkpoint, and their transfer to vLLM servers."""
+"""The weights of a policy with their names in the checkpoint, and their transfer to vLLM servers."""
 
 from __future__ import annotations
 
 import copy
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,18 @@ from torch.distributed.tensor import DTensor
 
 from wander.errors import ConfigError, require_extra
 from wander.models.engines.base import Weights
+from wander.models.engines.vllm_colocated import require_fitting_vllm
 from wander.models.engines.vllm_server import VLLMServer
 
 
-def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every weight of the policy, gathered from all processes and with adapters added.
+def whole_weights(model: Any, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every weight of the policy, gathered from all processes, with adapters added if `merged` is true.
 
     The policy itself is not changed, because merging and unmerging adapters would alter its last bits. With a
     sharded policy (FSDP2), this is a collective operation: every process must iterate to the end.
     """
     adapters: dict[str, Any] = {}
-    if hasattr(model, "peft_config"):
+    if merged and hasattr(model, "peft_config"):
         from peft.tuners.lora import LoraLayer
 
         adapters = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -76,6 +78,57 @@ class FolderSync:
         self._written = checkpoint
 
 
+READ_BY_VLLM = {
+    *("r", "lora_alpha", "target_modules", "use_rslora", "lora_dropout", "init_lora_weights"),
+    *("exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("task_type", "peft_type", "peft_version", "base_model_name_or_path", "revision"),
+    *("auto_mapping", "inference_mode", "runtime_config"),
+}
+"""Arguments of PEFT's adapters that vLLM reads, or that do not change what existing adapters compute."""
+
+
+def rank_for_vllm(model: Any) -> int | None:
+    """Return the rank of a policy's adapters, or None if vLLM would not compute with them as PEFT does."""
+    if not hasattr(model, "peft_config"):
+        return None
+    config = model.peft_config["default"]
+    usual = type(config)(task_type=config.task_type)
+    others = {field.name for field in fields(config)} - READ_BY_VLLM
+    if any(getattr(config, name) != getattr(usual, name) for name in others):
+        return None
+    return int(config.r)
+
+
+class AdapterSync:
+    """Writes the adapters of each policy into a folder that the servers can read, and lets them load it."""
+
+    def __init__(
+        self, servers: Sequence[VLLMServer], model: Any, folder: Path, *, sends: bool = True
+    ) -> None:
+        self._servers = servers
+        self._model = model
+        self._folder = folder
+        self._sends = sends
+        self._sent = 0
+        self._written: Path | None = None
+
+    def send(self, weights: Weights) -> None:
+        """Write the adapters and let every server load them; then remove the previous ones.
+
+        A policy with adapters is not sharded, so no other process has a part of them.
+        """
+        if not self._sends:
+            return
+        self._sent += 1
+        folder = self._folder / f"adapters-{self._sent}"
+        self._model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        for server in self._servers:
+            server.load_adapters(folder)
+        if self._written is not None:
+            shutil.rmtree(self._written)
+        self._written = folder
+
+
 def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> Path:
     """Write weights in Hugging Face format, including the output layer if it is tied to the embeddings.
 
@@ -112,6 +165,7 @@ class NCCLSync:
         self._clients: list[Any] = []
         if not sends:
             return
+        require_fitting_vllm('`inference.sync = "nccl"`')
         with require_extra("vllm", needed_for="weights through NCCL"):
             from trl.generation.vllm_client import VLLMClient
 
