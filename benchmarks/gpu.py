@@ -1,13 +1,13 @@
 """Measures how fast games are played and learned from on a GPU, compared with a bare TRL step on the same
 GPU.
 
-    python benchmarks/gpu.py                        # the tiny policy, with 256, 1,024 and 4,096 games at a
-    time python benchmarks/gpu.py --model smollm2 --lora-rank 8 --autocast          # as in SmolLM2's
-    experiment python benchmarks/gpu.py --device cpu --at-once 64 --steps 2 --rounds 1    # a rehearsal
+    python benchmarks/gpu.py                        # tiny, with 256, 1,024 and 4,096 concurrent games
+    python benchmarks/gpu.py --model smollm2 --lora-rank 8 --autocast          # as in SmolLM2's experiment
+    python benchmarks/gpu.py --device cpu --at-once 64 --steps 2 --rounds 1    # a rehearsal
 
 Rollouts are sampled by transformers in this process, with keys and values cached between turns. The
-environment runs in a separate process. The bare step is that of `training.py`. OUT gets `gpu.json` and
-`gpu.md`, which always contain the finished measurements. Failed measurements are not written.
+environment runs in a separate process. The bare step is that of `training.py`, after each size. OUT gets
+`gpu.json` and `gpu.md`, which always contain the finished measurements. Failed measurements are not written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def measure_step(ground: smoke.Ground, given: argparse.Namespace, games: int) ->
     """Train some steps with this number of games. Returns the parts of the median step, without the first."""
     smoke.forget_peak(ground)
     folder = ground.folder / f"steps-{games}"
-    train_grpo(smoke.open_tictactoe, settings_for(ground, given, games), folder)
+    settings = settings_for(ground, given, games)
+    output = settings.output.model_copy(update={"rollouts_every": 1})  # for the bare step
+    train_grpo(smoke.open_tictactoe, settings.model_copy(update={"output": output}), folder)
     entries = read_metrics(folder)[1:] or read_metrics(folder)
     seconds = {
         name: statistics.median(entry[f"seconds/{name}"] for entry in entries) for name in ("step", *PARTS)
@@ -69,21 +71,25 @@ def measure_step(ground: smoke.Ground, given: argparse.Namespace, games: int) ->
     return {"at_once": games, "games": games / seconds["step"], "seconds": seconds, "memory_mib": memory}
 
 
-def measure_bare(ground: smoke.Ground, given: argparse.Namespace) -> dict[str, Any]:
-    """Compare the smallest step with one of TRL, in separate processes."""
-    options = argparse.Namespace(
-        **{"rollouts": given.at_once[0], "group": 8, "rows": min(given.rows, given.at_once[0])},
-        **{"steps": given.steps, "rounds": given.rounds, "model": str(ground.policy)},
-        **{"device": given.device, "threads": given.threads},
-    )
-    results: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+def measure_bare(
+    ground: smoke.Ground, given: argparse.Namespace, games: int, seconds: float
+) -> dict[str, Any]:
+    """Measure a step of TRL that samples and reads the same number of tokens, in a separate process.
+
+    `seconds` are those of our step. Both use the same weights, adapters and precision.
+    """
+    run = ground.folder / f"steps-{games}"
     like = ground.folder / "like.json"
-    for _ in range(given.rounds):
-        results["ours"].append(training.child("ours", options))
-        like.write_text(json.dumps(results["ours"][-1]))
-        results["bare"].append(training.child("bare", options, f"--like={like}"))
-    report = training.compared(results, options)
-    return {"seconds": report["seconds"], "ratio": report["seconds"]["ours"] / report["seconds"]["bare"]}
+    tokens = [max(1, round(entry["tokens"])) for entry in read_metrics(run)]
+    like.write_text(json.dumps({"tokens": tokens, "sequences": training.sequences_of(run)}))
+    options = argparse.Namespace(
+        **{"rollouts": games, "group": 8, "rows": min(given.rows, games), "steps": given.steps},
+        **{"model": str(ground.policy), "device": given.device, "threads": given.threads},
+        **{"lora_rank": given.lora_rank, "autocast": int(given.autocast)},
+    )
+    bare = training.child("bare", options, f"--like={like}")
+    theirs = statistics.median(bare["seconds"][1:] or bare["seconds"])
+    return {"at_once": games, "seconds": {"ours": seconds, "bare": theirs}, "ratio": seconds / theirs}
 
 
 def as_markdown(report: dict[str, Any]) -> str:
@@ -108,14 +114,13 @@ def as_markdown(report: dict[str, Any]) -> str:
         seconds = " | ".join(f"{each['seconds'][part]:.2f}" for part in ("step", *PARTS))
         memory = "not measured" if each["memory_mib"] is None else f"{each['memory_mib']:,.0f}"
         lines.append(f"| {each['at_once']:,} | {each['games']:,.0f} | {seconds} | {memory} |")
-    if bare := report.get("bare"):
+    for bare in report["bare"]:
         ours, theirs = bare["seconds"]["ours"], bare["seconds"]["bare"]
-        games = report["steps"][0]["at_once"]
         lines += [
             "",
-            f"A step of {games} games takes {ours:.2f} s, a bare TRL step with the same number of tokens",
+            f"A step of {bare['at_once']:,} games takes {ours:.2f} s, a bare TRL step with the same number "
+            f"of tokens {theirs:.2f} s: {bare['ratio']:.2f} times.",
         ]
-        lines[-1] += f" {theirs:.2f} s: {bare['ratio']:.2f} times."
     if report["device"] == "cpu":
         lines += ["", "A rehearsal on a CPU: nothing here was measured on a GPU."]
     return "\n".join(lines) + "\n"
@@ -139,15 +144,16 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         ground.policy = Path(resolve_model(given.model)[0])
     report: dict[str, Any] = {"model": given.model, "device": given.device}
-    report |= {"machine": smoke.describe_machine(given.device), "rollouts": [], "steps": []}
+    report |= {"machine": smoke.describe_machine(given.device), "rollouts": [], "steps": [], "bare": []}
     for games in given.at_once:
         report["rollouts"].append(measure_rollouts(ground, given, games))
+        write(report, given.out)
         report["steps"].append(measure_step(ground, given, games))
         write(report, given.out)
-        print(as_markdown(report).splitlines()[-1], flush=True)
-    if not given.no_bare:
-        report["bare"] = measure_bare(ground, given)
-        write(report, given.out)
+        if not given.no_bare:
+            seconds = report["steps"][-1]["seconds"]["step"]
+            report["bare"].append(measure_bare(ground, given, games, seconds))
+            write(report, given.out)
     return report
 
 

@@ -20,6 +20,7 @@ not compute.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -35,6 +36,8 @@ from transformers import TrainerCallback
 
 RESULTS = Path(__file__).parent / "results"
 ENVIRONMENT = {"max_random_move_prob": 0.7, "num_groups": 4}
+OPTIONS = ("rollouts", "group", "rows", "steps", "model", "device", "lora_rank", "autocast", "threads")
+"""Options that both sides share."""
 GOAL = 0.85
 """Maximum ratio of our step time and memory to those of the bare step."""
 
@@ -50,6 +53,8 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=150, help="fine-tuning steps of the tiny policy")
     parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--autocast", type=int, default=0, help="1 computes in bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--child", choices=["ours", "bare"], help=argparse.SUPPRESS)
@@ -81,10 +86,7 @@ def main() -> None:
 
 def child(kind: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Measure one side in a separate process, and return its result."""
-    options = [
-        f"--{name}={getattr(given, name)}"
-        for name in ("rollouts", "group", "rows", "steps", "model", "device", "threads")
-    ]
+    options = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in OPTIONS]
     done = subprocess.run(
         [sys.executable, __file__, "--child", kind, *options, *more],
         check=True,
@@ -153,7 +155,6 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     import contextlib
     from collections.abc import AsyncIterator
 
-    from wander.evals.store.folder import RunFolder
     from wander.handle import EnvironmentHandle
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
@@ -163,7 +164,12 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
 
     settings = GRPOSettings.model_validate(
         {
-            "model": {"path": given.model, "device": given.device},
+            "model": {
+                "path": given.model,
+                "device": given.device,
+                "lora_rank": given.lora_rank,
+                "autocast": bool(given.autocast),
+            },
             "environment": {"arguments": ENVIRONMENT},
             "batch": {
                 "rollouts": given.rollouts,
@@ -190,8 +196,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
         clock = Clock()
         train_grpo(opener, settings, Path(work) / "run", observers=[clock])
         entries = read_metrics(Path(work) / "run")
-        turns = [rollout.turns[-1].tokens for rollout in RunFolder.open(Path(work) / "run").rollouts()]
-        read = [[*turn.prompt_ids, *turn.completion_ids] for turn in turns if turn is not None]
+        read = sequences_of(Path(work) / "run")
     shares = {
         name: statistics.median(entry[f"seconds/{name}"] / entry["seconds/step"] for entry in entries[1:])
         for name in ("generation", "environment", "scoring", "update")
@@ -206,24 +211,35 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def sequences_of(run: Path) -> list[list[int]]:
+    """Return the tokens of the rollouts that a run kept."""
+    from wander.evals.store.folder import RunFolder
+
+    turns = [rollout.turns[-1].tokens for rollout in RunFolder.open(run).rollouts()]
+    return [[*turn.prompt_ids, *turn.completion_ids] for turn in turns if turn is not None]
+
+
 def bare(given: argparse.Namespace) -> dict[str, Any]:
     """Train with only TRL: in each step one completion per rollout, as long as ours."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from wander.models.loading import load_model
     from wander.models.quiet import quiet_libraries
+    from wander.train.config import ModelSection
     from wander.train.hugging_face_trainer import CHECKPOINTING
+    from wander.train.weights import wrap_lora
 
     loaded = load_model(given.model, device=given.device, dtype="float32")
     like = json.loads(given.like.read_text())
     count = statistics.median_low(like["tokens"])
     prompts = [loaded.tokenizer.decode(ids[: max(1, len(ids) - count)]) for ids in like["sequences"]]
-    rows = [{"prompt": prompt} for _ in range(given.steps) for prompt in prompts]
+    groups = given.steps * given.rollouts // given.group
+    rows = [{"prompt": prompt} for prompt in itertools.islice(itertools.cycle(prompts), groups)]
     clock = Clock()
     rows_at_once = min(given.rows, given.rollouts)
     with tempfile.TemporaryDirectory() as work, quiet_libraries():
         trainer = GRPOTrainer(
-            model=loaded.model,
+            model=wrap_lora(loaded.model, ModelSection(path=given.model, lora_rank=given.lora_rank)),
             processing_class=loaded.tokenizer,
             reward_funcs=[lambda completion_ids, **unused: [float(ids[0] % 7) for ids in completion_ids]],
             train_dataset=Dataset.from_list(rows),
@@ -244,7 +260,7 @@ def bare(given: argparse.Namespace) -> dict[str, Any]:
                 shuffle_dataset=False,
                 **{CHECKPOINTING: False},
                 use_cpu=given.device == "cpu",
-                bf16=False,
+                bf16=bool(given.autocast),
                 report_to="none",
                 save_strategy="no",
                 logging_steps=1,

@@ -1,6 +1,7 @@
 """The GPU kit on the target machine: takes loads, unpacks them without a network, and runs programs.
 
     python3 kit.py smoke --loads load-1                  # the plain CUDA path, in one to three minutes
+    python3 kit.py lease --out OUT                       # everything, in nine minutes, after all loads
     python3 kit.py take --loads load-2                   # keep a load until the other loads have arrived
     python3 kit.py experiment tictactoe --slice 480 --out OUT [--back BACK]
     python3 kit.py pytest -m gpu tests/sdk/training/test_gpu_training.py
@@ -408,6 +409,12 @@ def benchmark(kit: Kit, options: argparse.Namespace) -> int:
     return _run_script(kit, options, "benchmarks/gpu.py", ["--device", options.device])
 
 
+def lease(kit: Kit, options: argparse.Namespace) -> int:
+    """Measure everything that one lease has time for."""
+    kit.prepare_weights()
+    return _run_script(kit, options, "scripts/gpu/lease.py", ["--device", options.device])
+
+
 def test(kit: Kit, options: argparse.Namespace) -> int:
     """Run the tests of the packed source."""
     # The machine's versions may raise other warnings than the locked ones.
@@ -436,6 +443,7 @@ COMMANDS = {
     "describe": describe,
     "experiment": experiment,
     "fits": find_unfit,
+    "lease": lease,
     "pytest": test,
     "run": run,
     "smoke": smoke,

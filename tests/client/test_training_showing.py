@@ -139,14 +139,34 @@ def test_a_best_that_is_the_model_that_training_began_with_is_told(
     best = BestCheckpoint(metric="eval/reward", mode="max", value=0.5, step=step)
     result: Any = SimpleNamespace(
         **{"model": home / "model", "steps": 2, "rollouts": 4, "seconds": 1.0, "stopped": None},
-        **{"first_reward": 0.1, "final_reward": 0.4, "best": best},
+        **{"first_reward": 0.1, "final_reward": 0.4, "averaged_steps": 1, "best": best},
     )
     set_current(Invocation(CommonOptions(), Output("plain", environ={})))
     try:
         _report(result, home, [], "acme/wordle")
     finally:
         set_current(None)
-    assert ("no evaluation was better than the one before training" in capsys.readouterr().err) is warned
+    shown = capsys.readouterr()
+    assert ("no evaluation was better than the one before training" in shown.err) is warned
+    assert ": mean reward 0.100 in the first step, 0.400 in the last step, 2 steps, 4 rollouts" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("steps", "averaged", "text"),
+    [
+        (0, 1, "no step was finished"),
+        (1, 1, "mean reward 0.400"),
+        (19, 1, "mean reward 0.100 in the first step, 0.400 in the last step"),
+        (40, 4, "mean reward 0.100 in the first 4 steps, 0.400 in the last 4 steps"),
+    ],
+)
+def test_the_rewards_at_the_end_say_which_steps_they_are_means_of(
+    steps: int, averaged: int, text: str
+) -> None:
+    from wander_client.training.text import describe_reward
+
+    fields = {"steps": steps, "averaged_steps": averaged, "first_reward": 0.1, "final_reward": 0.4}
+    assert describe_reward(SimpleNamespace(**fields)) == text
 
 
 def test_alerts_are_repeated_once_each_at_the_end(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from serving import serving
 from transformers import AutoModelForCausalLM
 from wander.models.loading import load_model, weights_digest
@@ -112,8 +112,10 @@ class TokenServer:
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
         self.disturbed += self.sampling > 0
         base = copy.deepcopy(self.loaded.model)
+        config = PeftConfig.from_pretrained(body["lora_path"])
+        config.init_lora_weights = True  # vLLM adds adapters to its weights, however these were initialized
         with self.lock:
-            model = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+            model = PeftModel.from_pretrained(base, body["lora_path"], config=config).eval()
             self.adapters[name] = Sampler(model, self.loaded.tokenizer)
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 

@@ -21,6 +21,7 @@ from wander_client.python.keywords import find_near
 from wander_client.python.output import PythonOutput, open_invocation
 from wander_client.python.run import Run
 from wander_client.terminal.output import counted
+from wander_client.training.text import describe_reward
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -77,7 +78,7 @@ class TrainingRun(Run):
         return [
             ("environment", self.environment),
             ("model", str(done.model)),
-            ("reward", f"{done.first_reward:.3f} → {done.final_reward:.3f}"),
+            ("reward", describe_reward(done)),
             ("steps", f"{done.steps:,}, {done.rollouts:,} rollouts, {done.seconds:.0f} s"),
             ("folder", str(self.path)),
         ]
@@ -85,8 +86,8 @@ class TrainingRun(Run):
     def __repr__(self) -> str:
         done = self.result
         return (
-            f"<training on {self.environment}: reward {done.first_reward:.3f} -> {done.final_reward:.3f}, "
-            f"{counted(done.steps, 'step')}, in {self.path}>"
+            f"<training on {self.environment}: {describe_reward(done)}, {counted(done.steps, 'step')}, "
+            f"in {self.path}>"
         )
 
 

@@ -282,9 +282,9 @@ class LineProgress(Progress):
             return
         self._step = max(step, self._step)
         self._last = time.monotonic()
-        total = f"/{self.total} ({100 * done // self.total}%)" if self.total else ""
+        total = f"/{self.total}{self._unit} ({100 * done // self.total}%)" if self.total else self._unit
         tail = f"  {one_line(note)}" if note else ""
-        _print(sys.stderr, f"{self.title}  {done}{total}{self._unit}{tail}")
+        _print(sys.stderr, f"{self.title}  {done}{total}{tail}")
 
 
 class LiveProgress(Progress):

@@ -222,16 +222,10 @@ class PlainSteps(contextlib.ExitStack):
         self._first_step = entry["step"] if self._first_step is None else self._first_step
         state.read_steps()
         self._print_events()
-        shown = (("reward", 3), ("entropy", 3), ("groups_without_variance", 2))
-        known = [
-            f"{name} {value:.{digits}f}"
-            for name, digits in shown
-            if (value := number(entry, name)) is not None
-        ]
         left = state.seconds_left
-        times = [f"{clock_time(left)} left"] if left and state.step < state.steps else []
+        times = [f"about {clock_time(left)} left"] if left and state.step < state.steps else []
         self._bar.total = entry["steps"]
-        self._bar.update(entry["step"], "  ".join([*known, *times]))
+        self._bar.update(entry["step"], ", ".join([*_describe_step(entry), *times]))
 
     def played(self, done: int, total: int) -> None:
         """Print the progress of the current step if it takes long."""
@@ -239,6 +233,16 @@ class PlainSteps(contextlib.ExitStack):
         if time.monotonic() - self._printed_at >= STEP_SECONDS:
             self._printed_at = time.monotonic()
             self._output.note(self.state.doing or "")
+
+
+def _describe_step(entry: dict[str, Any]) -> list[str]:
+    """Return what a line says about a step, in words; a metric that the step lacks is left out."""
+    words = (
+        ("reward", "mean reward {:.3f}"),
+        ("entropy", "entropy {:.3f} nats a token"),
+        ("groups_without_variance", "{:.0%} of the groups taught nothing (equal rewards)"),
+    )
+    return [text.format(value) for name, text in words if (value := number(entry, name)) is not None]
 
 
 def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:

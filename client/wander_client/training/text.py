@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wander.train.grpo import GRPOResult
     from wander.train.records.files import Alert, Outcome
     from wander.wire import RunManifest
 
@@ -62,6 +63,18 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     for alert in facts["alerts"]:
         yield _line("alert", f"step {alert['step']}: {alert['message']}")
     yield _line("run", manifest.run_id)
+
+
+def describe_reward(result: GRPOResult) -> str:
+    """Return the mean rewards at the start and at the end of a run, and the steps that they are means of."""
+    first, final, steps = f"{result.first_reward:.3f}", f"{result.final_reward:.3f}", result.averaged_steps
+    if result.steps == 0:
+        return "no step was finished"
+    if result.steps == 1:
+        return f"mean reward {final}"
+    if steps == 1:
+        return f"mean reward {first} in the first step, {final} in the last step"
+    return f"mean reward {first} in the first {steps} steps, {final} in the last {steps} steps"
 
 
 def repeat_alerts(folder: Path, output: Output) -> None:

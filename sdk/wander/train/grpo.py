@@ -181,6 +181,8 @@ class GRPOResult:
     """Mean reward of the first tenth of the steps."""
     final_reward: float
     """Mean reward of the last tenth of the steps."""
+    averaged_steps: int
+    """Number of steps in such a tenth, which is at least one."""
     rollouts: int
     seconds: float
     stopped: Stopped | None = None
@@ -201,6 +203,7 @@ def result_of(
         interrupted=not outcome.finished,
         first_reward=mean(rewards[:tenth]),
         final_reward=mean(rewards[-tenth:]),
+        averaged_steps=tenth,
         rollouts=sum(int(entry.get("rollouts", 0)) for entry in entries),
         seconds=seconds,
         stopped=outcome.stopped,

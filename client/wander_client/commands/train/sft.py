@@ -77,12 +77,12 @@ def _report(result: SFTResult) -> None:
     data: dict[str, Any] = {**asdict(result), "model": str(result.model)}
     held_out = ""
     if result.held_out_first is not None and result.held_out_final is not None:
-        held_out = (
-            f", on {result.held_out} held out {result.held_out_first:.3f} -> {result.held_out_final:.3f}"
-        )
+        rows = counted(result.held_out, "held-out row")
+        held_out = f", on {rows} {result.held_out_first:.3f} before and {result.held_out_final:.3f} after"
+    loss = f"loss {result.first_loss:.3f} in the first step, {result.final_loss:.3f} in the last tenth"
     output.answer(
         data,
-        f"{result.model}: {counted(result.rows, 'row')}, {counted(result.steps, 'step')}, "
-        f"loss {result.first_loss:.3f} -> {result.final_loss:.3f}{held_out}, {result.seconds:.0f} s",
+        f"{result.model}: {counted(result.rows, 'row')}, {counted(result.steps, 'step')}, {loss}{held_out}, "
+        f"{result.seconds:.0f} s",
     )
     output.next(f"wander eval ENVIRONMENT -m {result.model}")

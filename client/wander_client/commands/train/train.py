@@ -276,7 +276,7 @@ def _run(
 
 
 def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: str) -> None:
-    from wander_client.training.text import has_collapsed
+    from wander_client.training.text import describe_reward, has_collapsed
 
     output = current().output
     data: dict[str, Any] = {
@@ -286,6 +286,7 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
         "rollouts": result.rollouts,
         "first_reward": result.first_reward,
         "final_reward": result.final_reward,
+        "averaged_steps": result.averaged_steps,
         "seconds": result.seconds,
         "plots": [str(plot) for plot in plots],
         "stopped": result.stopped.model_dump(mode="json") if result.stopped else None,
@@ -303,8 +304,8 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
         output.note(f"best: {best.metric} {best.value:.4g} after step {best.step}, in {folder / 'best'}")
     output.answer(
         data,
-        f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
-        f"{counted(result.steps, 'step')}, {counted(result.rollouts, 'rollout')}, {result.seconds:.0f} s",
+        f"{result.model}: {describe_reward(result)}, {counted(result.steps, 'step')}, "
+        f"{counted(result.rollouts, 'rollout')}, {result.seconds:.0f} s",
     )
     if not has_collapsed(folder):
         output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")
