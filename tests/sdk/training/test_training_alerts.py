@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.train.config import GRPOSettings
+from wander.train.correction import GAP, SHARE
 from wander.train.records.files import Alert, read_alerts, write_alerts
 from wander.train.watch.watch import Rules
 
@@ -50,6 +52,26 @@ def test_entropy_counts_against_its_first_steps_and_must_stay_low() -> None:
     low, better = {"entropy": 0.19, "reward": 0.9}, {"reward": 0.9}  # otherwise it is a collapse too
     assert told(*[{}] * 10, *[low] * 9, better, *[low] * 11) == [(30, "entropy_low")]
     assert told(*[low] * 30) == [], "low from the first step on is how the policy is"
+
+
+@pytest.mark.parametrize(
+    ("sections", "distance", "warned"),
+    [
+        ({"model": {"path": "tiny", "autocast": True}}, 0.1, False),
+        ({"model": {"path": "tiny", "autocast": True}}, 0.3, True),
+        ({"inference": {"engine": "vllm-server"}}, 0.3, True),
+        ({"inference": {"engine": "vllm-server"}, "batch": {"max_staleness": 1}}, 0.3, False),
+        ({"sampling": {"top_p": 0.5}}, 0.3, False),
+    ],
+)
+def test_samples_of_other_weights_are_told_although_they_are_corrected(
+    sections: dict[str, Any], distance: float, warned: bool
+) -> None:
+    settings = GRPOSettings.model_validate({"model": {"path": "tiny"}, **sections})
+    entries = steps({f"{GAP}/mean": distance, SHARE: 0.9})
+    alerts = alerts_of(entries, Rules(settings, dict))
+    assert [alert.rule for alert in alerts] == ["logprobs_differ"] * warned
+    assert all("0.30 nats on average" in alert.message for alert in alerts)
 
 
 def test_groups_without_variance_must_last() -> None:

@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from wander.train.config import GRPOSettings, OutputSection
-from wander.train.correction import NATS, SHARE, is_corrected
+from wander.train.correction import GAP, NATS, SHARE, is_corrected
 from wander.train.data import OPERATORS, Condition
 from wander.train.records.files import (
     EVALUATION,
@@ -58,6 +58,8 @@ MOST_TRUNCATED = 0.3
 """Largest share of rollouts cut short."""
 MOST_DIFFERING = 0.05
 """Largest share of tokens with different probabilities in training and in sampling."""
+MOST_ROUNDED = 0.2
+"""Largest mean distance of log-probabilities in nats that rounding may cause."""
 MOST_FAILED = 0.05
 """Largest share of rollouts that failed."""
 
@@ -158,15 +160,7 @@ def make_rules(
             alert="truncated",
         ),
         WatchRule(_failures, alert="failures"),
-        WatchRule(
-            _above(
-                SHARE,
-                math.inf if is_corrected(settings) else MOST_DIFFERING,
-                f"{{:.0%}} of the tokens have different probabilities in training and in sampling "
-                f"(by more than {NATS} nats), and `inference.correction` is not active",
-            ),
-            alert="logprobs_differ",
-        ),
+        WatchRule(_differing_logprobs(settings), alert="logprobs_differ"),
         WatchRule(_FlatEvaluations().read, alert="evaluation_flat"),
         WatchRule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
     ]
@@ -188,6 +182,28 @@ def _above(name: str, limit: float, text: str) -> Callable[[Entry], str | None]:
         return None if value is None else text.format(value) if value > limit else ""
 
     return read
+
+
+def _differing_logprobs(settings: GRPOSettings) -> Callable[[Entry], str | None]:
+    """Return the condition on probabilities in training and in sampling.
+
+    If gradients are corrected, rounding may make the two differ, but not other weights: a server that kept
+    old weights, for example. They differ on purpose if steps are played ahead or if sampling is truncated.
+    """
+    if not is_corrected(settings):
+        return _above(
+            SHARE,
+            MOST_DIFFERING,
+            f"{{:.0%}} of the tokens have different probabilities in training and in sampling "
+            f"(by more than {NATS} nats), and `inference.correction` is not active",
+        )
+    differ = settings.batch.max_staleness > 0 or settings.sampling.is_truncated
+    return _above(
+        f"{GAP}/mean",
+        math.inf if differ else MOST_ROUNDED,
+        "the log-probabilities of tokens in training and in sampling differ by {:.2f} nats on average, more "
+        "than rounding explains: the engine may sample from other weights than those of its step",
+    )
 
 
 def _failures(entry: Entry) -> str | None:
