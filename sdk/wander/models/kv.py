@@ -48,6 +48,7 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         """Append the states and return all keys and values of the rows in focus."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        key_states = key_states.to(self.keys.dtype)  # indexed assignment does not cast
         end = self.length + key_states.shape[2]
         self._reserve(end)
         columns = slice(self.length, end)

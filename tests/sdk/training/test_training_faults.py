@@ -125,6 +125,14 @@ def test_samples_in_bfloat16_are_corrected_unless_that_is_turned_off(
     assert {f"{RATIO}/mean" in entry for entry in entries} == {correction != "none"}
 
 
+def test_turns_of_different_lengths_are_sampled_under_autocast(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(puller, model={"autocast": True}, sampling={"temperature": 1.5, "max_tokens": 12})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    for entry in read_metrics(tmp_path / "run"):
+        assert entry["failed"] == 0
+        assert entry["tokens"] > 0
+
+
 @pytest.mark.parametrize("kind", [GRPOSettings, SFTSettings, DPOSettings, KTOSettings])
 def test_weights_in_bfloat16_are_refused_where_all_of_them_learn(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"model\.autocast"):
