@@ -69,7 +69,7 @@ PARTS = (
 
 @dataclass
 class Outcome:
-    """What came of a part."""
+    """Result of a part."""
 
     name: str
     status: int | None

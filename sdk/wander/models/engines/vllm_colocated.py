@@ -7,8 +7,8 @@ with transformers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
 from time import perf_counter
 from typing import Any
 
@@ -24,19 +24,16 @@ def require_fitting_vllm(needed_for: str) -> None:
 
     vLLM pins its own PyTorch and transformers, so installing it next to the trainer may replace them.
     """
-    from packaging.requirements import Requirement
+    from trl.import_utils import is_vllm_available
 
-    listed = map(Requirement, requires("wander-sdk") or [])
-    fitting = next(requirement.specifier for requirement in listed if requirement.name == "vllm")
-    try:
-        installed = version("vllm")
-    except PackageNotFoundError:
-        installed = ""
-    if installed and fitting.contains(installed.partition("+")[0], prereleases=True):
+    with warnings.catch_warnings(record=True) as unfit:
+        warnings.simplefilter("always")
+        is_installed = is_vllm_available()
+    if is_installed and not unfit:
         return
-    found = f"this Python has {installed}" if installed else "this Python has none"
+    found = f"it is not usable: {unfit[0].message}" if unfit else "it is not installed"
     raise ConfigError(
-        f"{needed_for} needs vLLM {fitting} next to the trainer, but {found}",
+        f"{needed_for} needs vLLM in this Python, but {found}",
         hint='set `inference.engine = "vllm-server"` and `inference.sync = "folder"`. The server runs in its '
         "own virtual environment, with the PyTorch and transformers that vLLM pins: `python3 -m venv ~/vllm "
         "&& ~/vllm/bin/pip install vllm`, and `inference.python`. Or run `pip install "
