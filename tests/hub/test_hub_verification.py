@@ -76,7 +76,7 @@ async def test_a_post_is_played_again_without_being_asked(hub, run):
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "replayed",
-        "the hub replayed all 6 rollouts: the same messages, metrics and rewards",
+        "the hub replayed all 6 rollouts, with the same messages, metrics and rewards",
     )
     (found,) = await listed(hub)
     assert (found["state"], found["report"]["same"]) == ("done", 6)
@@ -369,7 +369,7 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "rescored",
-        "the hub rescored the transcripts of all 6 rollouts: the same rewards; "
+        "the hub rescored the transcripts of all 6 rollouts, with the same rewards; "
         "the answers of tools are self-reported",
     )
     first = (await listed(hub))[-1]

@@ -99,7 +99,7 @@ def see_to_an_account(url: str) -> None:
         press(page, "Renew secret")
         page.locator("#secret").wait_for()
         page.get_by_role("link", name="Continue").click()
-        page.get_by_text("Only some events").click()
+        page.get_by_text("Choose events").click()
         page.get_by_label("run.level").check()
         press(page, "Save")
         page.get_by_text("Receives run.level").wait_for()

@@ -104,8 +104,8 @@ async def test_a_run_that_waits_is_complete_and_nothing_more(room: Room) -> None
 async def test_a_replay_proves_the_rubric_too(room: Room) -> None:
     room.play(report(twice=4))
     found = await room.proofs()
-    assert found["rescored"] == ("proved", "the replay ran the rubric as well")
-    told = "6 of 6 rollouts replayed, all with the same results; 4 of them twice, in different surroundings"
+    assert found["rescored"] == ("proved", "included in the replay")
+    told = "6 of 6 rollouts replayed, all with the same results; 4 of them twice, under different conditions"
     assert found["replayed"] == ("proved", told)
     assert LEVEL_FACTS["replayed"].unproven in await room.page()
 

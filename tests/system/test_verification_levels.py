@@ -222,7 +222,7 @@ def test_published_versions_are_checked_in_the_sandbox(judge: LiveHub, home: Mac
     assert (found["summary"]["failed"], found["summary"]["warned"]) == (0, 0), found["summary"]
     assert found["summary"]["passed"] > 20
     assert (found["made_with"]["sandbox"] is not None) == (confined() == "sandbox")
-    assert "check by this hub" in judge.get("/admin/tictactoe").text
+    assert "checks by this hub" in judge.get("/admin/tictactoe").text
 
 
 def test_a_verification_is_called_off_by_who_asked(judge: LiveHub, home: Machine) -> None:

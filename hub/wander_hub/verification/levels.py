@@ -23,7 +23,7 @@ Verdict = tuple[VerificationLevel, str]
 def level_of(manifest: RunManifest, summary: RunSummary) -> Verdict:
     """Return the level that the rollouts support by themselves, and why it is not higher."""
     if manifest.kind == "training":
-        return "claimed", "a training run: its metrics are self-reported by the trainer"
+        return "claimed", "the trainer reported these metrics"
     missing = summary.expected - summary.rollouts
     if missing or summary.failed:
         parts = [f"{n} {word}" for n, word in ((missing, "missing"), (summary.failed, "failed")) if n]
@@ -95,9 +95,9 @@ def _proof(report: ReplayReport) -> Verdict | None:
     if not report.agrees:
         return None
     count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
-    did = f"the hub replayed {count}: the same messages, metrics and rewards"
+    did = f"the hub replayed {count}, with the same messages, metrics and rewards"
     if report.method == "rescore":
-        did = f"the hub rescored the transcripts of {count}: the same rewards"
+        did = f"the hub rescored the transcripts of {count}, with the same rewards"
     if report.answered:
         return "complete", f"{did}; {report.taken_as_recorded}"
     if report.method == "rescore":

@@ -31,7 +31,7 @@ def prove(session: Session, run: Run) -> list[LevelProof]:
     replays = [report for report in reports if report.method == "replay"]
     played = any(report.level in ("rescored", "replayed") for report in replays)
     if found["rescored"][0] == "open" and played:
-        found["rescored"] = "proved", "the replay ran the rubric as well"
+        found["rescored"] = "proved", "included in the replay"
     if found["replayed"][0] == "open" and not run.brief_manifest.environment.info.deterministic:
         found["replayed"] = (
             "open",
@@ -86,7 +86,7 @@ def _describe(report: ReplayReport, level: VerificationLevel) -> Outcome:
         return "contradicted", f"{count} produced different results when {verb}"
     outcome = f"{report.same:,} of {report.expected:,} rollouts {verb}, all with the same results"
     if report.twice:
-        outcome += f"; {report.twice:,} of them twice, in different surroundings"
+        outcome += f"; {report.twice:,} of them twice, under different conditions"
     if report.undecided:
         outcome += f"; {report.undecided:,} failed in the replay: {report.undecided_reason}"
     if report.answered:

@@ -342,12 +342,12 @@ def _round_ticks(low: float, high: float, most: int) -> list[float]:
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
-    rough = span / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
+    power = 10.0 ** math.floor(math.log10(span / (most + 1)))
+    for step in (power * factor for factor in (1, 2, 5, 10, 20, 50)):
+        places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        if len(places) <= most:
+            break
+    return [round(place * step, 12) + 0.0 for place in places]
 
 
 def _grid(up: Axis, left: float, right: float, most: int = 4) -> str:

@@ -49,12 +49,12 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
         "that the rewards follow from the transcripts",
     ),
     "rescored": LevelFacts(
-        "ran the pinned version's rubric on the stored transcripts: the same rewards",
+        "ran the pinned version's rubric on the stored transcripts, with the same rewards",
         "that the environment and its tools gave these answers",
     ),
     "replayed": LevelFacts(
-        "ran the whole environment with the recorded completions: "
-        "the same messages, metrics and rewards, bit for bit",
+        "ran the whole environment with the recorded completions, "
+        "with the same messages, metrics and rewards, bit for bit",
         "that the environment is fair: its owner can make it reward a certain text, or detect a replay "
         "by the processor, the kernel or the real clock",
     ),
@@ -101,7 +101,7 @@ class ReplayReport(Record):
     failed: Count
     """Number of rollouts that are recorded as failed, and so were not compared."""
     twice: Count = 0
-    """Number of rollouts that were replayed a second time, with different surroundings."""
+    """Number of rollouts that were replayed a second time, under different conditions."""
     answered: Count = 0
     """Number of rollouts in which recorded answers stood in for a judge or for another model than the
     run's."""

@@ -67,7 +67,7 @@ def show_account(
         return as_json(stars.list_page(session, user.user_id, cursor, _STARS))
     sections: Sections = {
         "": (
-            "Owners and roles",
+            "Organizations and roles",
             lambda: {
                 "owners": organizations.list_owners_of_caller(session, user),
                 "roles": rights_repository.grants_of_user(session, user.user_id),
@@ -205,7 +205,7 @@ def show_owner_settings(
     sections: Sections = {
         "": ("Members", lambda: {"members": members.members_of_owner(session, user, name)}),
         "new-environments": ("New environments", lambda: {"visibility": found.default_visibility}),
-        "jobs": ("Queue", lambda: _list_jobs(session, found.id)),
+        "jobs": ("Jobs", lambda: _list_jobs(session, found.id)),
         "quota": ("Quota", lambda: {"quota": quotas.quota_of_owner(session, settings, user, name)}),
         "publishers": (
             "Trusted publishers",
@@ -254,7 +254,7 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
     sections: Sections = {
         "": ("Status", lambda: {"reason": environments.reason_of(found)}),
         "versions": ("Versions", lambda: {"versions": environments.list_versions(session, found)}),
-        "jobs": ("Queue", lambda: _list_jobs(session, found.owner_id, found.id)),
+        "jobs": ("Jobs", lambda: _list_jobs(session, found.owner_id, found.id)),
     }
     if rights.may(user, "manage", found):
         visibility = visibility_of(found.private, internal=found.internal)

@@ -22,7 +22,6 @@ from wander_hub.environments import browse
 from wander_hub.environments.models import File
 from wander_hub.http import live
 from wander_hub.http.boundary import Before
-from wander_hub.http.health import free_bytes
 from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import OPEN
 from wander_hub.operation import backup_jobs, job_queue
@@ -205,11 +204,13 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
     return {
         "environments": most if listed > browse.COUNTED else f"{listed:,}",
         "runs": most if posted > browse.COUNTED else f"{posted:,}",
-        "users": f"{users:,}, {able:,} of them active",
+        "users": f"{users:,} ({able:,} active)",
         "owners": f"{owners:,}",
         "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
         "files": "an object store" if settings.storage_url else "the data folder",
         "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
-        "free space": f"{free_bytes(settings) / 2**30:,.1f} GiB on the disk of the data folder",
-        "jobs": f"run by {worker}; replays: {settings.verification}",
+        "jobs": f"run by {worker}",
+        "replays": {"sandbox": "in a sandbox", "unconfined": "without a sandbox"}.get(
+            settings.verification, settings.verification
+        ),
     }

@@ -26,6 +26,7 @@ _FENCED = re.compile(r"(?ms)^(?P<fence>`{3,})(?P<language>\w*)(?: (?P<file>\S+))
 _LINK = re.compile(r'<a href="([^"#:]*\.md|[^":]*/)?(#[^"]*)?"( rel="[^"]*")?>(.*?)</a>', re.DOTALL)
 _OTHER_FILE = re.compile(r'<a href="(?!/|#|https?:|mailto:)[^"]*"[^>]*>(.*?)</a>', re.DOTALL)
 _SECTION = re.compile(r'<h[23] id="([^"]+)">(.*?)</h[23]>', re.DOTALL)
+_CELLS = re.compile(r"</t[dh]>\s*<t[dh]>")
 _ROW = re.compile(r"<tr>\s*<td><code>([\w.@-]+)</code>")
 _ID = re.compile(r'\bid="([^"]+)"')
 _OWN_ID = re.compile(rf'(id="|href="#){PREFIX}')
@@ -129,7 +130,8 @@ class Library:
 
 
 def _plain(drawn: str) -> str:
-    return " ".join(Markup(drawn.replace("<", " <")).striptags().split())  # noqa: S704 - tags are taken off
+    text = _CELLS.sub(" · ", drawn).replace("<", " <")
+    return " ".join(Markup(text).striptags().split())  # noqa: S704 - tags are taken off
 
 
 def _folder() -> Path:
