@@ -221,7 +221,7 @@ async def test_training_page_tells_how_exactly_the_run_can_be_repeated(hub, run_
     assert answer.status_code == 201, answer.text
     page = (await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)).text
     assert "exact until step 7, then with changes that were allowed: one process &lt;on&gt; a CPU" in page
-    assert "on cpu, 1 × 2 threads, A Processor" in page
+    assert "cpu, 1 × 2 threads, A Processor" in page
     assert "after step 7: reproduction.libraries.torch" in page
     assert "steps.jsonl" in page
 
@@ -386,7 +386,7 @@ async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, ma
     assert sorted(re.findall(r"\bof-(?:good|failed)[\w-]*", results)) == ["of-failed", "of-good"]
     chosen = await first(("alice/failed", "alice/old", "bob/none"))
     assert re.findall('class="name" href="([^"]+)"', chosen) == ["/alice/failed"]
-    assert "Featured by this hub&#39;s administrators" in chosen
+    assert "Featured environments" in chosen
 
 
 async def test_what_is_deprecated_says_so_and_nobody_is_sent_there(hub, make_wheel):

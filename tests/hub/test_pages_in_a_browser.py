@@ -94,7 +94,7 @@ def see_to_an_account(url: str) -> None:
         page.get_by_text("It is shown only once").wait_for()
         page.get_by_role("link", name="Continue").click()
         page.locator('a[href^="/account/webhooks/"]').click()
-        press(page, "Send a test")
+        press(page, "Send test event")
         page.locator("tr", has_text="webhook.test").wait_for()
         press(page, "Renew secret")
         page.locator("#secret").wait_for()
@@ -143,7 +143,7 @@ def follow_a_replay(url: str, replay: Replay) -> None:
         replay.end()
         page.locator("#standing .badge", has_text="replayed").wait_for()
         box.get_by_text("6 of 6 rollouts matched").wait_for()
-        page.locator("#proofs").get_by_text("What it does not prove").wait_for()
+        page.locator("#proofs").get_by_text("Does not prove").wait_for()
         assert page.locator(".explorer.all tbody a").count() == 6, "all rows, in one list that scrolls"
         page.keyboard.press("j")
         assert page.evaluate("document.activeElement.textContent") == "0"

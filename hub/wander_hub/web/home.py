@@ -30,6 +30,8 @@ _LOOKED_AT = 300
 _NEWEST = 8
 _VALUES = 8
 """Number of values of a facet."""
+_FLAGS = {"deterministic": "deterministic", "checked": "passed checks"}
+"""Filters that are check boxes, with their labels."""
 _FILTERS = ("q", "owner", "tag", "kind", "deterministic", "checked", "license", "sort")
 
 
@@ -109,12 +111,12 @@ def _list_facets(
     for name, counts in browse.count_facets(session, wanted).items():
         current = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
         for value, number in counts.most_common(_VALUES):
-            flag = name in ("deterministic", "checked")
+            flag = _FLAGS.get(name)
             if flag and value != "yes":
                 continue
             chosen = current.partition(":")[2] == value
             given = None if chosen else "true" if flag else value
-            one = FacetValue(name if flag else value, number, chosen, query_string(**asked | {name: given}))
+            one = FacetValue(flag or value, number, chosen, query_string(**asked | {name: given}))
             found.setdefault("only" if flag else name, []).append(one)
     return found
 

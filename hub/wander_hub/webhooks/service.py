@@ -241,4 +241,4 @@ def _record(session: Session, hook: Webhook, **more: object) -> None:
     parts = urlsplit(hook.url)
     owner = session.get_one(Owner, hook.owner_id).name if hook.owner_id is not None else None
     address = f"{parts.scheme}://{parts.hostname}"
-    audit.about(session, owner=owner, target=f"webhook {hook.id}", address_of=address, **more)
+    audit.about(session, owner=owner, target=f"webhook {hook.id}", host=address, **more)
