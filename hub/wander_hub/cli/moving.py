@@ -51,7 +51,7 @@ def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> N
 @click.option(
     "--unpacked",
     type=click.IntRange(min=1),
-    help="maximum size of the unpacked rows in bytes  [default: 1 GiB, or 100 times the compressed size]",
+    help="maximum size of the unpacked rows in bytes  [default: 1 GiB plus 100 times the compressed size]",
 )
 @data_option
 @json_option

@@ -53,7 +53,7 @@ from wander_hub.upload.archives import limits
 from wander_hub.verification import service as verification
 
 _UNPACKED, _TIMES = 2**30, 100
-"""Default limit of the unpacked rows: this number of bytes, or this multiple of their compressed size."""
+"""Default limit of the unpacked rows: this number of bytes plus a multiple of their compressed size."""
 _COLUMNS = {
     "owners": ("id", "name", "private_by_default", "internal_by_default", "created_at"),
     "users": ("id", "name", "created_at"),
@@ -81,7 +81,7 @@ class Choices:
     merge: bool = False
     """Whether owners and users with the same names are the same ones."""
     unpacked: int | None = None
-    """Limit of the unpacked rows in bytes; unset means a gigabyte, or a hundred times the compressed size."""
+    """Limit of the unpacked rows in bytes; by default a gigabyte plus a hundred times the compressed size."""
 
 
 @dataclass
