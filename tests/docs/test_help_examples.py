@@ -169,7 +169,8 @@ HUB_LATER = ("restore", "import", "user disable", "user enable", "user remove")
 def test_every_example_for_operators_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, backups = tmp_path / "wander-hub-data", tmp_path / "backups"
     backups.mkdir()
-    with live_hub(data):  # makes it
+    alone = {"WANDER_HUB_BUNDLED_PACKAGES": "false"}
+    with live_hub(data, **alone):  # makes it
         pass
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDER_HUB_DATA", str(data))
@@ -190,7 +191,7 @@ def test_every_example_for_operators_works(tmp_path: Path, monkeypatch: pytest.M
             into = tmp_path / f"hub-{len(list(tmp_path.iterdir()))}"
             typed = re.sub("--data [a-z]+", "", typed)
             if name == "import":
-                with live_hub(into):
+                with live_hub(into, **alone):
                     pass
         done = CliRunner().invoke(app, shlex.split(typed)[1:], env={"WANDER_HUB_DATA": str(into)})
         if done.exit_code:

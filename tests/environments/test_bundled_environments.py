@@ -57,7 +57,13 @@ print(json.dumps({name: asyncio.run(play(name, int(count))) for name, count in j
 """
 
 
-@pytest.fixture(params=PARAMS)
+def shared_out(param):
+    """Leave the environment that starts a server for each rollout to the full run; it has its own tests."""
+    more = [pytest.mark.full] if param.values[0] == "mcp_files" else []
+    return pytest.param(*param.values, marks=[*param.marks, *more])
+
+
+@pytest.fixture(params=[shared_out(param) for param in PARAMS])
 def project(request) -> dict:
     return read_project(request.param)
 

@@ -94,6 +94,7 @@ async def test_no_read_changes_anything_and_none_fails(hub):
         assert answer.headers["x-request-id"]
 
 
+@pytest.mark.full
 async def test_what_somebody_is_told_who_says_who_they_are_is_kept_by_no_cache(hub, make_wheel, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201

@@ -323,6 +323,7 @@ def test_the_extra_that_is_missing_is_named(module, make, monkeypatch):
     assert caught.value.hint == f"run `pip install 'wander-integrations[{module}]'`"
 
 
+@pytest.mark.full
 def test_what_a_bridge_reads_is_not_the_environments_doing(wander: Wander, home: Path) -> None:
     """textarena draws from the global generator, which the bridge sets and sets back."""
     (home / "cards").mkdir()

@@ -32,7 +32,7 @@ PATIENCE = 120
 
 @pytest.fixture
 def hub(tmp_path: Path):
-    running = MortalHub(tmp_path / "hub")
+    running = MortalHub(tmp_path / "hub", WANDER_HUB_BUNDLED_PACKAGES="false")
     yield running
     running.kill()
 
