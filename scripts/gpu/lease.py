@@ -1,7 +1,7 @@
 """Measures everything that one lease of a GPU machine has time for, in at most nine minutes.
 
     python scripts/gpu/lease.py --out OUT
-    python scripts/gpu/lease.py --device cpu --out OUT       # a rehearsal with small sizes, in two minutes
+    python scripts/gpu/lease.py --device cpu --out OUT       # a rehearsal with small sizes
 
 The parts run one after the other, each in its own process with its own share of the time. Time that a part
 leaves over goes to the next ones. A part that takes longer is stopped, and what it had measured by then is
@@ -44,15 +44,21 @@ class Part:
 
 
 SMOLLM2 = "--model smollm2 --at-once 256 --steps 2 --rounds 1"
-SMALL_SMOLLM2 = "--model smollm2 --at-once 8 --rows 8 --steps 2 --rounds 1"
+SMALL_SMOLLM2 = "--model smollm2 --at-once 8 --rows 8 --steps 1 --rounds 1"
 PARTS = (
-    Part("smoke", "scripts/gpu/smoke.py", 0.28, "", "--games 8 --warm-up 8 --only roll_out train_plain"),
+    Part(
+        "smoke",
+        "scripts/gpu/smoke.py",
+        0.28,
+        "",
+        "--games 8 --warm-up 8 --hidden 32 --layers 1 --only roll_out train_plain",
+    ),
     Part(
         "tiny",
         "benchmarks/gpu.py",
         0.24,
         "--at-once 256 1024 --steps 3 --rounds 1",
-        "--at-once 16 32 --rows 16 --steps 2 --rounds 1 --warm-up 8",
+        "--at-once 16 --rows 16 --steps 2 --rounds 1 --warm-up 8 --threads 1",
         goal=0.85,
     ),
     Part(
