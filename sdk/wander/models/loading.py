@@ -288,6 +288,9 @@ def quantized_arguments(kind: str, dtype: str, place: torch.device) -> dict[str,
     import torch
     import transformers
 
+    if place.type == "cuda" and place.index is None:
+        # accelerate compares this device with that of the process, which has an index if there are several.
+        place = torch.device("cuda", torch.cuda.current_device())
     config = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=kind,

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import ConfigError
-from wander.models.loading import NOTE, load_model, noted_quantization, unquantized_copy, weights_digest
+from wander.models.loading import (
+    NOTE,
+    load_model,
+    noted_quantization,
+    quantized_arguments,
+    unquantized_copy,
+    weights_digest,
+)
 from wander.train.config import GRPOSettings, ModelSection, SFTSettings
 from wander.train.correction import GAP
 from wander.train.grpo import train_grpo
@@ -49,6 +56,15 @@ def test_a_machine_without_bitsandbytes_names_it(puller: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match="bitsandbytes") as refused:
         load_learner(section)
     assert refused.value.hint == "run `pip install bitsandbytes`"
+
+
+def test_each_of_several_processes_loads_onto_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wander.models.loading.find_spec", lambda name: object())
+    monkeypatch.setattr("transformers.BitsAndBytesConfig", dict)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    for given, used in (("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")):
+        arguments = quantized_arguments("nf4", "float32", torch.device(given))
+        assert arguments["device_map"] == {"": torch.device(used)}
 
 
 def test_a_note_of_another_quantization_is_refused(tmp_path: Path) -> None:
