@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from wander.clients.base import RolloutHost, Transcript
-from wander.clients.choices import PENDING, ChoicePending, choose
+from wander.clients.choices import choose
 from wander.clients.scripted import ScriptedClient, scripted_client_from_spec
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.errors import (
@@ -285,16 +285,13 @@ class Environment(Player):
         bound.show(*self._shown)
         return bound.examples(0, None)
 
-    def choose(
-        self, state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
-    ) -> Option:
+    def choose(self, state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
         """Return the environment's choice: `drawn()`, or in an exhaustive evaluation each option in turn.
 
         `options` are all possible results of `drawn`, as JSON values in a fixed order: `self.choose(state,
-        moves, lambda: self.rng(state, board).choice(moves))`. `position` describes the situation to a person
-        who makes the choice (`wander env play --against`).
+        moves, lambda: self.rng(state, board).choice(moves))`.
         """
-        return choose(state, options, drawn, position)
+        return choose(state, options, drawn)
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the initial state of a rollout of the example; it shares no objects with the example."""
@@ -389,8 +386,6 @@ class Environment(Player):
             except BaseException as error:
                 blame(error, EnvironmentFault, "play", passing=BoundaryError)
                 raise
-        except ChoicePending:
-            state["stop_reason"] = PENDING
         except ContextOverflow:
             state["truncated"] = True
             state["stop_reason"] = "context_overflow"

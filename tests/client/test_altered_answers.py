@@ -89,7 +89,6 @@ COMMANDS: list[list[str]] = [
     ["train", "admin/say-env", "--model", "admin/tiny", "--dry-run"],
     ["worker", "admin/say-env"],
     ["env", "use", "admin/say-env"],
-    ["env", "play", "admin/say-env"],
     ["env", "lock", "admin/say-env@0.1.0"],
     ["env", "export", "admin/say-env", "--to", "skyrl", "--out", "./out"],
     ["env", "publisher", "list", "admin/say-env"],

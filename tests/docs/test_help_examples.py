@@ -38,7 +38,6 @@ CANNOT = {
     "wander model sft": "trains for minutes: the README's page trains",
     "wander model new tiny --env": "loads PyTorch: tests/client/training",
     "wander model new tiny --tr": "loads PyTorch: tests/client/training",
-    "wander env play": "needs a terminal",
     "wander view": "needs a terminal",
     "exhaustive=true": "needs a trained checkpoint",
     "./sft/model": "needs a trained checkpoint",

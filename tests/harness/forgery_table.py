@@ -70,7 +70,6 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "zeros": lambda v: "0" * 64,
     "train": lambda v: "train",
     "training": lambda v: "training",
-    "play": lambda v: "play",
     "exhaustive": lambda v: "exhaustive",
     "with infinite prices": lambda v: {"prices": {"prompt": math.inf, "completion": math.inf}},
     "with prices beyond all money": lambda v: {"prices": {"prompt": 1e308, "completion": 0.0}},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from wander import MultiTurnEnv, Rubric, ScriptedClient, stop
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.choices import LINE, PENDING, line_of
+from wander.clients.choices import LINE, line_of
 from wander.clients.replay import ReplayClient
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError, ModelError, RunError
@@ -273,14 +273,10 @@ async def test_only_greedy_walks_of_environments_that_declare_their_replies(game
         await walked(plain, ScriptedClient(mute))
 
 
-async def test_a_line_can_stop_at_the_next_choice(game: LocalEnvironment) -> None:
+async def test_a_line_takes_only_declared_options(game: LocalEnvironment) -> None:
     memo = ConversationMemo(ScriptedClient(perfect), 0)
     opening = (await game.openings())[0]
-    memo.assign("mine", [], stop=True)
-    waiting = await game.rollout(memo, opening, rollout_id="mine")
-    assert waiting.stop_reason == PENDING
-    assert waiting.info[LINE]["pending"] == [1, 2]
-    memo.assign("mine", [2], stop=True)
+    memo.assign("mine", [2])
     assert (await game.rollout(memo, opening, rollout_id="mine")).metrics["lost"] == 0.0
     memo.assign("mine", [7])
     refused = await game.rollout(memo, opening, rollout_id="mine")

@@ -97,7 +97,6 @@ COMMANDS: dict[str, Entry] = {
     "env use": Entry("find.use:use", "show who uses an environment"),
     "env list": Entry("find.install:list_installed", "list installed environments"),
     "env uninstall": Entry("find.install:uninstall", "remove an installed environment"),
-    "env play": Entry("run.play:play", "play an environment yourself"),
     "env lock": Entry("write.lock:lock", "lock the packages of a version"),
     "env yank": Entry("write.status:yank", "exclude a version from new installations"),
     "env deprecate": Entry("write.status:deprecate", "mark an environment as deprecated or archived"),

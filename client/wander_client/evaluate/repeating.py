@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.types import Record
-
 from wander_client.environments.replay import locate_pinned
 from wander_client.environments.sandbox import SandboxChoice, choose_policy, confines, require_confined
 from wander_client.errors import ClientError, UsageError
 from wander_client.evaluate.evaluation import read_settings_of
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.runs.found import FoundRun, LocalRun
-from wander_client.runs.own_records import COMMAND_FILE, read_command
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -28,25 +25,6 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
-
-
-class Game(Record):
-    """The environment of a game that a person played, as its record describes it."""
-
-    environment: str
-    """`owner/name@version`, or the absolute path of a folder."""
-    arguments: dict[str, Any]
-
-
-def is_own(source: FoundRun) -> bool:
-    """Return whether this user started the run on this machine, with the environment of its manifest."""
-    if not isinstance(source, LocalRun) or source.manifest.kind != "play":
-        return own_settings(source) is not None
-    try:
-        record = read_command(Path(source.location) / COMMAND_FILE, Game)
-    except (ClientError, OSError):
-        return False
-    return record.is_own and _names(record.command, source.manifest.environment)
 
 
 def own_settings(source: FoundRun) -> EvaluationSettings | None:
@@ -60,12 +38,10 @@ def own_settings(source: FoundRun) -> EvaluationSettings | None:
         record = read_settings_of(Path(source.location))
     except ClientError:
         return None
-    return record.command if record.is_own and _names(record.command, source.manifest.environment) else None
-
-
-def _names(record: EvaluationSettings | Game, pin: EnvironmentPin) -> bool:
+    settings, pin = record.command, source.manifest.environment
     name = pin.path if pin.owner is None else f"{pin.full_name}@{pin.version}"
-    return record.environment == name and record.arguments == pin.arguments
+    is_same = settings.environment == name and settings.arguments == pin.arguments
+    return settings if record.is_own and is_same else None
 
 
 @dataclass(frozen=True)
@@ -93,7 +69,7 @@ def prepare_replay(
     """
     by_default = confines(context.settings, pinned_spec(source, folder), in_process=in_process)
     policy = choose_policy(*sandbox, default=by_default)
-    own = is_own(source)
+    own = own_settings(source) is not None
     pin = choose_arguments(source, arguments, confined=policy is not None, is_own=own)
     location = locate_pinned(context, pin, folder=folder, no_lock=no_lock, is_own=own)
     require_confined(context, policy, location, "replay", in_process=in_process)

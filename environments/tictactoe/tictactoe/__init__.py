@@ -121,7 +121,7 @@ class TicTacToeEnv(MultiTurnEnv):
             rng = self.rng(state, "opponent", board)
             return rng.choice(free_cells(board) if rng.random() < careless else best)
 
-        return self.choose(state, free_cells(board) if careless > 0 else best, drawn, shown(board))
+        return self.choose(state, free_cells(board) if careless > 0 else best, drawn)
 
 
 def as_seen_by(mark: str, board: str) -> str:

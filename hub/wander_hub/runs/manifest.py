@@ -151,7 +151,7 @@ def _check_plan(manifest: RunManifest) -> None:
     if manifest.kind not in ("evaluation", "training"):
         raise bad_manifest(f"a hub accepts evaluations and training runs, not the kind `{manifest.kind}`")
     if manifest.lines is not None:
-        raise bad_manifest("only exhaustive runs and recorded play have `lines`")
+        raise bad_manifest("only exhaustive runs have `lines`")
     if manifest.kind == "evaluation" and not manifest.example_ids:
         raise bad_manifest("an evaluation must have at least one example")
 

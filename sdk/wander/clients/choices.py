@@ -10,28 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from wander.errors import BoundaryError, EnvironmentFault
+from wander.errors import EnvironmentFault
 from wander.types import Rollout, State, canonical_json
 
 Option = TypeVar("Option")
 
 LINE = "line_of_play"
 """Key of `Rollout.info` with the `choices` that were made, and the `options` of each choice."""
-PENDING = "choice_pending"
-"""Stop reason of a rollout that ended at a choice that the host has not made yet."""
 
 
-class ChoicePending(BoundaryError):
-    """Raised to end a rollout at the first choice that the host has not made. It is not a failure."""
-
-
-def ask_for_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
+def ask_for_line(choices: Sequence[Any]) -> dict[str, Any]:
     """Return the value of `Client.line` that requests these choices.
 
-    After the last of them, the environment takes the first option of every choice. If `stop` is true, the
-    rollout ends there instead.
+    After the last of them, the environment takes the first option of every choice.
     """
-    return {"choices": list(choices), "stop": stop}
+    return {"choices": list(choices)}
 
 
 def ask_for_recorded(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,9 +39,7 @@ def ask_for_recorded(line: Mapping[str, Any]) -> dict[str, Any]:
     return ask_for_line(choices)
 
 
-def choose(
-    state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
-) -> Option:
+def choose(state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
     """Return the option that the requested line prescribes, or the result of `drawn` in ordinary play."""
     requested = state["host"].line if "host" in state else None
     if requested is None:
@@ -66,9 +57,6 @@ def choose(
                 f"the line requires {wanted}, which is not among the options {canonical_json(list(options))}"
             )
         chosen = matches[0]
-    elif requested.get("stop"):
-        record["pending"], record["position"] = list(options), position
-        raise ChoicePending("the line has no further choice")
     else:
         chosen = options[0]
     record["choices"].append(chosen)

@@ -163,9 +163,9 @@ class ConversationMemo(WrappedClient):
         """Number of different conversations sent to the client."""
         return len(self._answers)
 
-    def assign(self, rollout_id: str, choices: Sequence[Any], *, stop: bool = False) -> None:
+    def assign(self, rollout_id: str, choices: Sequence[Any]) -> None:
         """Make a rollout play a line that begins with these choices."""
-        self._lines[rollout_id] = ask_for_line(choices, stop=stop)
+        self._lines[rollout_id] = ask_for_line(choices)
 
     def line(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line assigned to a rollout, or None."""
@@ -240,35 +240,6 @@ async def walk(
         await memo.settle()
         if folder is not None:
             folder.close()
-
-
-async def count_from(
-    environment: EnvironmentHandle,
-    memo: ConversationMemo,
-    opening: Example,
-    choices: Sequence[Any],
-    seed: int,
-) -> LineCount:
-    """Play every line of an opening that begins with these choices, and count the outcomes."""
-    count = LineCount()
-    pending: list[tuple[Any, ...]] = [tuple(choices)]
-    while pending:
-        names = [f"{opening.example_id}/counted {number}" for number in range(len(pending))]
-        for name, begin in zip(names, pending, strict=True):
-            memo.assign(name, begin)
-        played = await asyncio.gather(
-            *(
-                environment.rollout(memo, opening, run_seed=seed, sampling=WalkPlan().greedy, rollout_id=name)
-                for name in names
-            )
-        )
-        count += count_lines(played)
-        pending = [
-            branch
-            for begin, rollout in zip(pending, played, strict=True)
-            for branch in branches(rollout, begin)
-        ]
-    return count
 
 
 def branches(rollout: Rollout, begin: Sequence[Any]) -> list[tuple[Any, ...]]:

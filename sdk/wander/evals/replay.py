@@ -68,8 +68,6 @@ _NOT_COMPARED = {
     *("arguments", "defaults"),  # compared by their effective values
 }
 """Fields of the recorded environment info that need not equal those of the environment."""
-WITH_LINES = ("exhaustive", "play")
-"""Kinds of runs whose environment choices were assigned from outside. A replay assigns the same choices."""
 TWICE = 64
 """Approximate number of rollouts that are also replayed in a second set of surroundings. Smaller runs are
 replayed there completely. Once this many differences were confirmed, further differences count without
@@ -345,7 +343,7 @@ class _Replay:
         name = self.manifest.model.name
         if self.report.method == "rescore":
             return TranscriptClient(recorded, name)
-        lines = self.manifest.kind in WITH_LINES
+        lines = self.manifest.kind == "exhaustive"
         return ReplayClient(recorded, name, lines=lines, scripts=self.manifest.scripts)
 
     async def add_later(self) -> None:
@@ -497,7 +495,7 @@ async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) 
     An environment that counts its requests therefore cannot recognize a replay. From an endless split, no
     more examples are generated than the run names.
     """
-    if manifest.kind == "exhaustive" or manifest.lines is not None:
+    if manifest.kind == "exhaustive":
         for example in await environment.openings():
             yield example
         return

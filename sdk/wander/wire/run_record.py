@@ -54,9 +54,9 @@ _ENDPOINT_URL = re.compile(
 """Pattern of URLs that are endpoints under any argument name: URLs of this machine, and APIs (`.../v1`)."""
 ADDRESS = "ADDRESS"
 """Text that boards and pages show in place of an address whose argument is not named as an endpoint."""
-RunKind = Literal["evaluation", "training", "exhaustive", "play"]
+RunKind = Literal["evaluation", "training", "exhaustive"]
 """Kind of a run. In an `exhaustive` run, the examples are openings and the rollouts are the lines of a walk
-through every choice of the environment. In a `play` run, a person played."""
+through every choice of the environment."""
 SCRIPT = "script"
 """Kind of a player that is a function of the environment's own package (`wander.clients.scripted`)."""
 Unlocked = Literal["chosen", "none_published", "folder"]
@@ -325,8 +325,7 @@ class RunManifest(Record):
     spending: Spending | None = None
     """Tokens and cost of a run with a budget or known prices."""
     lines: Annotated[Count, Field(le=MOST_ROLLOUTS)] | None = None
-    """Number of lines of an exhaustive run; None until all lines are known. It is 1 if a person made the
-    environment's choices."""
+    """Number of lines of an exhaustive run; None until all lines are known."""
     notes: Text = ""
     shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
     """Part of the run that this folder contains; None if it contains the whole run."""
@@ -359,7 +358,7 @@ class RunManifest(Record):
     @property
     def expected_rollouts(self) -> int:
         """Number of rollouts in a complete run, or in the folder of a complete shard."""
-        if self.kind == "exhaustive" and self.lines is not None:
+        if self.lines is not None:
             return self.lines
         whole = len(self.example_ids) * self.rollouts_per_example
         if self.shard is None:

@@ -1,1 +1,0 @@
-"""Play an environment by hand, as the model or as the opponent."""
