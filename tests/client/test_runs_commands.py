@@ -39,7 +39,6 @@ def test_show_tells_pins_numbers_files_and_digest(wander: Wander, pair: list[str
     manifest = (Path(pair[0]) / "run.json").read_bytes()
     assert files["run.json"] == hashlib.sha256(manifest).hexdigest()
     assert data["breakdown"]["summary"]["pass_rates"] == []
-    assert data["breakdown"]["best"] == []
 
 
 def test_show_reads_a_run_that_has_only_begun(wander: Wander, pair: list[str]) -> None:
@@ -111,16 +110,13 @@ def test_export_refuses_what_it_cannot_write(wander: Wander, pair: list[str]) ->
     assert wander("runs", "export", "no/thing", "-o", "x.jsonl").status == 3
 
 
-def test_report_as_text_markdown_and_page(wander: Wander, home: Path, pair: list[str]) -> None:
+def test_report_as_text_and_markdown(wander: Wander, pair: list[str]) -> None:
     text = wander("runs", "report", *pair)
     assert "compared with before, example by example" in text.out
     assert wander("runs", "report", pair[0], "--markdown").out.startswith("## before on admin/say-env 0")
-    done = wander("runs", "report", *pair, "--html", "report.html", "--json")
+    done = wander("runs", "report", *pair, "--json")
     assert done.status == 0, done.err
     assert done.data["contrasts"][0]["comparison"]["examples"] == 4
-    page = (home / "report.html").read_text()
-    assert page.startswith("<!doctype html>")
-    assert "after on admin/say-env 0.1.0" in page
 
 
 def test_a_threshold_says_what_passes(wander: Wander, folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from wander.evals.stats.breakdown import break_down
 from wander.evals.stats.summary import summarize
 from wander.evals.store.manifest import new_manifest
-from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
+from wander.types import EnvironmentInfo, Example, Failure, Rollout
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 
 
@@ -27,15 +27,6 @@ def scored(example: int, reward: float, index: int = 0, **fields: object) -> Rol
 def test_the_summary_is_that_of_the_run() -> None:
     rows = [scored(i, float(i % 3 == 0)) for i in range(9)]
     assert break_down(manifest(9), rows).summary == summarize(rows, expected=9)
-
-
-def test_the_ends_are_the_extremes_and_no_rollout_stands_twice() -> None:
-    rows = [scored(i, reward) for i, reward in enumerate((0.5, 0.1, 0.9, 0.1, 0.7, 0.3, 0.95))]
-    found = break_down(manifest(7), rows, shown=2)
-    assert [one.reward for one in found.best] == [0.95, 0.9]
-    assert [one.key for one in found.worst] == [("1", 0), ("3", 0)]
-    few = break_down(manifest(2), rows[:2], shown=3)
-    assert [len(few.worst), len(few.best)] == [2, 0]
 
 
 def test_metrics_have_intervals_and_constant_ones_claim_no_certainty() -> None:
@@ -73,12 +64,9 @@ def test_failures_are_gathered_by_their_reason() -> None:
     ]
 
 
-def test_lengths_and_what_another_run_would_show() -> None:
-    rows = [scored(i, i / 20, usage=Usage(completion_tokens=i)) for i in range(20)]
+def test_what_another_run_would_show() -> None:
+    rows = [scored(i, i / 20) for i in range(20)]
     found = break_down(manifest(20), rows)
-    assert found.tokens is not None
-    assert sum(found.tokens.counts) == 20
-    assert found.turns is None
     # 2.80 standard errors of the difference, a little more for the t distribution's sake
     assert found.detectable == pytest.approx(2.87 * (2 * 0.0875 / 20) ** 0.5, rel=0.02)
     assert break_down(manifest(1), rows[:1]).detectable is None

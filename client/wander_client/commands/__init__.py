@@ -80,7 +80,7 @@ COMMANDS: dict[str, Entry] = {
     "runs diff": Entry("run.runs:diff", "show how two runs differ, down to the first message"),
     "runs compare": Entry("run.compare:compare", "test whether one run does better than another"),
     "runs merge": Entry("run.merge:merge", "merge the shards of a run"),
-    "runs report": Entry("run.runs:report", "report on runs as text, Markdown or a web page"),
+    "runs report": Entry("run.runs:report", "report on runs as text or Markdown"),
     "runs plot": Entry("run.runs:plot", "plot the curves of training runs"),
     "runs export": Entry("run.runs:export_runs", "export rollouts as JSON Lines, Parquet or a dataset"),
     "runs data": Entry("train.data:data", "turn rollouts into training rows"),

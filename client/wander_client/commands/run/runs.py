@@ -150,7 +150,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     training = None
     if source.manifest.kind == "training" and isinstance(source, LocalRun):
         training = read_facts(Path(source.location))
-    breakdown = break_down(source.manifest, source.rollouts(), pass_threshold=pass_threshold, shown=0)
+    breakdown = break_down(source.manifest, source.rollouts(), pass_threshold=pass_threshold)
     facts, files = describe_standing(source), files_of(source)
     data = {
         "run_id": source.manifest.run_id,
@@ -319,17 +319,14 @@ def export_runs(
 
 def report(
     runs: Runs,
-    html: Annotated[Path | None, Option(help="write a self-contained page with charts")] = None,
     markdown: Annotated[bool, Option("--markdown", help="print Markdown")] = False,
-    examples: Annotated[int, Option(min=0, help="number of best and worst rollouts on the page")] = 3,
     pass_threshold: PassThreshold = None,
 ) -> None:
     """Report on runs or on a suite. Each run is compared with the first run of its environment.
 
     \b
     wander runs report RUN
-    wander runs report runs/nightly --html report.html
-    wander runs report RUN RUN --html report.html
+    wander runs report runs/nightly
     wander runs report RUN --markdown > report.md
     """
     from wander.evals.report.contents import report_of
@@ -341,17 +338,9 @@ def report(
     output = current().output
     words = expand_suites(current().settings.runs_dir, runs, incomplete=True)
     sources: list[FoundRun] = [find_run(current(), word) for word in words]
-    contents = report_of(sources, pass_threshold=pass_threshold, shown=examples if html else 0)
-    data = contents.model_dump(mode="json", by_alias=True)
-    if html is not None:
-        from wander.evals.report.page import html_report
-        from wander.evals.store.jsonl import write_whole
-
-        write_whole(html, html_report(contents).encode("utf-8", "backslashreplace"))
-        output.answer({**data, "html": str(html)}, f"wrote {html}")
-        return
+    contents = report_of(sources, pass_threshold=pass_threshold)
     text = report_markdown(contents) if markdown else "\n".join(report_lines(contents))
-    output.answer(data, text.rstrip("\n"))
+    output.answer(contents.model_dump(mode="json", by_alias=True), text.rstrip("\n"))
 
 
 def schema(

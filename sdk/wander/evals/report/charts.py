@@ -1,7 +1,6 @@
-"""Builds all charts of a run as Vega-Lite with Altair: those of reports, and the curves of training runs.
+"""Builds all charts of a run as Vega-Lite with Altair: its rewards, and the curves of training runs.
 
-Each function takes rows of data. The colors, lines and fonts of a report's charts come from its page
-(`wander.evals.report.page`), so that they follow its light or dark theme.
+Each function takes rows of data.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def require_charts(needed_for: str) -> Any:
     """Return altair. Raises `MissingExtra` if altair or the converter that it needs is not installed."""
     with require_extra("plots", needed_for=needed_for):
         import altair
-        import vl_convert  # noqa: F401 - draws and bundles what altair describes
+        import vl_convert  # noqa: F401 - draws what altair describes
     return altair
 
 
@@ -80,25 +79,6 @@ def chart_intervals(rows: Sequence[Row], what: str) -> Any:
     dots = base.mark_point(filled=True, size=70, opacity=1).encode(x="mean:Q")
     height = 20 + len(names) * max(30, 16 * len(runs))
     return alt.layer(lines, dots).properties(width="container", height=height)
-
-
-def chart_pass_rates(rows: Sequence[Row]) -> Any:
-    """Chart pass@k and pass^k over k with their intervals."""
-    alt = require_charts("drawing a chart")
-    sizes = sorted({row["k"] for row in rows})
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("k:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=sizes, format="d")),
-        color=_color_by_run(alt, list(dict.fromkeys(row["run"] for row in rows))),
-        tooltip=[
-            *("kind:N", "run:N", "k:Q"),
-            *(alt.Tooltip(f"{end}:Q", format=".4f") for end in ("value", "low", "high")),
-        ],
-    )
-    dash = alt.StrokeDash("kind:N", title=None, legend=alt.Legend(orient="bottom", symbolType="stroke"))
-    chance = alt.Y("value:Q", title="chance", scale=alt.Scale(domain=[0, 1]))
-    lines = base.mark_line(point=True).encode(y=chance, strokeDash=dash)
-    spread = base.mark_area(opacity=0.14).encode(y=alt.Y("low:Q"), y2="high:Q", detail="kind:N")
-    return alt.layer(spread, lines).properties(width="container", height=220)
 
 
 def _color_by_run(alt: Any, runs: list[str]) -> Any:

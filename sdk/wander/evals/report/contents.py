@@ -8,7 +8,7 @@ from typing import Protocol
 from pydantic import Field
 
 from wander.errors import RunError
-from wander.evals.stats.breakdown import SHOWN, Breakdown, break_down
+from wander.evals.stats.breakdown import Breakdown, break_down
 from wander.evals.stats.comparison import Comparison, compare_runs
 from wander.types import Record, Rollout
 from wander.wire import RunManifest
@@ -52,9 +52,7 @@ class RunReport(Record):
     contrasts: list[Contrast] = Field(default_factory=list)
 
 
-def report_of(
-    runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
-) -> RunReport:
+def report_of(runs: Sequence[RecordedRun], *, pass_threshold: float | None = None) -> RunReport:
     """Return the report of one or more runs.
 
     Each rollout is read once, or twice if there are several runs.
@@ -71,7 +69,7 @@ def report_of(
         ReportedRun(
             label=label,
             manifest=run.manifest,
-            breakdown=break_down(run.manifest, run.rollouts(), pass_threshold=pass_threshold, shown=shown),
+            breakdown=break_down(run.manifest, run.rollouts(), pass_threshold=pass_threshold),
         )
         for label, run in zip(labels, runs, strict=True)
     ]

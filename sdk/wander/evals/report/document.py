@@ -253,14 +253,6 @@ def run_title(manifest: RunManifest) -> str:
     return f"{manifest.model.name} on {_describe_play(manifest)}"
 
 
-def report_title(report: RunReport) -> str:
-    """Return the title of a report: that of its only run, or `3 runs on owner/name 1.2`."""
-    if len(report.runs) == 1:
-        return run_title(report.runs[0].manifest)
-    played = dict.fromkeys(_describe_play(run.manifest) for run in report.runs)
-    return f"{len(report.runs)} runs on {', '.join(played)}"
-
-
 def _describe_play(manifest: RunManifest) -> str:
     name, version = manifest.environment.full_name, manifest.environment.version
     return f"{name} {version}" if version else name
