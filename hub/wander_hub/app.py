@@ -28,7 +28,6 @@ from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import AGREE_SECONDS, RequestLimits, share_spending
-from wander_hub.http.live import Streams
 from wander_hub.http.middleware import ResponseHeaders
 from wander_hub.http.problems import install_handlers, log_failure, refusals
 from wander_hub.http.routing import find_foreign_routes
@@ -268,7 +267,7 @@ def create_app(
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
     app.state.metrics, app.state.draining = HubMetrics(database, settings), False
-    app.state.limits, app.state.streams = RequestLimits(settings), Streams()
+    app.state.limits = RequestLimits(settings)
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)

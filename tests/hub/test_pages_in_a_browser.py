@@ -168,7 +168,7 @@ def read_without_a_script(url: str) -> None:
         page.get_by_role("link", name="Reload this page").click()
         page.locator("#replays").get_by_text("queued").wait_for()
         press(page, "Cancel", "#replays")
-        page.locator("#replays .look-again").wait_for(state="detached")
+        page.get_by_role("link", name="Reload this page").wait_for(state="detached")
 
 
 def administer(url: str) -> None:

@@ -63,29 +63,12 @@ def list_page(
     return JobPage(data=data, next=data[-1].id if len(jobs) > limit else None)
 
 
-def list_states(
-    session: Session, *, kind: str | None, state: JobState | None, before: int | None, limit: int
-) -> list[tuple[Any, ...]]:
-    """Return values that change whenever `list_page` would change; this only reads the jobs themselves."""
-    columns = (Job.id, Job.state, Job.attempt, Job.lease_owner, Job.progress, Job.cancel_requested, Job.error)
-    query = _newest(kind, state, before).limit(limit + 1).with_only_columns(*columns, Job.lease_until)
-    return [
-        (*row[:-1], row[-1] and row[-1].replace(second=0, microsecond=0)) for row in session.execute(query)
-    ]
-
-
 def list_open(session: Session, owner_id: int, environment_id: int | None = None) -> list[JobInfo]:
     """Return the queued and running jobs for an owner's environments, or for one of them, newest first.
 
     Jobs of runs that the session's reader may not see are left out.
     """
     return describe(session, session.scalars(_open(session, owner_id, environment_id)).all())
-
-
-def list_open_states(session: Session, owner_id: int, environment_id: int | None) -> list[tuple[Any, ...]]:
-    """Return values that change whenever `list_open` would change."""
-    query = _open(session, owner_id, environment_id)
-    return [tuple(row) for row in session.execute(query.with_only_columns(Job.id, Job.state, Job.progress))]
 
 
 def _open(session: Session, owner_id: int, environment_id: int | None) -> Select[Job]:

@@ -208,14 +208,6 @@ def list_page(session: Session, run: Run) -> VerificationList:
     return VerificationList(data=[info_of(verification) for verification in session.scalars(query)])
 
 
-def list_states(session: Session, run_id: str) -> list[tuple[Any, ...]]:
-    """Return values that change whenever `list_page` would change; this only reads the jobs themselves."""
-    query = select(Verification.id, Job.state, Job.progress, Job.error).join(Verification.job)
-    query = query.join(Verification.run).join(Run.environment).join(Environment.owner)
-    query = query.where(Verification.run_id == run_id, readable_run(session)).order_by(Verification.id)
-    return [tuple(row) for row in session.execute(query)]
-
-
 def divergence_page(session: Session, number: int, offset: int, limit: int) -> DivergencePage:
     """Return a page of the rollouts with different results."""
     verification = find(session, number)

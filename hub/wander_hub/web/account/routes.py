@@ -17,7 +17,6 @@ from wander_hub import audit
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
-from wander_hub.http import live
 from wander_hub.http.bodies import form_fields
 from wander_hub.http.boundary import (
     BaseUrl,
@@ -43,7 +42,7 @@ from wander_hub.web.account.visit import OwnVisit, OwnVisiting
 from wander_hub.web.addresses import query_string
 from wander_hub.web.refused_form import RefusedForm
 from wander_hub.web.sign_in import local_path
-from wander_hub.web.templates import as_json, page, render
+from wander_hub.web.templates import as_json, page
 from wander_hub.webhooks import service as webhooks
 
 router = HubRouter(include_in_schema=False)
@@ -103,11 +102,6 @@ def _show_section(
     headings = {name: heading for name, (heading, _) in sections.items()}
     values |= {"here": here, "sections": headings, "section": section}
     return visit.page(template, **values, **sections[section][1]())
-
-
-def _list_jobs(session: Session, owner: int, environment: int | None = None) -> dict[str, Any]:
-    jobs = job_queue.list_open(session, owner, environment)
-    return {"jobs": jobs, "scripts": ["live.js"] if jobs else []}
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
@@ -170,13 +164,6 @@ def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Resp
     )
 
 
-@router.get("/{owner}/settings/live")
-def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
-    """Queued and running jobs of an owner, as server-sent events, for its owners."""
-    found = rights.owner_for(visit.session, visit.user, "manage", normalize_owner(owner))
-    return _follow_jobs(visit.request, found.id)
-
-
 @router.get("/{owner}/settings")
 @router.get("/{owner}/settings/{section}")
 def show_owner_settings(
@@ -205,7 +192,7 @@ def show_owner_settings(
     sections: Sections = {
         "": ("Members", lambda: {"members": members.members_of_owner(session, user, name)}),
         "new-environments": ("New environments", lambda: {"visibility": found.default_visibility}),
-        "jobs": ("Jobs", lambda: _list_jobs(session, found.id)),
+        "jobs": ("Jobs", lambda: {"jobs": job_queue.list_open(session, found.id)}),
         "quota": ("Quota", lambda: {"quota": quotas.quota_of_owner(session, settings, user, name)}),
         "publishers": (
             "Trusted publishers",
@@ -221,21 +208,6 @@ def show_owner_settings(
         "audit": ("Audit log", list_audit),
     }
     return _show_section(visit, "owner_settings.html", f"/{name}/settings", sections, section, owner=name)
-
-
-@router.get("/{owner}/{name}/settings/live")
-def follow_environment_jobs(visit: OwnVisiting, owner: str, name: str) -> Response:
-    """Queued and running jobs of an environment, as server-sent events, for its maintainers."""
-    found = _find_maintained(visit.session, visit.user, owner, name)
-    return _follow_jobs(visit.request, found.owner_id, found.id)
-
-
-def _follow_jobs(request: Request, owner: int, environment: int | None = None) -> Response:
-    def draw(session: Session) -> live.Part:
-        jobs = job_queue.list_open(session, owner, environment)
-        return live.Part(render("open_jobs.html", jobs=jobs), bool(jobs))
-
-    return live.stream(request, lambda session: job_queue.list_open_states(session, owner, environment), draw)
 
 
 def _find_maintained(session: Session, caller: Identity, owner: str, name: str) -> Environment:
@@ -254,7 +226,7 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
     sections: Sections = {
         "": ("Status", lambda: {"reason": environments.reason_of(found)}),
         "versions": ("Versions", lambda: {"versions": environments.list_versions(session, found)}),
-        "jobs": ("Jobs", lambda: _list_jobs(session, found.owner_id, found.id)),
+        "jobs": ("Jobs", lambda: {"jobs": job_queue.list_open(session, found.owner_id, found.id)}),
     }
     if rights.may(user, "manage", found):
         visibility = visibility_of(found.private, internal=found.internal)

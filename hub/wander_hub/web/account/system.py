@@ -20,10 +20,8 @@ from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
-from wander_hub.http import live
 from wander_hub.http.boundary import Before
 from wander_hub.http.routing import HubRouter
-from wander_hub.jobs import OPEN
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
 from wander_hub.people import departures, organizations
@@ -33,7 +31,6 @@ from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.web.account.visit import AdministratorVisiting
 from wander_hub.web.addresses import query_string
-from wander_hub.web.templates import render
 from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
 
@@ -83,27 +80,11 @@ def show_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
     shown = _list_jobs(visit.session, query)
     return visit.page(
         "system_jobs.html",
-        scripts=["live.js"] if shown["under_way"] else [],
         counts=job_queue.count(visit.session),
         kind=query.kind,
         state=query.state,
-        live="/system/jobs/live" + query_string(kind=query.kind, state=query.state, before=query.before),
         **shown,
     )
-
-
-@router.get("/jobs/live")
-def follow_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
-    """The same jobs, as server-sent events, until all of them end. All readers share the queries."""
-
-    def read(session: Session) -> live.States:
-        return job_queue.list_states(session, **query.asked())
-
-    def draw(session: Session) -> live.Part:
-        shown = _list_jobs(session, query)
-        return live.Part(render("jobs.html", **shown), shown["under_way"])
-
-    return live.stream(visit.request, read, draw, shared=query)
 
 
 def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:
@@ -111,7 +92,6 @@ def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:
     at = {"kind": query.kind, "state": query.state}
     return {
         "jobs": found.data,
-        "under_way": any(one.state in OPEN for one in found.data),
         "following": query_string(**at, before=found.next) if found.next else None,
         "back": "/system/jobs" + query_string(**at),
     }

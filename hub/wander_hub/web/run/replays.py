@@ -1,22 +1,17 @@
-"""The hub's replays of a run: on the run's page, and as events for open pages."""
+"""The hub's replays of a run, as the run's page shows them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
-from starlette.responses import Response
 from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
 
-from wander_hub.http.live import Part, stream
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
-from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
-from wander_hub.web.templates import render
-from wander_hub.web.visit import Visit
 
 
 @dataclass(frozen=True)
@@ -52,14 +47,3 @@ def list_replays(session: Session, settings: Settings, run: Run, caller: Identit
             and verification.may_cancel(caller, one.requested_by, run.environment)
         ),
     )
-
-
-def stream_replays(visit: Visit, run_id: str) -> Response:
-    """Stream the replays of a run whenever they change, until none is queued or running."""
-    run_id = runs.find(visit.session, run_id).run_id  # raises the same error as the run's page
-
-    def draw(looking: Session) -> Part:
-        found = list_replays(looking, visit.settings, runs.find(looking, run_id), visit.caller)
-        return Part(render("replays.html", replays=found), found.under_way)
-
-    return stream(visit.request, lambda looking: verification.list_states(looking, run_id), draw)

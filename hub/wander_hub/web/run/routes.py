@@ -14,7 +14,7 @@ from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import compare, overlay, replays, side_by_side
+from wander_hub.web.run import compare, overlay, side_by_side
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -88,7 +88,6 @@ def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) 
     view = run_page.run(visit, run_id, query)
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
-    scripts += ["live.js"] if view.replays.under_way else []
     return visit.page("run.html", scripts=scripts, view=view, complete=not view.incomplete)
 
 
@@ -101,12 +100,6 @@ def list_rows(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()])
         "rollout_rows.html", rows=rows, rows_at=f"/runs/{run.run_id}/rollouts", asked=query.address()
     )
     return HTMLResponse(body, headers={"Cache-Control": REVALIDATE})
-
-
-@router.get("/{run_id}/live")
-def follow_replays(visit: Visiting, run_id: str) -> Response:
-    """The hub's replays of a run, as server-sent events, until none is queued or running."""
-    return replays.stream_replays(visit, run_id)
 
 
 @router.get("/{run_id}/rollouts/{number}")
