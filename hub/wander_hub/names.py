@@ -16,14 +16,14 @@ BUNDLED_OWNER = "wander"
 """Owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
     "_ about account accounts api assets auth blog boards compare docs environments "  # noqa: SIM905
-    "explore favicon.ico feed.atom files health help integrity leaderboard leaderboards "
+    "explore favicon.ico files health help integrity leaderboard leaderboards "
     "legacy live llms.txt login logout me metrics models new oidc openapi openapi.json "
     "orgs owners ready robots.txt root runs schemas search settings signup simple "
     "sitemap.xml static status system tokens user users well-known www".split()
 )
 """First path segments that the hub uses itself, now or in the future."""
 RESERVED_ENVIRONMENTS = frozenset(
-    "api feed.atom files index integrity legacy leaderboard members new runs "  # noqa: SIM905
+    "api files index integrity legacy leaderboard members new runs "  # noqa: SIM905
     "settings simple static tokens".split()
 )
 """Second path segments that the hub uses itself, now or in the future."""

@@ -12,9 +12,8 @@ from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
-from wander_hub.web import feeds
+from wander_hub.web import machine_pages
 
-ATOM = "{http://www.w3.org/2005/Atom}"
 HTML = {"Accept": "text/html"}
 HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
 
@@ -52,7 +51,7 @@ async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
         await places("/sitemap.xml?page=docs")
     )
     assert await places("/sitemap.xml?page=models") == []
-    monkeypatch.setattr(feeds, "_MOST", 2)
+    monkeypatch.setattr(machine_pages, "_MOST", 2)
     for number in range(4):
         await hub.publish(make_wheel(name=f"more-{number}", files={f"more_{number}.py": b"x = 1\n"}))
     parts = [one.removeprefix("http://hub.test") for one in (await places("/sitemap.xml"))[2:]]
@@ -120,29 +119,6 @@ async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
         downloads.add_downloads(session, Counter({(version.id, day): count for day, count in days.items()}))
     page = (await hub.client.get("/alice/reverse-text", headers=HTML | hub.auth())).text
     assert 'aria-label="6 downloads in 30 days, at most 5 a day"' in page
-
-
-async def test_feeds_tell_of_versions_and_results(hub, make_wheel, run_of):
-    sha256 = await hub.publish(make_wheel(summary=HOSTILE))
-    manifest, rollouts = run_of(sha256, model="<b>tiny</b>", reward=0.75)
-    assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    run = f"/runs/{manifest['run_id']}"
-    version = "/alice/reverse-text/versions/0.1.0"
-    for path, told in {
-        "/feed.atom": [version],
-        "/alice/feed.atom": [version],
-        "/models/feed.atom": [],
-        "/alice/reverse-text/leaderboard/feed.atom": [run],
-        "/runs/feed.atom": [run],
-        "/alice/reverse-text/feed.atom": [run, version],
-    }.items():
-        answer = await hub.client.get(path)
-        assert answer.headers["content-type"].startswith("application/atom+xml")
-        feed = ElementTree.fromstring(answer.content)
-        links = [one.get("href") for one in feed.findall(f"{ATOM}entry/{ATOM}link")]
-        assert links == [f"http://hub.test{one}" for one in told]
-        assert all(one.text for one in feed.iter(f"{ATOM}updated"))
-    assert "&lt;b&gt;tiny&lt;/b&gt; on alice/reverse-text 0.1.0" in answer.text
 
 
 async def test_only_an_upload_of_the_newest_version_moves_an_environment_up(hub, make_wheel):

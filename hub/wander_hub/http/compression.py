@@ -14,7 +14,7 @@ from wander_hub.http.cookies import SAFE_METHODS
 
 _TEXT = (
     *("text/html", "text/css", "text/javascript", "text/plain", "text/markdown"),
-    *("application/json", "application/problem+json", "application/atom+xml", "application/xml"),
+    *("application/json", "application/problem+json", "application/xml"),
 )
 _LEAST = 1024
 """Size in bytes below which compression does not pay off."""

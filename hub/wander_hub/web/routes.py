@@ -31,7 +31,7 @@ from wander_hub.models.service import LATEST, describe, describe_revision, find,
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import environment, feeds
+from wander_hub.web import environment, machine_pages
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
@@ -45,7 +45,7 @@ from wander_hub.web.templates import STATIC, as_json, page
 from wander_hub.web.visit import Visit, Visiting
 
 router = HubRouter(include_in_schema=False)
-_PARTS = tuple(part.router for part in (feeds, docs_routes, run_routes, account_routes, system))
+_PARTS = tuple(part.router for part in (machine_pages, docs_routes, run_routes, account_routes, system))
 for _part in _PARTS:
     router.include_router(_part)
 

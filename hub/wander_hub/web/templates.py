@@ -79,7 +79,6 @@ _templates.filters |= {
     "qr": text.qr,
     "shortened": text.shorten,
     "size": text.size,
-    "stamp": text.stamp,
     "visible": text.visible,
     "words": text.words,
 }

@@ -130,11 +130,6 @@ def _time(value: datetime, shown: str) -> Markup:
     return Markup(f"<time {exact}>{stamp.strftime(shown)}</time>")  # noqa: S704 - only digits and our words
 
 
-def stamp(value: datetime | None) -> str:
-    """Return a timestamp for feeds: the epoch for None."""
-    return "1970-01-01T00:00:00Z" if value is None else value.isoformat(timespec="seconds")
-
-
 def duration(seconds: float | None) -> str:
     """Return a duration with a unit."""
     if seconds is None:
