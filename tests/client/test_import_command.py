@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 
 import pytest
-from wander_client.errors import UNAVAILABLE
 
 MODULE = """
 import verifiers as vf
@@ -73,21 +70,6 @@ def test_a_package_becomes_an_environment_with_its_origin(hub, package, home, mo
     page = hub.http.get("/admin/old-sayer").text
     assert "Imported into Wander from" in page
     assert shown["version"]["entry_point"] == "old_sayer:load_environment"
-
-
-def test_many_imports_stop_where_the_hub_is_gone(wander, package, home, monkeypatch):
-    shutil.copytree(package, home / "many" / "one")
-    shutil.copytree(package, home / "many" / "two")
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("WANDER_HUB", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        monkeypatch.setenv("WANDER_TOKEN", "x")
-        line = ("env", "import", "path", str(home / "many"), "--all", "--jobs", "1")
-        gone = wander(*line, "--report", str(home / "report.jsonl"), "--json")
-    error = json.loads(gone.out)["error"]
-    assert (gone.status, error["code"]) == (UNAVAILABLE, "hub_unreachable")
-    assert "2 of 2 were not imported" in error["message"]
-    assert (home / "report.jsonl").read_text() == ""
 
 
 def test_an_import_needs_a_login_before_anything_is_fetched(hub):

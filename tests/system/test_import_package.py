@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -84,42 +83,3 @@ def test_a_package_that_needs_a_variable_is_checked_with_it(machine, monkeypatch
     assert "add `--pass-env SAYER_KEY`" in machine.refused(1, *line)
     monkeypatch.setitem(machine.extra, "SAYER_KEY", "x")
     assert machine.wander(*line, "--pass-env", "SAYER_KEY")["check"]["failed"] == 0
-
-
-def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume(machine, hub):
-    many, report = machine.home / "many", machine.home / "imports.jsonl"
-    broken = f"raise RuntimeError('it breaks')\n{ENVIRONMENT}"
-    for name, module in (("first", ENVIRONMENT), ("broken", broken), ("second", ENVIRONMENT)):
-        folder = many / f"{name}-sayer"
-        folder.mkdir(parents=True)
-        (folder / f"{name}_sayer.py").write_text(module)
-        (folder / "pyproject.toml").write_text(PROJECT.replace("found", name))
-    (many / "notes").mkdir()
-    line = ("env", "import", "path", many, "--all", "--report", report)
-    done = machine.run("wander", *line, "--json")
-    assert done.returncode == 6, done.stdout + done.stderr
-    data = json.loads(done.stdout)["data"]
-    assert (data["outcomes"], data["failed_at"]) == ({"failed": 1, "published": 2}, {"load": 1}), (
-        report.read_text() + done.stderr
-    )
-    found = {row["source"]: row for row in data["packages"]}
-    assert found["first-sayer"]["answer"]["check"]["failed"] == 0
-    assert "it breaks" in found["broken-sayer"]["error"]["message"]
-
-    (many / "broken-sayer" / "broken_sayer.py").write_text(ENVIRONMENT)
-    (many / "first-sayer" / "__pycache__").mkdir()  # as a check of the folder leaves it
-    (many / "first-sayer" / "__pycache__" / "first_sayer.cpython-311.pyc").write_bytes(b"")
-    with report.open("a") as file:
-        file.write('{"source": "a line that a kill cut')
-    again = machine.run("wander", *line, "--no-check")
-    assert again.returncode == 0, again.stderr
-    assert "2 packages of 3 already in" in again.stderr
-    assert "3 published" in again.stdout
-    assert [json.loads(line)["source"] for line in report.read_text().splitlines()][3:] == ["broken-sayer"]
-
-    copied = machine.wander(*line, "--dry-run", "--no-check")  # the report has them for another target
-    assert copied["outcomes"] == {"would be published": 3}
-    assert "cannot be used with `--all`" in machine.refused(
-        2, "env", "import", "path", many, "--all", "--out", "x"
-    )
-    machine.refused(3, "env", "import", "path", many / "notes", "--all")

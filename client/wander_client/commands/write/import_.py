@@ -18,7 +18,7 @@ from wander_client.environments.sandbox import (
     hide_own,
     policy_for_import,
 )
-from wander_client.errors import ClientError, Unavailable, UsageError
+from wander_client.errors import ClientError, Unavailable
 from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, EnvironmentArguments, Option
 
@@ -59,45 +59,24 @@ class _ImportOptions:
     allow_file: AllowFile = None
 
 
-@dataclass(frozen=True)
-class _BatchOptions:
-    """The options of importing several packages."""
-
-    report: Annotated[
-        Path, Option(help="with --all: JSON Lines report; packages that it lists are skipped")
-    ] = Path("imports.jsonl")
-    jobs: Annotated[int, Option("-j", "--jobs", help="with --all: concurrent imports", min=1)] = 2
-
-
 @app.command()
 def path(
     source: Annotated[str, Argument(help="a folder, an sdist or a wheel")],
     options: _ImportOptions,
-    batch: _BatchOptions,
-    every: Annotated[bool, Option("--all", help="import every package in the folder")] = False,
-) -> int | None:
+) -> None:
     """Publish a package on this machine as an environment, without changing its code.
 
     \b
     wander env import path ./wordle --dry-run
     wander env import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
-    wander env import path ./environments --all --jobs 4 --report imports.jsonl
 
     Wander detects the library and its generation, and adds the missing parts to a copy: entry point, build
     system, dependencies, README and a note of origin. Then it builds the package, installs it into a new
     virtual environment, loads and checks it, and publishes it together with the results of the check.
-    With `--all`, the report names the error of each failed package. Run the same command again to continue,
-    and to retry the failed packages.
     """
     from wander_client.packages.origins.source import bring_project
 
-    if every:
-        from wander_client.commands.write.import_many import candidates_in, import_many
-
-        candidates = candidates_in(Path(source))
-        return import_many(candidates, options.owner, _options_of(options), batch.report, batch.jobs)
     _import(lambda work, builder: bring_project(source, work, builder), options)
-    return None
 
 
 @app.command()
@@ -183,26 +162,6 @@ def results(
         lines.append(f"  {summary.rollouts} rollouts, {summary.failed} failed, mean reward {mean}")
     here.output.answer(data, "\n".join(lines))
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
-
-
-def _options_of(options: _ImportOptions) -> list[str]:
-    """Return the options for each package of a batch. Raises `UsageError` for options of a single import."""
-    if options.out is not None or options.entry_point is not None or options.argument:
-        raise UsageError(
-            "`--out`, `--entry-point` and `--arg` cannot be used with `--all`",
-            hint="import that package separately",
-        )
-    passed = [word for name in options.pass_env or [] for word in ("--pass-env", name)]
-    passed += [word for name in options.allow_file or [] for word in ("--allow-file", name)]
-    passed += [word for limit in options.sandbox_limit or [] for word in ("--sandbox-limit", limit)]
-    chosen = {
-        "--dry-run": options.dry_run,
-        "--no-check": options.no_check,
-        "--build": options.build,
-        "--sandbox": options.sandbox is True,
-        "--no-sandbox": options.sandbox is False,
-    }
-    return [*(option for option, is_set in chosen.items() if is_set), *passed]
 
 
 @dataclass(frozen=True)
