@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from wander_client.hub.api import HubApi, open_hub
     from wander_client.python.environment import Examples, LoadedEnvironment, load
-    from wander_client.python.hub import AsyncHub, Hub
+    from wander_client.python.hub import Hub
     from wander_client.python.run import Run
     from wander_client.python.training import TrainingRun, new_model, sft, train
     from wander_client.settings import Settings, load_settings
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AsyncHub",
     "ClientError",
     "Examples",
     "Hub",

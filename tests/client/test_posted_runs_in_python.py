@@ -56,11 +56,6 @@ def test_a_posted_run_is_read_as_one_of_this_machine(mine: Hub, home: Path, aske
     assert Run(again.save(home / "copy")).reward == local.reward
 
 
-async def test_the_same_for_coroutines(mine: Hub, home: Path) -> None:
-    posted = mine.post(write_run(home / "runs" / "one", rewards=[1.0, 0.0]))
-    assert len((await mine.aio.run(posted.run_id)).rollouts) == 2
-
-
 def test_a_download_that_broke_off_starts_again(
     mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

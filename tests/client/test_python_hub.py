@@ -1,4 +1,4 @@
-"""`wander.Hub` and `AsyncHub` against the real hub application: answers, errors, surroundings."""
+"""`wander.Hub` against the real hub application: answers, errors, surroundings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from wander.errors import RunError
 from wander.evals.store.jsonl import blocks
 from wander.wire import LeaderboardRow
 from wander_client import (
-    AsyncHub,
     ClientError,
     Hub,
     LoginRequired,
@@ -348,26 +347,8 @@ def test_a_traceback_shows_hint_and_request(mine: Hub) -> None:
     assert error.request_id in shown
 
 
-def test_the_same_under_asyncio_run(room: HubRoom, home: Path) -> None:
-    run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
-
-    async def loop() -> tuple[str, list[str], int]:
-        async with AsyncHub(token=room.token, transport=room.transport) as hub:
-            names = [row.name async for row in hub.search()]
-            posted, who = await asyncio.gather(hub.post(run), hub.whoami())
-            board = await hub.leaderboard("admin/say-env@0.1.0")
-            assert board[0].run_id == posted.run_id
-            with pytest.raises(NotFound):
-                await hub.info("nobody/nothing")
-            with pytest.raises(NotFound):
-                [version async for version in hub.versions("nobody/nothing")]
-            return who.user, names, len(board)
-
-    assert asyncio.run(loop()) == ("admin", ["say-env"], 1)
-
-
-async def test_plain_calls_and_awaited_ones_work_while_a_loop_runs(mine: Hub) -> None:
-    assert (await mine.aio.whoami()).user == "admin"
+async def test_calls_work_while_a_loop_runs(mine: Hub) -> None:
+    assert (await asyncio.to_thread(mine.whoami)).user == "admin"
     assert mine.info("admin/say-env").latest.version == "0.3.0"
     assert [one.name for one in mine.search()] == ["say-env"]
 

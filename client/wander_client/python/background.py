@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any, ParamSpec, TypeVar, cast
 
 from wander.errors import ArgumentsRefused, WanderError, in_python
@@ -114,12 +114,19 @@ def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameter
             return call(*arguments, **options)
 
     @functools.wraps(call)
+    def listed(*arguments: Any, **options: Any) -> Any:
+        with explained():
+            require_keywords(call, options)
+            yield from cast("Any", call)(*arguments, **options)
+
+    @functools.wraps(call)
     async def awaited(*arguments: Any, **options: Any) -> Any:
         with explained():
             require_keywords(call, options)
             return await cast("Any", call)(*arguments, **options)
 
-    return cast("Callable[Parameters, Result]", awaited if iscoroutinefunction(call) else plain)
+    wrapper = awaited if iscoroutinefunction(call) else listed if isgeneratorfunction(call) else plain
+    return cast("Callable[Parameters, Result]", wrapper)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ from wander_client.hub.verification import require_played, require_posted, watch
 from wander_client.names import parse_name
 from wander_client.packages.store import EnvironmentStore, Installed
 from wander_client.python.background import called_from_python
-from wander_client.python.calls import Listing, Request
 from wander_client.python.output import PythonOutput
 from wander_client.python.run import Run
 from wander_client.runs.board_text import cell_of, columns_of, protocol_text, title_of
@@ -132,8 +131,15 @@ class Session(Invocation):
                 self._connections.popitem()[1].close()
 
 
-class HubCalls:
-    """The methods that `Hub` and `AsyncHub` share."""
+class Hub:
+    """A hub whose calls block until they are done.
+
+    Works in scripts, in notebooks with a running event loop, and in several threads at the same time:
+
+        hub = wander.Hub()
+        for environment in hub.search("game"):
+            print(environment.owner, environment.name, environment.best_reward)
+    """
 
     @called_from_python
     def __init__(
@@ -161,15 +167,15 @@ class HubCalls:
         """URL of the hub."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.url}>"
+        return f"<Hub {self.url}>"
 
-    @Request
+    @called_from_python
     def whoami(self) -> Whoami:
         """Return the user of the token, and its scopes."""
         with self._session.hub(login=True) as hub:
             return hub.whoami()
 
-    @Listing
+    @called_from_python
     def search(
         self,
         query: str = "",
@@ -187,12 +193,12 @@ class HubCalls:
         with self._session.hub() as hub:
             yield from hub.every_environment(query, **filters, deterministic=deterministic, checked=checked)
 
-    @Request
+    @called_from_python
     def info(self, environment: str) -> PublishedEnvironment:
         """Return the details of `owner/name` or `owner/name@version`."""
         return describe(self._session, parse_name(environment))
 
-    @Listing
+    @called_from_python
     def versions(self, environment: str) -> Iterator[VersionDetail]:
         """Yield the versions of `owner/name`, the newest first, including yanked versions."""
         name = parse_name(environment)
@@ -200,7 +206,7 @@ class HubCalls:
             for version in hub.environment(name.owner, name.name).all_versions:
                 yield hub.version(name.owner, name.name, version)
 
-    @Request
+    @called_from_python
     def publish(
         self,
         folder: str | os.PathLike[str],
@@ -225,7 +231,7 @@ class HubCalls:
         assert published is not None  # None only after a dry run
         return published
 
-    @Request
+    @called_from_python
     def fork(
         self,
         environment: str,
@@ -244,7 +250,7 @@ class HubCalls:
         place = None if folder is None else Path(folder)
         return fork(self._session, parse_name(environment), place, owner=owner, name=name).folder
 
-    @Request
+    @called_from_python
     def install(self, environment: str, *, force: bool = False, lock: bool | None = None) -> Installed:
         """Install `owner/name[@version]` into its own virtual environment, unless it is installed.
 
@@ -259,7 +265,7 @@ class HubCalls:
         with here.hub() as hub:
             return install(hub, store, cache_dir, name, force=force, no_lock=no_lock, warn=warn)[0]
 
-    @Request
+    @called_from_python
     def post(
         self,
         run: RunLike,
@@ -282,7 +288,7 @@ class HubCalls:
         with posting.pack(here, folder, incomplete=incomplete) as parcel:
             return posting.send(here, parcel, private=private, sign=sign, name=name)[0]
 
-    @Request
+    @called_from_python
     def push_model(
         self, name: str, model: str | os.PathLike[str], *, private: bool | None = None
     ) -> ModelRevision:
@@ -296,7 +302,7 @@ class HubCalls:
         visibility = wanted_visibility(private, internal=False)
         return push_model(self._session, os.fspath(model), parse_model(name), visibility=visibility).made
 
-    @Request
+    @called_from_python
     def pull_model(self, name: str) -> Path:
         """Download `owner/name[@revision]`, check its digests, and return its folder. Uses the cache if
         possible. Afterwards, `hub:owner/name` is the name of this model everywhere.
@@ -305,7 +311,7 @@ class HubCalls:
 
         return pull_model(self._session, parse_model(name))[0].folder
 
-    @Request
+    @called_from_python
     def leaderboard(
         self,
         environment: str,
@@ -333,7 +339,7 @@ class HubCalls:
         with self._session.hub() as hub:
             return Board(hub.whole_leaderboard(name.owner, name.name, most=limit, **wanted))
 
-    @Request
+    @called_from_python
     def run(self, run_id: str) -> Run:
         """Return a posted run by its ID, or by the beginning or the end of its ID.
 
@@ -342,7 +348,7 @@ class HubCalls:
         with self._session.hub() as hub:
             return Run.of_posted(self._session, hub.run(run_id))
 
-    @Listing
+    @called_from_python
     def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
         """Yield the posted runs that you can see, the newest first. `environment` is `owner/name`.
 
@@ -352,7 +358,7 @@ class HubCalls:
         with self._session.hub() as hub:
             yield from hub.every_run(environment=environment, model=model)
 
-    @Request
+    @called_from_python
     def verify(
         self, run: RunLike, *, level: LevelSought = "highest", sample: int | None = None, wait: bool = True
     ) -> VerificationInfo:
@@ -371,59 +377,12 @@ class HubCalls:
         require_played(last)
         return last
 
-    def _close(self) -> None:
-        self._session.close()
-
-
-class Hub(HubCalls):
-    """A hub whose calls block until they are done.
-
-    Works in scripts, in notebooks with a running event loop, and in several threads at the same time:
-
-        hub = wander.Hub()
-        for environment in hub.search("game"):
-            print(environment.owner, environment.name, environment.best_reward)
-    """
-
-    _waits: Literal[True] = True
-
-    @property
-    def aio(self) -> AsyncHub:
-        """The same hub for coroutines, with the same connections."""
-        other = AsyncHub.__new__(AsyncHub)
-        other._session, other.url = self._session, self.url
-        return other
-
     def close(self) -> None:
         """Close the connections. The next call opens new connections."""
-        self._close()
+        self._session.close()
 
     def __enter__(self) -> Hub:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._close()
-
-
-class AsyncHub(HubCalls):
-    """A hub for coroutines. `wander.Hub().aio` also returns one.
-
-    Every call is awaited, and runs in a worker thread:
-
-        async with wander_client.AsyncHub() as hub:
-            board = await hub.leaderboard("acme/wordle")
-            async for run in hub.runs(environment="acme/wordle"):
-                print(run.manifest.model.name, run.level)
-    """
-
-    _waits: Literal[False] = False
-
-    async def close(self) -> None:
-        """Close the connections. The next call opens new connections."""
-        self._close()
-
-    async def __aenter__(self) -> AsyncHub:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._close()
+        self.close()
