@@ -19,9 +19,7 @@ from wander_hub.environments.readme import list_headings, place, render
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.problems import HubProblem
 from wander_hub.people import passwords
-from wander_hub.runs.kept import Kept
-from wander_hub.web.source import changes
-from wander_hub.web.source import files as source
+from wander_hub.web import source
 from wander_hub.web.text import visible
 
 SIZE = 2_000
@@ -43,11 +41,6 @@ def draw_code(text: str) -> None:
     for kind in (".py", ".json", ".toml", ".sh", ".console"):
         source._color.cache_clear()
         list(source.draw_lines(f"a{kind}", text))
-
-
-def compare(text: str) -> None:
-    lines = text.splitlines()
-    changes._list_hunks("a.txt", lines, [*lines[1:], "end"])
 
 
 WORK: dict[str, tuple[Callable[[str], object], list[str]]] = {
@@ -109,7 +102,6 @@ WORK: dict[str, tuple[Callable[[str], object], list[str]]] = {
             "$ a\n",
         ],
     ),
-    "changes": (compare, ["a\n", "a%d\n", "\n", "a\nb\n"]),
     "hidden characters": (visible, ["\0", "\0\1", "a\0", "\u202e<", "\ufeff ", "\ud800"]),
 }
 
@@ -294,12 +286,10 @@ async def test_archives_of_many_members_cost_what_their_members_do(hub, make_whe
         for name, path in {
             "source": "/versions/0.2.0/source",
             "source archive": "/versions/0.2.0/source?archive=source",
-            "changes": "/changes?old=0.1.0&new=0.2.0",
             "image": "/versions/0.2.0/image?file=none.png",
         }.items():
             times = []
             for _ in range(3):
-                monkeypatch.setattr(changes, "_KEPT", Kept())
                 begun = time.process_time()
                 answer = await hub.get(at + path, headers={"Accept": "text/html", "Cookie": "none=1"})
                 times.append(time.process_time() - begun)

@@ -8,7 +8,7 @@ import io
 import tarfile
 
 import pytest
-from wander_hub.web.source import files
+from wander_hub.web import source as files
 
 HTML = {"Accept": "text/html"}
 SDIST = "reverse_text-0.1.0.tar.gz"

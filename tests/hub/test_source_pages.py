@@ -7,9 +7,7 @@ import re
 import tarfile
 
 import pytest
-from wander_hub.runs.kept import Kept
-from wander_hub.web.source import changes
-from wander_hub.web.source import files as source
+from wander_hub.web import source
 
 HTML = {"Accept": "text/html"}
 DRAWN = HTML | {"Cookie": "none=1"}
@@ -49,7 +47,6 @@ async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
     assert "&lt;/pre&gt;&lt;script&gt;" in text
     assert "U+202E" in text, "what reorders a line is seen"
     assert re.findall(r'href="\?file=([^"]+)"', text)[:2] == ["gone.py", "reverse_text.py"]
-    assert f'<form class="chooser" action="{AT}/changes">' in text
     latest = f"{AT}/versions/latest/source", {"file": "reverse_text.py"}
     assert "LIMIT" in (await show(two, latest[0].removeprefix(AT), params=latest[1])).text
     told = (await two.get(latest[0], params=latest[1], headers={"Accept": "application/json"})).json()
@@ -85,47 +82,11 @@ async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
     assert (refused.status_code, "too large" in refused.text) == (413, True)
 
 
-async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
-    text = (await show(two, "/changes")).text
-    headings = re.findall(
-        r'<h2 id="file-\d"><span class="mono">([^<]+)</span> <span class="badge \w+">(\w+)</span>', text
-    )
-    assert dict(headings) == {
-        **{"gone.py": "removed", "új.py": "added"},
-        **dict.fromkeys(("reverse_text.py", "weights.bin", "reverse_text.dist-info/METADATA"), "changed"),
-    }
-    assert '<span class="add"><i></i><i>7</i>+LIMIT = <span class="m">3</span>' in text
-    assert "<script>alert" not in text
-    assert "+Version: 0.2.0" in text
-    assert re.search(
-        r'href="#file-\d">reverse_<wbr>text.<wbr>py</a> <span class="muted">changed, \+2 −0<', text
-    )
-    told = (await two.get(f"{AT}/changes", headers={"Accept": "application/json"})).json()
-    assert (told["old"], told["new"], told["same"]) == ("0.1.0", "0.2.0", 3)
-    (changed,) = [one for one in told["changes"] if one["path"] == "reverse_text.py"]
-    assert changed["hunks"][0][-1] == {"kind": "add", "old": None, "new": 7, "text": "LIMIT = 3"}
-    assert "same files" in (await show(two, "/changes?old=0.2.0")).text
-    back = (await show(two, "/changes", params={"old": "latest", "new": "0.1.0"})).text
-    assert '<span class="del"><i>7</i><i></i>−LIMIT = ' in back
-    assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
-    other = await two.get("/alice/Reverse_Text/changes?old=0.1.0&new=0.2.0", headers=HTML)
-    assert other.headers["location"] == f"{AT}/changes?old=0.1.0&new=0.2.0"
-    monkeypatch.setattr(changes, "open_wheel", None)
-    assert (await show(two, "/changes")).text == text, "what was compared is kept"
-    monkeypatch.undo()
-    monkeypatch.setattr(changes, "_KEPT", Kept())
-    monkeypatch.setattr(changes, "_MOST_FILES", 2)
-    some = (await show(two, "/changes", headers=DRAWN)).text
-    assert some.count('<h2 id="file-') == 3, "a file that is no text is no work"
-    assert "Too many changes to compare on one page: 2 more files" in some
-
-
 async def test_source_is_read_by_whom_the_version_is_offered(two, hub):
     page = f"{AT}/versions/0.1.0/source"
     await hub.client.put(f"/api/v1/environments{AT}/visibility", json={"private": True}, headers=hub.auth())
-    for path in (page, f"{AT}/changes"):
-        assert (await two.get(path, headers=HTML)).status_code == 404
-        assert (await two.get(path, headers={**HTML, **hub.auth()})).status_code == 200
+    assert (await two.get(page, headers=HTML)).status_code == 404
+    assert (await two.get(page, headers={**HTML, **hub.auth()})).status_code == 200
 
 
 async def test_pages_run_the_hubs_own_scripts_alone(two):
@@ -142,7 +103,6 @@ async def test_pages_run_the_hubs_own_scripts_alone(two):
         assert (script.status_code, script.headers["content-type"].split(";")[0]) == (200, "text/javascript")
         assert "immutable" in script.headers["cache-control"]
     assert page.text.count("<script") == 2
-    assert "source.js" not in (await show(two, "/changes")).text
     assert (await two.get("/static/templates.py")).status_code == 404
 
 

@@ -35,7 +35,7 @@ from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
-from wander_hub.web.source.files import color_blocks
+from wander_hub.web.source import color_blocks
 from wander_hub.web.visit import Visit
 
 _RECENT_RUNS, _BEST_ROWS = 10, 5

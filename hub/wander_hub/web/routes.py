@@ -31,16 +31,14 @@ from wander_hub.models.service import LATEST, describe, describe_revision, find,
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import environment, machine_pages
+from wander_hub.web import environment, machine_pages, source
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
 from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
-from wander_hub.web.source import changes
-from wander_hub.web.source import files as source
-from wander_hub.web.source.files import color_blocks
+from wander_hub.web.source import color_blocks
 from wander_hub.web.templates import STATIC, as_json, page
 from wander_hub.web.visit import Visit, Visiting
 
@@ -191,7 +189,7 @@ def show_source(
     files = source.find_source(visit.session, visit.storage, found, version, file, archive)
     if visit.as_json:
         return as_json(files)
-    view = source.draw_source(visit.session, found, files)
+    view = source.draw_source(found, files)
     return visit.page("source.html", view=view, scripts=["source.js"])
 
 
@@ -203,19 +201,6 @@ def show_image(
     body, media_type = source.read_image(visit.session, visit.storage, owner, name, version, file)
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": "sandbox; default-src 'none'"}
     return Response(body, media_type=media_type, headers=headers)
-
-
-@router.get("/{owner}/{name}/changes")
-def show_changes(
-    visit: Visiting,
-    owner: str,
-    name: str,
-    old: Annotated[str | None, Query(max_length=100)] = None,
-    new: Annotated[str, Query(max_length=100)] = "latest",
-) -> Response:
-    """The changes between two versions line by line, by default since the previous version."""
-    found = changes.show_changes(visit.session, visit.storage, owner, name, old, new)
-    return as_json(found) if visit.as_json else visit.page("changes.html", view=found)
 
 
 @router.get("/{owner}/{name}/leaderboard")

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from wander_hub.environments.readme import PREFIX, Heading, list_headings, place, render
 from wander_hub.web.docs import reference
 from wander_hub.web.docs.search import DocSection, SearchIndex
-from wander_hub.web.source.files import color_blocks
+from wander_hub.web.source import color_blocks
 
 _HERE = Path(__file__).parent
 _SHIPPED = _HERE / "pages"

@@ -25,7 +25,7 @@ from wander.errors import did_you_mean
 from wander.types import Record
 
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.storage import Storage
 from wander_hub.web.text import size, visible
@@ -107,8 +107,6 @@ class SourceView:
     """Data for the page of a source file."""
 
     found: SourceFiles
-    versions: list[str]
-    """All versions of the environment, newest first."""
     newest: str
     """The version that is offered first."""
     listed: bool
@@ -150,7 +148,8 @@ def find_source(
         members = sorted((one for one in opened.infolist() if not one.is_dir()), key=_order)
         by_path = {one.filename: one for one in members}
         shown = _choose(by_path, path, _modules(chosen))
-        text, left_out = read_text(opened, by_path[shown])
+        member = by_path[shown]
+        text, left_out = _decode(member.file_size, lambda: opened.read(member))
     files = [SourceFile(path=one.filename, size=one.file_size) for one in members]
     return SourceFiles(**names, wheel=wheel, files=files, shown=shown, text=text, left_out=left_out)
 
@@ -178,7 +177,7 @@ def _read_source_archive(
     return {"wheel": sdist.filename, "files": files, "shown": shown, "text": text, "left_out": left_out}
 
 
-def draw_source(session: Session, environment: Environment, found: SourceFiles) -> SourceView:
+def draw_source(environment: Environment, found: SourceFiles) -> SourceView:
     """Return the data for the page."""
     lines = list(islice(draw_lines(found.shown, found.text), _MOST_LINES + 1))
     if len(lines) > _MOST_LINES:
@@ -186,7 +185,6 @@ def draw_source(session: Session, environment: Environment, found: SourceFiles) 
         lines, found = lines[:_MOST_LINES], found.model_copy(update={"left_out": left_out})
     return SourceView(
         found,
-        versions=[one.version for one in environments.list_versions(session, environment)],
         newest=environment.latest_version,
         listed=environment.listed,
         lines=lines,
@@ -232,19 +230,14 @@ def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
     return None
 
 
-def find_wheel(environment: Environment, version: Version) -> File:
-    """Return the wheel that most machines install."""
-    wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
-    if not wheels:
-        label = f"{environment.label}@{version.version}"
-        raise HubProblem(404, "no_source", f"`{label}` needs a wheel to show its source")
-    return min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
-
-
 @contextmanager
 def open_wheel(storage: Storage, environment: Environment, version: Version) -> Iterator[tuple[str, ZipFile]]:
     """Open the wheel that most machines install. The upload has validated the archive."""
-    wheel, label = find_wheel(environment, version), f"{environment.label}@{version.version}"
+    label = f"{environment.label}@{version.version}"
+    wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
+    if not wheels:
+        raise HubProblem(404, "no_source", f"`{label}` needs a wheel to show its source")
+    wheel = min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
     too_large = _too_large("wheel", label, wheel.filename)
     if wheel.size > _MOST_BYTES:
         raise too_large
@@ -282,11 +275,6 @@ def _modules(version: Version) -> list[str]:
     """Return the possible paths of the entry point's module."""
     module = (version.entry_point or "").partition(":")[0].replace(".", "/")
     return [f"{module}.py", f"{module}/__init__.py"]
-
-
-def read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
-    """Return a file's text, and why it is left out if it is."""
-    return _decode(member.file_size, lambda: archive.read(member))
 
 
 def _decode(length: int, read: Callable[[], bytes]) -> tuple[str, str]:

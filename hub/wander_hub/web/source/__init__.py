@@ -1,1 +1,0 @@
-"""Pages of source code: the files of a version, and the changes between two versions."""
