@@ -211,20 +211,6 @@ async def test_the_earliest_stands_on_top_until_it_leaves(board: Board) -> None:
     assert board.faults() == []
 
 
-async def test_the_owner_may_choose_another(board: Board) -> None:
-    runs = [await board.post(voice("a"), model=f"m{n}", user="bob") for n in range(3)]
-    assert (await board.change("PUT", f"/api/v1/runs/{runs[2]}/top", "bob")).status_code == 403
-    answer = await board.change("PUT", f"/api/v1/runs/{runs[2]}/top")
-    assert (answer.status_code, answer.json()["folded_runs"]) == (200, 2), answer.text
-    assert await board.entries() == {runs[2]: runs[:2]}
-    assert (await board.rows())[0]["on_top"] is True
-    assert (await board.change("PUT", f"/api/v1/runs/{runs[1]}/top")).status_code == 200
-    assert await board.entries() == {runs[1]: [runs[0], runs[2]]}, "one of them, and not two"
-    assert (await board.change("DELETE", f"/api/v1/runs/{runs[1]}/top")).json()["folded_into"] == runs[0]
-    assert await board.entries() == {runs[0]: runs[1:]}
-    assert board.faults() == []
-
-
 async def test_owners_of_a_board_with_short_answers_show_runs_one_by_one(board: Board) -> None:
     """Two honest models that know the answers to multiple-choice questions say the same."""
 
@@ -285,7 +271,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hide": {"hidden": True},
     "show": {"hidden": False},
     "withdraw": {"withdrawn_at": datetime(2026, 11, 28, tzinfo=UTC)},
-    "put on top": {"on_top": True, "board_level": ""},
     "prove": {"level": "replayed"},
     "refute": {"level": "claimed"},
     "fail to verify": {"level": "unverifiable"},

@@ -165,8 +165,6 @@ ATTEMPTS = {
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
-    ("PUT", "/api/v1/runs/{run_id}/top"): Attempt(),
-    ("DELETE", "/api/v1/runs/{run_id}/top"): Attempt(),
     ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201),
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, status=201),
@@ -309,7 +307,7 @@ async def attempt_transfer(hub, method: str, path: str, headers, make_wheel, run
 
 async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Let the run rank, where the route is about a board; and hide it, where that is to be taken back."""
-    if not path.endswith(("/hiding", "/top", "/boards/{board}")):
+    if not path.endswith(("/hiding", "/boards/{board}")):
         return
     with hub.database.write(HUB) as session:
         run = find_run(session, RUN)

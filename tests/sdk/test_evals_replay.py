@@ -386,7 +386,6 @@ OF_THE_HUB = {
         "best",
         "people",
         "repeated_by",
-        "on_top",
     ),
     *(
         "looks_like",

@@ -1,9 +1,8 @@
-"""Curation of boards by the owners of an environment: presentation, hidden runs, and runs chosen to be on
-top."""
+"""Curation of boards by the owners of an environment: presentation, and hidden runs."""
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, BoardSettings
 
@@ -103,24 +102,6 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
     session.flush()
     refresh_results(session, run.environment)
     emit_choice_event(session, run, known, "shown")
-
-
-def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:
-    """Choose whether a run represents all runs with the same answers, instead of the earliest of them."""
-    run = find_managed_run(session, caller, run_id)
-    entry = session.get(BoardEntry, run.run_id)
-    if entry is None:
-        raise HubProblem(422, "not_ranked", f"the run `{run.run_id}` is not on a board")
-    top = repository.top_of(session, entry.folded_into) or entry
-    folded = repository.folded_under(session, [top.run_id]).get(top.run_id, [])
-    ids = [top.run_id, *(entry.run_id for entry, _ in folded)]
-    for same in session.scalars(select(Run).where(Run.run_id.in_(ids))):
-        if same.on_top != (wanted := chosen and same is run):
-            same.on_top, same.board_level = wanted, ""  # forces a new placement
-    session.flush()
-    refresh_results(session, run.environment)
-    session.flush()
-    return runs.find(session, run.run_id)
 
 
 def not_hidden(run_id: str) -> HubProblem:

@@ -120,8 +120,6 @@ class BoardEntry(Base):
     """Time when the run became public."""
     withdrawn: Mapped[bool]
     """Whether the run was withdrawn. It is hidden then and only keeps its turn."""
-    on_top: Mapped[bool] = mapped_column(default=False)
-    """Whether it precedes earlier runs with the same answers, as in `Run`."""
     counts: Mapped[bool]
     """Whether the run is a row: it has its model and account's turn, and is neither withdrawn nor folded."""
     folded_into: Mapped[str | None] = mapped_column(String(64), index=True)
@@ -134,9 +132,9 @@ class BoardEntry(Base):
         return place_of(self.tier, self.low, self.high)
 
     @property
-    def seniority(self) -> tuple[bool, bool, datetime, str]:
+    def seniority(self) -> tuple[bool, datetime, str]:
         """Sort key of runs with the same answers. The smallest key represents all of them."""
-        return not self.on_top, TIERS[self.tier] == "unverifiable", self.posted_at, self.run_id
+        return TIERS[self.tier] == "unverifiable", self.posted_at, self.run_id
 
 
 def place_of(tier: int, low: float | None, high: float | None) -> BoardPlace:

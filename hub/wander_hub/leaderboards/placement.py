@@ -83,8 +83,8 @@ def _place_one(session: Session, boards: _Boards, run: Run, placed: BoardEntry |
         return
     if placed is not None:
         ends = run.summary.get("reward_low"), run.summary.get("reward_high")
-        same = (placed.withdrawn, placed.tier, placed.low, placed.high, placed.on_top)
-        if same == (withdrawn, tier_of(run), *ends, run.on_top):
+        same = (placed.withdrawn, placed.tier, placed.low, placed.high)
+        if same == (withdrawn, tier_of(run), *ends):
             placed.level = run.level
             return
         boards.take_down(placed)
@@ -147,7 +147,6 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         else None,
         posted_at=run.public_at,
         withdrawn=run.withdrawn_at is not None,
-        on_top=run.on_top,
         counts=False,
     )
 

@@ -65,7 +65,6 @@ class BoardRow(NamedTuple):
     low: float | None
     high: float | None
     posted_at: datetime
-    on_top: bool
     counts: bool
     folded_into: str | None
     shortfall: float
@@ -111,7 +110,7 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
     run = (Run.run_id, Run.model, Run.name, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
     poster = (Run.posted_by_id, User.name, cast(Run.summary, Text))
     place = (BoardEntry.level, BoardEntry.tier, BoardEntry.low, BoardEntry.high)
-    entry = (BoardEntry.posted_at, BoardEntry.on_top, BoardEntry.counts)
+    entry = (BoardEntry.posted_at, BoardEntry.counts)
     columns: tuple[Any, ...] = (*run, *poster, *place, *entry)
     query: Select[Any] = runs_readable_by(reader).with_only_columns(*columns, maintain_column_froms=True)
     numbers = (BoardEntry.shortfall, BoardEntry.tokens, BoardEntry.usd)
@@ -340,7 +339,7 @@ def count_incomplete(session: Session, version_id: int) -> int:
 def _thin(reader: Identity | None) -> Select[Any]:
     """Return the statement for runs that a reader may see, without their large columns."""
     shown = (Run.run_id, Run.model, Run.name, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
-    details = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at, Run.on_top)
+    details = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at)
     return runs_readable_by(reader).options(
         load_only(*shown, *details), joinedload(Run.posted_by).load_only(User.name)
     )

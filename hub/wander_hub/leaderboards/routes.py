@@ -12,10 +12,10 @@ from fastapi import Depends, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
-from wander.wire.boards import HiddenRunInfo, HidingReason, LeaderboardPlace, csv_table
+from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
 from wander_hub.environments import service as environments
-from wander_hub.http.boundary import BaseUrl, Context, ForManager, HubStorage, ReadSession, audited
+from wander_hub.http.boundary import BaseUrl, ForManager, HubStorage, ReadSession, audited
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import curation, repository, service
@@ -149,28 +149,6 @@ def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunI
 def show_run(context: ForManager, run_id: str) -> None:
     """Show a hidden run on its board again."""
     context.commit(lambda session: curation.show(session, context.caller, run_id))
-
-
-@router.put("/runs/{run_id}/top", responses=refusals(400, 401, 403, 404, 422))
-@audited("run.top")
-def put_run_on_top(context: ForManager, run_id: str) -> LeaderboardPlace:
-    """Make a run represent all runs with the same answers, instead of the earliest of them."""
-    return _put_on_top(context, run_id, chosen=True)
-
-
-@router.delete("/runs/{run_id}/top", responses=refusals(401, 403, 404, 422))
-@audited("run.untop")
-def take_run_from_top(context: ForManager, run_id: str) -> LeaderboardPlace:
-    """Make the earliest run represent the runs with the same answers again."""
-    return _put_on_top(context, run_id, chosen=False)
-
-
-def _put_on_top(context: Context, run_id: str, *, chosen: bool) -> LeaderboardPlace:
-    def record(session: Session) -> LeaderboardPlace:
-        run = curation.put_on_top(session, context.caller, run_id, chosen=chosen)
-        return service.place_of_run(session, run)
-
-    return context.commit(record)
 
 
 async def page_filter(

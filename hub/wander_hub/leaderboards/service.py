@@ -12,7 +12,6 @@ from wander.wire.boards import (
     TIERS,
     FoldedRun,
     HiddenRunInfo,
-    LeaderboardPlace,
     VersionBoard,
 )
 from wander.wire.verification import TokenCheck
@@ -157,19 +156,6 @@ def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
         hidden_by=hidden.hidden_by.name,
         hidden_at=hidden.hidden_at,
         url=f"{base_url}/runs/{run.run_id}",
-    )
-
-
-def place_of_run(session: Session, run: Run) -> LeaderboardPlace:
-    """Return a run's position among the runs with the same answers."""
-    entry = session.get_one(BoardEntry, run.run_id)
-    top = repository.top_of(session, entry.folded_into)
-    below = repository.folded_under(session, [run.run_id]).get(run.run_id, [])
-    return LeaderboardPlace(
-        run_id=run.run_id,
-        on_top=run.on_top,
-        folded_into=top.run_id if top is not None else None,
-        folded_runs=len(below),
     )
 
 

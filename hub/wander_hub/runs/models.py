@@ -112,8 +112,6 @@ class Run(Base):
     withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     hidden: Mapped[bool] = mapped_column(default=False)
     """Whether an owner of the environment removed it from its board, with a public reason (`HiddenRun`)."""
-    on_top: Mapped[bool] = mapped_column(default=False)
-    """Whether an owner of the environment chose it to represent all runs with the same answers."""
     board_level: Mapped[str] = mapped_column(String(16), default="")
     """Level with which it was placed on its board; `withdrawn` if only its place remains; empty if it is on
     no board (`leaderboards/placement.py`)."""

@@ -244,8 +244,6 @@ class LeaderboardRow(Record):
     """Number of folded runs."""
     folded_into: RunId | None = None
     """Run of the row that this run is folded into."""
-    on_top: bool = False
-    """Whether the environment's owners chose this run to represent the runs with the same answers."""
 
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Score on the requested stratum; None if the run has too many rollouts to be read for a board."""
@@ -259,18 +257,6 @@ class LeaderboardRow(Record):
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the 95% interval of a metric's mean, or `(None, None)` if it has no interval."""
         return self.metric_intervals.get(metric, (None, None))
-
-
-class LeaderboardPlace(Record):
-    """The position of a run among the runs with the same answers on its board."""
-
-    run_id: RunId
-    on_top: bool
-    """Whether the environment's owners chose this run to represent them."""
-    folded_into: RunId | None
-    """Run of the row that this run is folded into; None if this run is a row itself."""
-    folded_runs: Count
-    """Number of runs that are folded into this run."""
 
 
 class BoardInfo(Record):

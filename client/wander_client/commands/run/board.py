@@ -210,28 +210,3 @@ def unhide(run: RunId) -> None:
         hub.change("DELETE", run_path(run_id, "hiding"), None)
         detail = hub.run(run_id)
     here.output.answer(detail, f"shown again: {detail.url}")
-
-
-@app.command()
-def top(
-    run: RunId,
-    undo: Annotated[bool, Option("--undo", help="use the earliest run again")] = False,
-) -> None:
-    """Choose which of several runs with the same answers the board shows. By default, it shows the earliest.
-
-    \b
-    wander env board top RUN
-    wander env board top RUN --undo
-    """
-    from wander.wire.boards import LeaderboardPlace
-
-    from wander_client.terminal.output import counted
-
-    here = current()
-    with here.hub(login=True) as hub:
-        path = run_path(resolve_posted_id(hub, run), "top")
-        placement = hub.change("DELETE" if undo else "PUT", path, LeaderboardPlace)
-    text = f"represents {counted(placement.folded_runs, 'other run')}"
-    if placement.folded_into is not None:
-        text = f"is folded under {placement.folded_into}"
-    here.output.answer(placement, f"run {placement.run_id} {text}")
