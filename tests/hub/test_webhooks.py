@@ -9,14 +9,12 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import select, update
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 from standardwebhooks.webhooks import WebhookVerificationError
 from wander.wire.events import BoardEvent, LevelEvent, RunEvent, VerificationEvent, VersionEvent
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Membership
-from wander_hub.cli.main import app as command
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.identity import HUB
@@ -415,29 +413,3 @@ async def test_bad_addresses_and_too_many_are_refused(hub, receiver):
     assert len(listed.json()["data"]) == 20
     assert "whsec_" not in listed.text
     assert (await hub.get(HOOKS, headers=hub.auth())).status_code == 403
-
-
-def test_the_command_line_does_the_same(sqlite_alone, tmp_path):
-    folder, runner = ["--data", str(tmp_path)], CliRunner()
-    assert runner.invoke(command, ["migrate", *folder]).exit_code == 0
-
-    def run(*words: str) -> str:
-        done = runner.invoke(command, ["webhook", *words, *folder])
-        assert done.exit_code == 0, (words, done.output, done.exception)
-        return done.output
-
-    made = json.loads(run("add", "https://hook.example/in?key=s3cr3t", "--event", "run.posted", "--json"))
-    assert made["secret"].startswith("whsec_")
-    listed = run("list", "--json")
-    assert made["secret"] not in listed
-    assert json.loads(listed)["data"][0]["events"] == ["run.posted"]
-    waits = json.loads(run("test", "1", "--json"))
-    assert json.loads(run("redeliver", "1", str(waits["id"]), "--json"))["state"] == "new"
-    assert json.loads(run("deliveries", "1", "--json"))["data"][0]["event"] == "webhook.test"
-    assert run("remove", "1") == "removed webhook 1\n"
-    audit = runner.invoke(command, ["audit", "--action", "webhook", *folder]).output
-    assert [json.loads(one)["action"] for one in audit.splitlines()] == [
-        *["webhook.remove", "webhook.test", "webhook.create"]
-    ]
-    assert "s3cr3t" not in audit
-    assert made["secret"] not in audit

@@ -45,7 +45,6 @@ COMMANDS = {
     "org": ("organizations:organization", "create organizations and manage their members"),
     "token": ("tokens:token", "create, list and revoke API tokens"),
     "quota": ("quotas:quota", "limit what owners may store"),
-    "webhook": ("webhooks:webhook", "notify other programs of events on the hub"),
     "version": ("operation:version", "print the version"),
 }
 """Definition (`module:attribute` below this package) and summary of each command."""
