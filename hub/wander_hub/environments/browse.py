@@ -7,9 +7,7 @@ the matches, as long as they are few. If there are many, a longer walk through t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -30,13 +28,10 @@ _FIRST, _WALKED = 100, (400, 2000)
 """Rows in listing order that are checked against filters: at first, and if there are many matches."""
 _FEW = 500
 """Largest number of matches that are all read and sorted."""
-_KEPT = "found"
-"""Key of the session's `info` that holds search results."""
 COUNTED = 1000
 """Largest number of results that is counted exactly."""
 
 
-FACETS = ("kind", "tag", "license", "deterministic", "checked")
 NOBODY = 0
 """Id that no owner has."""
 
@@ -79,16 +74,6 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
     return shown, ListPosition(order, plain, last.id).cursor()
 
 
-def find_ids(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enough: int) -> list[int]:
-    """Return the ids of `search.find`, cached in the session, because a page needs them for its list and its
-    facets."""
-    asked = replace(wanted, limit=0, cursor=None, sort=None), owner_id
-    kept: dict[Any, tuple[int, list[int]]] = session.info.setdefault(_KEPT, {})
-    if asked not in kept or kept[asked][0] < enough:
-        kept[asked] = enough, search.find(session, wanted, owner_id, enough)
-    return kept[asked][1]
-
-
 def _search_page(
     session: Session, wanted: EnvironmentFilter, owner_id: int | None
 ) -> tuple[list[Environment], str | None]:
@@ -96,7 +81,7 @@ def _search_page(
     order = wanted.order
     offset = ListPosition.from_cursor(wanted.cursor, "relevance").row if wanted.cursor else 0
     until = offset + wanted.limit
-    ids = find_ids(session, wanted, owner_id, until + 1 if order == "relevance" else search.MOST)
+    ids = search.find(session, wanted, owner_id, until + 1 if order == "relevance" else search.MOST)
     if order == "relevance":
         shown = ids[offset:until]
     else:
@@ -185,39 +170,3 @@ def count_listed(session: Session) -> int:
     """Return the number of environments, counting up to one more than `COUNTED`."""
     listed = select(Environment.id).where(Environment.listed, readable(session)).limit(COUNTED + 1)
     return session.scalar(select(func.count()).select_from(listed.subquery())) or 0
-
-
-def count_facets(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]]:
-    """Return the number of results for each value of each facet, ignoring the facet's own filter.
-
-    A text search counts its best results (`search.MOST`). Otherwise all environments are counted, or none if
-    there are more than `COUNTED`, so the cost of a page is limited.
-    """
-    base = replace(wanted, kind=None, tag=None, license=None, deterministic=None, checked=None, cursor=None)
-    query = select(Environment.marks).where(Environment.listed, readable(session))
-    counts = {name: Counter[str]() for name in FACETS}
-    owner_id = owner_id_of(session, wanted)
-    if owner_id is not None:
-        query = query.where(Environment.owner_id == owner_id)
-    if base.q.strip():
-        ids = find_ids(session, base, owner_id, search.MOST)
-        query = query.where(Environment.id.in_(ids))
-    rows = session.scalars(query.limit(COUNTED + 1)).all()
-    if len(rows) > COUNTED:
-        return counts
-    filters = {_facet(mark)[0]: mark for mark in wanted.marks()}
-    for row in rows:
-        marks = row.split()
-        lacking = {name for name, mark in filters.items() if mark not in marks}
-        for name, value in map(_facet, marks):
-            if name in counts and lacking <= {name}:
-                counts[name][value] += 1
-    return counts
-
-
-def _facet(mark: str) -> tuple[str, str]:
-    """Return the facet and the value of a mark."""
-    if mark.startswith("#"):
-        return "tag", mark[1:]
-    name, _, value = mark.partition(":")
-    return name, value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
@@ -18,7 +17,7 @@ from wander_hub.environments import browse
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import environment_named, visible
-from wander_hub.environments.schemas import EnvironmentFilter, mark
+from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.leaderboards.models import PROVEN
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run
@@ -28,22 +27,7 @@ _SHOWN_FIRST = 6
 _LOOKED_AT = 300
 """The page selects from this number of environments with the most runs, and of newest runs."""
 _NEWEST = 8
-_VALUES = 8
-"""Number of values of a facet."""
-_FLAGS = {"deterministic": "deterministic", "checked": "passed checks"}
-"""Filters that are check boxes, with their labels."""
 _FILTERS = ("q", "owner", "tag", "kind", "deterministic", "checked", "license", "sort")
-
-
-class FacetValue(NamedTuple):
-    """A value that can narrow a search."""
-
-    text: str
-    number: int
-    """Number of environments with this value."""
-    chosen: bool
-    address: str
-    """Query string of the search with this value, or without it if it is already chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +47,6 @@ class HomeView:
     """Whether the request has filters or an order."""
     following: str | None
     """Address of the next page."""
-    facets: dict[str, list[FacetValue]]
-    """Values that narrow the search."""
 
     @property
     def listed(self) -> list[EnvironmentSummary]:
@@ -86,8 +68,6 @@ def show_home(session: Session, wanted: EnvironmentFilter, featured: Sequence[st
     asked = {name: getattr(wanted, name) for name in _FILTERS}
     asked = {name: "true" if value is True else value for name, value in asked.items()}
     filtered = any(asked.values()) or wanted.cursor is not None
-    # Facets come before the page: they count every match, and the page can then reuse the first ones.
-    narrower = _list_facets(session, wanted, asked) if filtered else {}
     found = environments.list_page(session, wanted)
     first = [] if filtered else _choose(session, featured) or _best_used(session)
     return HomeView(
@@ -98,27 +78,8 @@ def show_home(session: Session, wanted: EnvironmentFilter, featured: Sequence[st
         runs=run_repository.count_runs(session, most=browse.COUNTED + 1),
         first=[environments.summary_of(one) for one in first],
         chosen=bool(featured) and bool(first),
-        facets=narrower,
         proved=[] if filtered else _newest_proved(session),
     )
-
-
-def _list_facets(
-    session: Session, wanted: EnvironmentFilter, asked: dict[str, Any]
-) -> dict[str, list[FacetValue]]:
-    """Return the most frequent values of each facet. A yes-or-no facet gives only its "yes"."""
-    found = dict[str, list[FacetValue]]()
-    for name, counts in browse.count_facets(session, wanted).items():
-        current = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
-        for value, number in counts.most_common(_VALUES):
-            flag = _FLAGS.get(name)
-            if flag and value != "yes":
-                continue
-            chosen = current.partition(":")[2] == value
-            given = None if chosen else "true" if flag else value
-            one = FacetValue(flag or value, number, chosen, query_string(**asked | {name: given}))
-            found.setdefault("only" if flag else name, []).append(one)
-    return found
 
 
 def _choose(session: Session, featured: Sequence[str]) -> list[Environment]:
