@@ -104,7 +104,7 @@ def published(number: int, owners: dict[str, Owner], spread: int) -> tuple[Envir
     owner = owners[f"owner-{number % spread}"]
     environment = Environment(
         id=number, owner=owner, owner_id=owner.id, name=one["name"], listed=True, latest_version="0.1.0",
-        summary=one["summary"], tags=one["tags"], version_count=1, run_count=0, star_count=0, created_at=at,
+        summary=one["summary"], tags=one["tags"], version_count=1, run_count=0, created_at=at,
         updated_at=at, download_count=one["downloads"], private=False, internal=False,
     )  # fmt: skip
     version = Version(

@@ -211,7 +211,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "account": "/account",
         **{
             f"account-{part}": f"/account/{part}"
-            for part in ("tokens", "keys", "password", "second-factor", "browsers", "stars")
+            for part in ("tokens", "keys", "password", "second-factor", "browsers")
         },
         "owner-settings": f"/{environment['owner']}/settings",
         **{

@@ -302,7 +302,6 @@ def _routes() -> tuple[BaseRoute, ...]:
         administration.router,
         leaderboards.router,
         environments.router,
-        environments.star_router,
         run_use.router,
         environment_life.router,
         runs.router,

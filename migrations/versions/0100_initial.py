@@ -39,7 +39,6 @@ _TABLES = (
     'index_pages',
     'invitations',
     'model_revisions',
-    'stars',
     'tokens',
     'transfer_parts',
     'versions',
@@ -168,7 +167,6 @@ def upgrade() -> None:
         sa.Column('version_count', sa.Integer(), nullable=False),
         sa.Column('run_count', sa.Integer(), nullable=False),
         sa.Column('download_count', sa.BigInteger(), server_default='0', nullable=False),
-        sa.Column('star_count', sa.Integer(), server_default='0', nullable=False),
         sa.Column('best_reward', sa.Double(), nullable=True),
         sa.Column('best_model', sa.Text(), nullable=True),
         sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
@@ -190,7 +188,6 @@ def upgrade() -> None:
     op.create_index('ix_environments_by_created_at', 'environments', ['listed', 'private', 'created_at', 'id'], unique=False)
     op.create_index('ix_environments_by_download_count', 'environments', ['listed', 'private', 'download_count', 'id'], unique=False)
     op.create_index('ix_environments_by_run_count', 'environments', ['listed', 'private', 'run_count', 'id'], unique=False)
-    op.create_index('ix_environments_by_star_count', 'environments', ['listed', 'private', 'star_count', 'id'], unique=False)
     op.create_index('ix_environments_by_updated_at', 'environments', ['listed', 'private', 'updated_at', 'id'], unique=False)
     op.create_index('ix_environments_listing', 'environments', ['listed', 'updated_at', 'id'], unique=False)
     op.create_index('ix_environments_listing_of_owner', 'environments', ['owner_id', 'listed', 'updated_at', 'id'], unique=False)
@@ -424,16 +421,6 @@ def upgrade() -> None:
         sa.UniqueConstraint('model_id', 'revision', name='uq_model_revisions_model_id_revision')
     )
     op.create_index('ix_model_revisions_weights_sha256', 'model_revisions', ['weights_sha256'], unique=False)
-
-    op.create_table('stars',
-        sa.Column('user_id', sa.Integer(), nullable=False),
-        sa.Column('environment_id', sa.Integer(), nullable=False),
-        sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_stars_environment_id_environments'),
-        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_stars_user_id_users'),
-        sa.PrimaryKeyConstraint('user_id', 'environment_id', name='pk_stars')
-    )
-    op.create_index('ix_stars_environment_id', 'stars', ['environment_id'], unique=False)
 
     op.create_table('tokens',
         sa.Column('id', sa.Integer(), nullable=False),

@@ -49,7 +49,6 @@ COMMANDS: list[list[str]] = [
     ["env", "board", "list", "admin/say-env"],
     ["env", "owner", "list", "admin/say-env"],
     ["env", "owner", "add", "admin/say-env", "bob"],
-    ["env", "star", "admin/say-env"],
     ["env", "yank", "admin/say-env@0.1.0"],
     ["env", "deprecate", "admin/say-env"],
     ["env", "list"],

@@ -57,7 +57,7 @@ async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
         )
         assert answer.status_code == 403, headers
     async with browser(hub) as nobody:
-        ended = await send(nobody, "token", name="x", scopes="read", back="/account?done=star")
+        ended = await send(nobody, "token", name="x", scopes="read", back="/account?done=yank")
         assert (ended.status_code, ended.headers["location"]) == (303, "/login?next=/account%3Fdone%3Dstar")
         asked = await nobody.get("/alice/settings", headers=HTML)
         assert asked.headers["location"] == "/login?next=/alice/settings"
@@ -183,16 +183,6 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (gone.status_code, "Withdraw" in (await alice.get(f"{back}/members")).text) == (303, False)
     assert ("Visibility" in seen, "Webhooks" in seen) == (True, False), "those are for the owner's owners"
     assert (await hub.get(f"{back}/webhooks", headers=hub.auth("bob") | HTML)).status_code == 404
-    assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
-    assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
-    assert "★ Starred · 1" in (await alice.get("/alice/reverse-text")).text
-    assert ">alice/reverse-text</a>" in (await alice.get("/account/stars")).text
-    as_json = (await alice.get("/account/stars", headers={"Accept": "application/json"})).json()
-    assert ([one["name"] for one in as_json["data"]], as_json["next"]) == (["reverse-text"], None)
-    stars = (await alice.get("/api/v1/stars?cursor=1")).json()
-    assert stars["data"] == [], "the page after the last one"
-    assert (await send(alice, "unstar", **at, back="/alice/reverse-text")).status_code == 303
-    assert "☆ Star · 0" in (await alice.get("/alice/reverse-text")).text
     api = "/api/v1/environments/alice/reverse-text"
     await send(alice, "yank", **at, at_version="0.1.0", reason="wrong <b>", back=back)
     assert "yanked: wrong &lt;b&gt;" in (await alice.get(f"{back}/versions")).text

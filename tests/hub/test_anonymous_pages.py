@@ -70,7 +70,6 @@ async def test_a_page_is_drawn_once_until_something_changes(hub, run_of, make_wh
         "a version": lambda: hub.publish(make_wheel(version="0.2.0")),
         "a yank": lambda: changed_by(hub, "PUT", f"{API}/versions/0.1.0/yank", {"reason": "old"}),
         "a status": lambda: changed_by(hub, "PUT", f"{API}/status", {"status": "deprecated", "reason": "x"}),
-        "a star": lambda: changed_by(hub, "PUT", f"{API}/star", user="bob"),
     }
     tag = first.headers["etag"]
     for name, change in changes.items():

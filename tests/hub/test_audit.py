@@ -96,9 +96,6 @@ async def test_it_is_filtered_paged_and_exported(hub, run_of):
 async def test_where_a_stranger_was_is_not_told_to_an_owner(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts, user="bob")).status_code == 201
-    star = "/api/v1/environments/alice/reverse-text/star"
-    for _ in range(2):
-        assert (await hub.client.put(star, headers=hub.auth("bob"))).status_code == 200
     path = "/api/v1/owners/alice/audit"
     lines = (await hub.get(path + ".jsonl", headers=hub.auth())).text.splitlines()
     post, publish = (await hub.get(path, headers=hub.auth())).json()["data"]
@@ -107,8 +104,6 @@ async def test_where_a_stranger_was_is_not_told_to_an_owner(hub, run_of):
     assert publish["address"]
     everything = (await hub.get("/api/v1/audit", headers=hub.auth("admin"))).json()["data"]
     assert all(one["address"] for one in everything)
-    stars = [one for one in everything if one["action"] == "environment.star"]
-    assert [(one["actor"], one["owner"]) for one in stars] == [("bob", None)], "once, and nobody's"
 
 
 async def test_nobody_changes_or_deletes_an_entry(hub):

@@ -137,7 +137,7 @@ async def test_filters_orders_and_pages(filled):
             cursor = f"&cursor={answer['next']}"
         assert paged == whole, query
     cursor = (await filled.get(f"{ALL}?limit=1&sort=runs")).json()["next"]
-    for bad in (f"sort=stars&cursor={cursor}", "cursor=AAAA", "sort=best", "cursor=WzEsMl0="):
+    for bad in (f"sort=runs&cursor={cursor}", "cursor=AAAA", "sort=best", "cursor=WzEsMl0="):
         assert (await filled.get(f"{ALL}?{bad}")).status_code == 422
     page = await filled.get("/?q=chess&checked=true&sort=downloads", headers={"Accept": "text/html"})
     assert "/alice/chess-endgames" in page.text
@@ -236,26 +236,6 @@ async def test_a_cursor_of_before_all_time_is_refused(hub):
         cursor = base64.urlsafe_b64encode(json.dumps([order, value, 1]).encode()).decode()
         answer = await hub.get(ALL, params={"sort": order, "cursor": cursor})
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_cursor")
-
-
-async def test_stars_are_one_a_user(filled):
-    star = f"{ALL}/alice/proofs/star"
-    for user in ("alice", "bob", "bob"):
-        answer = await filled.client.put(star, headers=filled.auth(user))
-        assert answer.status_code == 200, answer.text
-    assert answer.json() == {"starred": True, "stars": 2}
-    assert (await names(filled, "sort=stars"))[0] == "proofs"
-    listed = (await filled.get("/api/v1/stars", headers=filled.auth("bob"))).json()["data"]
-    assert [one["name"] for one in listed] == ["proofs"]
-    assert (await filled.client.delete(star, headers=filled.auth("bob"))).json() == {
-        "starred": False,
-        "stars": 1,
-    }
-    assert (await filled.get("/api/v1/stars", headers=filled.auth("bob"))).json()["data"] == []
-    assert (
-        (await filled.client.put(star)).status_code == (await filled.get("/api/v1/stars")).status_code == 401
-    )
-    assert (await filled.client.put(f"{ALL}/alice/none/star", headers=filled.auth())).status_code == 404
 
 
 async def test_used_by_names_what_needs_it_and_who_ran_it(filled, make_wheel, run_of):

@@ -1,4 +1,4 @@
-"""What people do on pages, in a real browser: sign in, tokens, stars, yanking, webhooks, replays."""
+"""What people do on pages, in a real browser: sign in, tokens, yanking, webhooks, replays."""
 
 from __future__ import annotations
 
@@ -81,8 +81,6 @@ def see_to_an_account(url: str) -> None:
         page.locator("tr", has_text="ci <img").get_by_role("button", name="Revoke").click()
         page.locator("tr", has_text="ci <img").get_by_text("revoked").wait_for()
         see(page, f"{url}{ENVIRONMENT}")
-        page.get_by_role("button", name="☆ Star · 0").click()
-        page.get_by_role("button", name="★ Starred · 1").wait_for()
         see(page, f"{url}{ENVIRONMENT}/settings/versions")
         page.fill('td input[name="reason"]', "wrong")
         press(page, "Yank")
@@ -158,11 +156,8 @@ def follow_a_replay(url: str, replay: Replay) -> None:
 
 
 def read_without_a_script(url: str) -> None:
-    """Mark an environment and ask for a replay by forms alone; the page says how to look again."""
+    """Ask for a replay by forms alone; the page says how to look again."""
     with signed_in(url, "bob", java_script_enabled=False) as page:
-        page.goto(f"{url}{ENVIRONMENT}")
-        page.get_by_role("button", name="☆ Star · 1").click()
-        page.get_by_role("button", name="★ Starred · 2").wait_for()
         page.goto(f"{url}/runs/{RUN}")
         press(page, "Replay", "#replays")
         page.get_by_role("link", name="Reload this page").click()

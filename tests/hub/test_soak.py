@@ -248,7 +248,6 @@ class Load:
             f"{place}/versions/{version}/yank", json={"reason": "for a while"}, headers=headers
         )
         await self.client.delete(f"{place}/versions/{version}/yank", headers=headers)
-        await self.client.put(f"{place}/star", headers=self.auth("bob"))
         made = await self.client.post(
             "/api/v1/tokens", json={"name": f"{number}", "scopes": ["read"]}, headers=headers
         )

@@ -93,7 +93,6 @@ COMMANDS: dict[str, Entry] = {
     "runs withdraw": Entry("run.runs:withdraw", "delete the rollouts of a posted run permanently"),
     "runs schema": Entry("run.runs:schema", "print the JSON Schema of a run's file"),
     "env info": Entry("find.search:info", "show an environment or a version"),
-    "env star": Entry("find.use:star", "star an environment, or list your stars"),
     "env use": Entry("find.use:use", "show who uses an environment"),
     "env list": Entry("find.install:list_installed", "list installed environments"),
     "env uninstall": Entry("find.install:uninstall", "remove an installed environment"),

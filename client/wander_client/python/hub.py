@@ -186,7 +186,7 @@ class Hub:
         license: str | None = None,
         deterministic: bool | None = None,
         checked: bool | None = None,
-        sort: Literal["relevance", "updated", "newest", "runs", "downloads", "stars"] | None = None,
+        sort: Literal["relevance", "updated", "newest", "runs", "downloads"] | None = None,
     ) -> Iterator[EnvironmentSummary]:
         """Yield the matching environments. A search with words returns at most 200 of them."""
         filters = {"owner": owner, "tag": tag, "kind": kind, "license": license, "sort": sort}

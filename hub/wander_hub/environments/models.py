@@ -20,7 +20,6 @@ SORT_KEYS = {
     "newest": "created_at",
     "runs": "run_count",
     "downloads": "download_count",
-    "stars": "star_count",
 }
 """Column for each order of a listing; the largest value comes first."""
 
@@ -58,7 +57,6 @@ class Environment(HasVisibility, Base):
     version_count: Mapped[int]
     run_count: Mapped[int]
     download_count: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    star_count: Mapped[int] = mapped_column(default=0, server_default="0")
     best_reward: Mapped[float | None]
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
@@ -147,16 +145,6 @@ class Version(Base):
         back_populates="version", lazy="raise", order_by="File.filename.desc()"
     )
     documents: Mapped[list[VersionDocument]] = relationship(lazy="raise", viewonly=True)
-
-
-class Star(Base):
-    """A user's mark of an environment."""
-
-    __tablename__ = "stars"
-
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True, index=True)
-    created_at: Mapped[datetime]
 
 
 class Downloads(Base):

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query
-from sqlalchemy.orm import Session
 from wander.wire import EnvironmentDetail, EnvironmentPage, VersionDetail
-from wander.wire.environments import DownloadHistory, StarInfo
+from wander.wire.environments import DownloadHistory
 
-from wander_hub.environments import service, stars
+from wander_hub.environments import service
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
-from wander_hub.http.boundary import BaseUrl, Caller, Context, ForManager, ReadSession, audited, open_to_jobs
+from wander_hub.http.boundary import BaseUrl, ReadSession, open_to_jobs
 from wander_hub.http.problems import refusals
 from wander_hub.http.routing import HubRouter
 
 router = HubRouter(prefix="/api/v1/environments", tags=["environments"])
-star_router = HubRouter(prefix="/api/v1/stars", tags=["environments"])
 
 
 @router.get("", responses=refusals(422))
@@ -52,28 +50,6 @@ def get_downloads(
     return service.downloads(session, owner, name, days)
 
 
-@router.put("/{owner}/{name}/star", responses=refusals(401, 403, 404, 410, 422))
-@audited("environment.star")
-def add_star(context: ForManager, owner: str, name: str) -> StarInfo:
-    """Star an environment. Everyone can see the number of stars."""
-    return _star(context, owner, name, wanted=True)
-
-
-@router.delete("/{owner}/{name}/star", responses=refusals(401, 403, 404, 410, 422))
-@audited("environment.unstar")
-def remove_star(context: ForManager, owner: str, name: str) -> StarInfo:
-    """Remove your star."""
-    return _star(context, owner, name, wanted=False)
-
-
-def _star(context: Context, owner: str, name: str, *, wanted: bool) -> StarInfo:
-    def work(session: Session) -> StarInfo:
-        starred = stars.star(session, context.caller, owner, name, wanted=wanted)
-        return StarInfo(starred=wanted, stars=starred.star_count)
-
-    return context.commit(work)
-
-
 @router.get("/{owner}/{name}/versions/{version}", responses=refusals(404, 422))
 @open_to_jobs
 def get_version(
@@ -82,14 +58,3 @@ def get_version(
     """Show a version; `latest` is the newest."""
     environment = service.find(session, owner, name)
     return service.version_detail(environment, service.find_version(session, environment, version), base_url)
-
-
-@star_router.get("", responses=refusals(401, 422))
-def list_stars(
-    session: ReadSession,
-    caller: Caller,
-    limit: Annotated[int, Query(ge=1, le=200)] = 200,
-    cursor: Annotated[int, Query(ge=0, le=1_000_000, description="`next` of the previous page")] = 0,
-) -> EnvironmentPage:
-    """List the environments that you starred, most recently starred first."""
-    return stars.list_page(session, caller.user_id, cursor, limit)

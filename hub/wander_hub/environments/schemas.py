@@ -15,7 +15,7 @@ _LARGEST = 2**31
 KINDS = ("single_turn", "multi_turn", "tool", "stateful_tool", "mcp", "rlm", "group", "environment")
 """Kinds of the SDK's classes. Other classes may report other kinds."""
 
-Sort = Literal["relevance", "updated", "newest", "runs", "downloads", "stars"]
+Sort = Literal["relevance", "updated", "newest", "runs", "downloads"]
 
 
 @dataclass(frozen=True)

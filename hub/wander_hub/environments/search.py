@@ -70,7 +70,6 @@ class Match(NamedTuple):
     name: str
     runs: int
     downloads: int
-    stars: int
 
 
 def words_of(text: str) -> list[str]:
@@ -202,7 +201,7 @@ def _newest(
     """
 
     def among(found: FromClause) -> Select[*tuple[Any, ...]]:
-        ranked = (Environment.run_count, Environment.download_count, Environment.star_count)
+        ranked = (Environment.run_count, Environment.download_count)
         query = select(Environment.id, Owner.name, Environment.name, *ranked).join(Environment.owner)
         query = query.join(found, chosen(session, found))
         query = query.where(Environment.listed, readable(session), *conditions(wanted, owner_id))
@@ -222,7 +221,7 @@ def _rank(row: Match, words: tuple[str, ...], asked: str) -> tuple[bool, float, 
     asked = asked.strip().lower()
     exact = asked in (row.name, f"{row.owner}/{row.name}") or own == words_of(asked)
     covered = sum(word.startswith(words) for word in own) / max(1, len(own))
-    used = math.log1p(row.runs + 5 * row.stars + row.downloads / 10)
+    used = math.log1p(row.runs + row.downloads / 10)
     return exact, round(covered, 2), round(used, 2), row.id
 
 

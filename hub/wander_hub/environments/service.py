@@ -211,7 +211,6 @@ def summary_of(environment: Environment) -> EnvironmentSummary:
         versions=environment.version_count,
         runs=environment.run_count,
         downloads=environment.download_count,
-        stars=environment.star_count,
         status=status_of(environment),
     )
 

@@ -51,7 +51,7 @@ _PLACE = ("posted_by_id", "tier", "withdrawn", "counts")
 _BOARD = ("runs", "models", "last_posted_at", "lows", "highs", "tiers")
 _TOTALS = (
     *("version_count", "latest_version", "summary", "tags", "marks", "run_count"),
-    *("best_model", "star_count", "download_count"),
+    *("best_model", "download_count"),
 )
 _PAGE = tuple(column.key for column in IndexPage.__table__.columns)
 

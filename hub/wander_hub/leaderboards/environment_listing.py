@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, joinedload
 
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
-from wander_hub.environments import search, service, stars
+from wander_hub.environments import search, service
 from wander_hub.environments.models import UNMARKED, Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement, repository
@@ -78,7 +78,6 @@ def refresh_results(session: Session, environment: Environment) -> None:
 def derive(session: Session, environment: Environment) -> None:
     """Recompute everything that listings show from the rows."""
     refresh(session, environment)
-    environment.star_count = stars.count(session, environment)
     environment.download_count = environments.count_downloads(session, environment)
     _set_results(session, environment)
 

@@ -61,7 +61,7 @@ LEFT_OUT = {
     *("audit", "attempts", "browser_sessions", "grants", "memberships", "one_time_codes", "tokens"),
     *("linked_identities", "spending"),
     "second_factors",
-    *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
+    *("publishers", "used_assertions", "imports", "webhooks", "webhook_deliveries", "invitations"),
     "content_revision",
     "quotas",  # each hub's operator sets these
     "index_pages",  # rendered again after the import
@@ -137,7 +137,6 @@ def statements(roots: Roots) -> Iterator[tuple[str, Select[Any]]]:
             kept = table.c.parent_id.in_(roots["environments"])
             overrides: dict[str, ColumnElement[Any]] = {
                 "parent_id": case((kept, table.c.parent_id), else_=null()).label("parent_id"),
-                "star_count": literal(0).label("star_count"),
             }
             columns = [overrides.get(column.name, column) for column in table.c]
             yield table.name, select(*columns).where(_belongs(table, roots))

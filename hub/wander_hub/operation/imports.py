@@ -408,9 +408,7 @@ def _values_here(
                 values[column.name] = there.get(values[column.name])
             else:
                 values[column.name] = there[values[column.name]]
-    if table.name == "environments":
-        values["star_count"] = 0  # exports have no stars, but the archive may not be a genuine export
-    elif table.name == "versions":
+    if table.name == "versions":
         plain = render(values["readme"], "text/plain")
         values["readme_html"] = plain if values["readme_html"] == plain else clean(values["readme_html"])
     elif table.name == "model_revisions":

@@ -18,7 +18,6 @@ from wander_hub.attestations.verification import Attester, list_attesters
 from wander_hub.database import READER, now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.environments.readme import Heading, list_headings, place
 from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
@@ -98,8 +97,6 @@ class EnvironmentView:
     forks: list[EnvironmentSummary]
     maintained: bool
     """Whether the visitor may change its settings."""
-    starred: bool
-    """Whether the reader starred it."""
 
 
 def show_environment(visit: Visit, owner: str, name: str, version: str) -> EnvironmentView:
@@ -154,7 +151,6 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         required_by=required_by,
         forks=forks,
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
-        starred=visit.caller is not None and stars.is_starred(visit.session, visit.caller.user_id, found),
     )
 
 

@@ -221,8 +221,6 @@ class EnvironmentSummary(Record):
     status: ProjectStatus = "active"
     downloads: Count = 0
     """Number of downloaded files, over all versions."""
-    stars: Count = 0
-    """Number of users who starred the environment."""
 
 
 class EnvironmentDetail(EnvironmentSummary):
@@ -346,13 +344,6 @@ class EnvironmentPage(Page):
     """A page of environments."""
 
     data: list[EnvironmentSummary]
-
-
-class StarInfo(Record):
-    """Whether the caller starred an environment, and the number of users who did."""
-
-    starred: bool
-    stars: Count
 
 
 class DayOfDownloads(Record):

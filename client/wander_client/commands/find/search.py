@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from wander_client.environments.published import PublishedEnvironment
 
-Sort = Literal["relevance", "updated", "newest", "runs", "downloads", "stars"]
+Sort = Literal["relevance", "updated", "newest", "runs", "downloads"]
 
 
 def search(

@@ -1,48 +1,12 @@
-"""`wander env star`, `wander env use`: your stars, and who uses an environment."""
+"""`wander env use`: who uses an environment."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from wander_client.context import current
-from wander_client.errors import UsageError
-from wander_client.names import environment_path, parse_name, target_path
+from wander_client.names import environment_path, parse_name
 from wander_client.terminal.command import Argument, Option
-
-
-def star(
-    environment: Annotated[str, Argument(help="owner/name; without it, your stars are listed")] = "",
-    undo: Annotated[bool, Option("--undo", help="remove the star")] = False,
-) -> None:
-    """Star an environment, or list the environments that you starred.
-
-    \b
-    wander env star admin/tictactoe
-    wander env star admin/tictactoe --undo
-    wander env star
-    """
-    from wander.wire import EnvironmentPage
-    from wander.wire.environments import StarInfo
-
-    here = current()
-    if not environment:
-        if undo:
-            raise UsageError(
-                "`--undo` requires an environment", hint="run `wander env star` to list your stars"
-            )
-        with here.hub(login=True) as hub:
-            page = hub.read("/api/v1/stars", EnvironmentPage)
-        rows: list[list[str | int | None]] = [
-            [f"{item.owner}/{item.name}", item.latest_version, item.stars, item.summary] for item in page.data
-        ]
-        columns = ["environment", "version", "stars", "summary"]
-        here.output.answer(page.data, lambda: here.output.table(columns, rows, shrink=["summary"]))
-        return
-    name = parse_name(environment)
-    with here.hub(login=True) as hub:
-        star = hub.change("DELETE" if undo else "PUT", target_path(environment, "star"), StarInfo)
-    text = f"{'starred' if star.starred else 'removed the star from'} {name.owner}/{name.name}"
-    here.output.answer(star, f"{text} ({star.stars} in total)")
 
 
 def use(

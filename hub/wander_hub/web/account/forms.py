@@ -110,8 +110,6 @@ FORMS = {
     "visibility": Form("PUT", _ENVIRONMENT + "/visibility", _VISIBILITY),
     "status": Form("PUT", _ENVIRONMENT + "/status", {"status": _text, "reason": _text, "successor": _text}),
     "transfer": Form("POST", _ENVIRONMENT + "/transfer", {"owner": _text, "name": _text}),
-    "star": Form("PUT", _ENVIRONMENT + "/star"),
-    "unstar": Form("DELETE", _ENVIRONMENT + "/star"),
     "yank": Form("PUT", _ENVIRONMENT + "/versions/{version}/yank", {"reason": _text}),
     "unyank": Form("DELETE", _ENVIRONMENT + "/versions/{version}/yank"),
     "key": Form("POST", "/api/v1/keys", {"name": _text, "public_key": _text}),

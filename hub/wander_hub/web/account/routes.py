@@ -15,7 +15,6 @@ from wander.wire.events import EVENTS
 
 from wander_hub import audit
 from wander_hub.environments import service as environments
-from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.http.bodies import form_fields
 from wander_hub.http.boundary import (
@@ -42,13 +41,13 @@ from wander_hub.web.account.visit import OwnVisit, OwnVisiting
 from wander_hub.web.addresses import query_string
 from wander_hub.web.refused_form import RefusedForm
 from wander_hub.web.sign_in import local_path
-from wander_hub.web.templates import as_json, page
+from wander_hub.web.templates import page
 from wander_hub.webhooks import service as webhooks
 
 router = HubRouter(include_in_schema=False)
 
-_ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
-"""Number of audit log entries, webhook deliveries and starred environments on a page."""
+_ENTRIES, _DELIVERIES = 100, 50
+"""Number of audit log entries and webhook deliveries on a page."""
 
 
 Sections = dict[str, tuple[str, Callable[[], dict[str, Any]]]]
@@ -57,13 +56,9 @@ Sections = dict[str, tuple[str, Callable[[], dict[str, Any]]]]
 
 @router.get("/account")
 @router.get("/account/{own_section}")
-def show_account(
-    visit: OwnVisiting, own_section: str = "", cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0
-) -> Response:
-    """The user's owners and invitations, tokens, keys, password, second factor, sessions and stars."""
+def show_account(visit: OwnVisiting, own_section: str = "") -> Response:
+    """The user's owners and invitations, tokens, keys, password, second factor and sessions."""
     session, user = visit.session, visit.user
-    if visit.as_json and own_section == "stars":
-        return as_json(stars.list_page(session, user.user_id, cursor, _STARS))
     sections: Sections = {
         "": (
             "Organizations and roles",
@@ -87,7 +82,6 @@ def show_account(
             lambda: {"factor": second_factor.second_factor_of(session, user.user_id)},
         ),
         "browsers": ("Sessions", dict),
-        "stars": ("Stars", lambda: {"found": stars.list_page(session, user.user_id, cursor, _STARS)}),
     }
     return _show_section(visit, "account.html", "/account", sections, own_section, caller=user)
 
