@@ -173,9 +173,6 @@ class Settings(BaseSettings):
     """Whether webhook addresses may start with `http:`."""
     webhook_networks: tuple[str, ...] = ()
     """Networks that webhooks may reach, such as `10.0.0.0/8`; empty allows only public addresses."""
-    backup_folder: Path | None = None
-    """Folder for backups that administrators request through the API. The processes that run jobs write
-    them."""
 
     verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
     """How the hub replays posted runs: `sandbox` requires a sandbox, `unconfined` runs the code of

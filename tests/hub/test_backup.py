@@ -20,7 +20,6 @@ from wander_hub.app import create_app
 from wander_hub.database import UNRELEASED_REVISION, Database
 from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
-from wander_hub.operation import backup_jobs
 from wander_hub.operation.backup import ROWS, back_up, restore
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -171,26 +170,6 @@ async def test_one_that_was_killed_goes_on_and_a_spoiled_one_is_refused(hub, run
         assert list(fsck.find_mismatches(database, objects)) == []
         with pytest.raises(HubProblem, match="already has users"):
             restore(database, objects, folder)
-
-
-async def test_an_administrator_asks_for_one_over_the_api(hub, tmp_path):
-    await hub.publish()
-    state, admin = hub.client._transport.app.state, hub.auth("admin")
-    refused = await hub.client.post("/api/v1/backups", headers=admin)
-    assert (refused.status_code, refused.json()["code"]) == (409, "no_backup_folder")
-    assert backup_jobs.workers(state.settings, hub.database, state.storage, state.jobs) == []
-    state.settings = state.settings.model_copy(update={"backup_folder": tmp_path / "backup"})
-    asked = [await hub.client.post("/api/v1/backups", headers=admin) for _ in range(2)]
-    assert [one.status_code for one in asked] == [202, 202]
-    assert asked[0].json() == asked[1].json(), "one that waits is the one"
-    (worker,) = backup_jobs.workers(state.settings, hub.database, state.storage, state.jobs)
-    assert await asyncio.to_thread(worker.run_waiting) == 1
-    (done,) = (await hub.get("/api/v1/backups", headers=admin)).json()["data"]
-    assert (done["state"], done["objects"]) == ("done", len(list(state.storage.objects())))
-    with empty(tmp_path / "restored", "sqlite", None) as (database, objects, _):
-        assert restore(database, objects, tmp_path / "backup")["rows"] == done["rows"]
-    again = (await hub.client.post("/api/v1/backups", headers=admin)).json()
-    assert (again["id"], again["state"]) == (done["id"] + 1, "queued")
 
 
 def counts(database: Database) -> dict[str, int]:

@@ -171,7 +171,6 @@ ATTEMPTS = {
     ("POST", HOOK + "/secret"): Attempt(),
     ("POST", HOOK + "/test"): Attempt(status=202),
     ("POST", HOOK + "/deliveries/{delivery}/redeliver"): Attempt(status=202),
-    ("POST", "/api/v1/backups"): Attempt(status=202),
     ("POST", "/api/v1/jobs/{job}/retry"): Attempt(),
     ("POST", "/api/v1/jobs/retry"): Attempt(),
     ("DELETE", "/api/v1/jobs/{job}"): Attempt(),
@@ -342,9 +341,7 @@ def keep_factors(hub, method: str, path: str) -> None:
 
 
 async def keep_for_administrators(hub, method: str, path: str) -> None:
-    """Let the hub have an organization, a folder for backups, an identity or a job that failed."""
-    state = hub.client._transport.app.state
-    state.settings = state.settings.model_copy(update={"backup_folder": hub.settings.data / "backups"})
+    """Let the hub have an organization, an identity or a job that failed."""
     if "organizations" in path:
         with hub.database.write() as session:
             for name in ("alice", "owner", "maintainer", "reader"):

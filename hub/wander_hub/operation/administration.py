@@ -1,4 +1,4 @@
-"""The API for administrators: state of the hub, jobs, backups, archives of owners.
+"""The API for administrators: state of the hub, jobs, archives of owners.
 
 Commands that replace or trust rows from elsewhere (`wander-hub restore` and `wander-hub import`) are
 deliberately not available as requests.
@@ -15,8 +15,6 @@ from typing import IO, Annotated
 from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 from wander.wire.events import (
-    BackupInfo,
-    BackupList,
     DoctorFinding,
     DoctorReport,
     JobInfo,
@@ -38,7 +36,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
-from wander_hub.operation import backup_jobs, job_queue
+from wander_hub.operation import job_queue
 from wander_hub.rights.rights import Administrator, ForAdministrator
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK
@@ -107,23 +105,6 @@ def retry_jobs(
 def cancel_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
     """Cancel a job: immediately if it is queued, soon if it is running. For administrators."""
     return context.commit(lambda session: job_queue.cancel(session, request.app.state.jobs, job))
-
-
-@router.get("/backups", responses=refusals(401, 403, 422))
-def list_backups(
-    session: ReadSession, _caller: Administrator, limit: Annotated[int, Query(ge=1, le=1000)] = 100
-) -> BackupList:
-    """List the backups that were requested through the API, newest first."""
-    return BackupList(data=backup_jobs.list_newest(session, limit))
-
-
-@router.post("/backups", status_code=202, responses=refusals(401, 403, 409))
-@audited("hub.backup")
-def back_up(request: Request, context: ForAdministrator) -> BackupInfo:
-    """Queue an update of the backup in the configured folder, or return the backup that is already in
-    progress."""
-    arguments = (request.app.state.jobs, context.settings, context.caller)
-    return context.commit(lambda session: backup_jobs.ask(session, *arguments))
 
 
 @router.get(

@@ -20,7 +20,6 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import readable
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import OPEN, Job, TableQueue
-from wander_hub.operation import backup_jobs
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
 from wander_hub.verification import evidence, version_checks
@@ -191,8 +190,6 @@ def describe(session: Session, jobs: Sequence[Job]) -> list[JobInfo]:
 
 
 def _subject_of(job: Job, known: Mapping[tuple[str, Any], Subject]) -> Subject:
-    if job.kind == backup_jobs.KIND:
-        return Subject("the whole hub", "/system#backups")
     for name, key in job.payload.items():
         if name in _FINDERS:
             gone = Subject(f"{_WORDS.get(name, name)} {key} (deleted)", None)

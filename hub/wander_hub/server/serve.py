@@ -26,7 +26,6 @@ from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.http.problems import log_failure
 from wander_hub.jobs import JobWorker, TableQueue
-from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.server import data_folder, first_token
 from wander_hub.server.connections import HubProtocol
@@ -108,7 +107,6 @@ def workers_of(
     return [
         job_worker(settings, database, storage, queue, address),
         delivery.worker(settings, database, queue),
-        *backup_jobs.workers(settings, database, storage, queue),
     ]
 
 

@@ -283,22 +283,3 @@ class JobPage(Record):
     data: list[JobInfo]
     next: Count | None = None
     """Value of the parameter `before` for the next page."""
-
-
-class BackupInfo(Record):
-    """A backup of the whole hub, which brings its backup folder up to date."""
-
-    id: Count
-    state: JobState
-    asked_at: datetime
-    finished_at: datetime | None = None
-    rows: Count | None = None
-    objects: Count | None = None
-    """Number of stored objects in the folder after a finished backup."""
-    error: Text | None = None
-
-
-class BackupList(Record):
-    """Backups that were requested through the API, newest first."""
-
-    data: list[BackupInfo]

@@ -145,7 +145,6 @@ FORMS |= {
     "enable-user": Form("DELETE", _USER + "/disabled"),
     "user-second-factor": Form("DELETE", _USER + "/second-factor"),
     "quota": Form("PUT", _OWNER + "/quota", {"stored_bytes": _number, "versions": _number, "runs": _number}),
-    "back-up": Form("POST", "/api/v1/backups"),
 }
 """All forms by their names, with those of the administrators' pages."""
 

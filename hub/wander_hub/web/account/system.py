@@ -22,7 +22,7 @@ from wander_hub.environments import browse
 from wander_hub.environments.models import File
 from wander_hub.http.boundary import Before
 from wander_hub.http.routing import HubRouter
-from wander_hub.operation import backup_jobs, job_queue
+from wander_hub.operation import job_queue
 from wander_hub.operation.administration import report_state
 from wander_hub.people import departures, organizations
 from wander_hub.quotas import service as quotas
@@ -36,7 +36,7 @@ from wander_hub.webhooks import service as webhooks
 
 router = HubRouter(prefix="/system", include_in_schema=False)
 
-_JOBS, _PEOPLE, _ENTRIES, _BACKUPS = 100, 200, 200, 5
+_JOBS, _PEOPLE, _ENTRIES = 100, 200, 200
 """Number of each on a page."""
 Word = Annotated[str, Query(max_length=300)]
 
@@ -51,8 +51,6 @@ def show_state(visit: AdministratorVisiting) -> Response:
         counts=job_queue.count(visit.session),
         held_up=job_queue.find_held_up(visit.session),
         workers=job_queue.list_workers(visit.session),
-        backups=backup_jobs.list_newest(visit.session, _BACKUPS),
-        backs_up=visit.settings.backup_folder is not None,
         webhooks=webhooks.list_all(visit.session, visit.user, None),
         events=EVENTS,
     )
