@@ -15,7 +15,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -76,19 +76,16 @@ _LONGEST_LINE = 256 * 2**20
 """Maximum number of characters of a row. The largest rows have the manifest of a run or an index page."""
 
 
-def back_up(
-    database: Database, storage: Storage, folder: Path, check: Callable[[], None] = lambda: None
-) -> dict[str, int]:
+def back_up(database: Database, storage: Storage, folder: Path) -> dict[str, int]:
     """Update a backup of a hub that may be running; return the number of its objects and rows.
 
-    Damaged objects are skipped and reported after everything else is copied. `check` may raise an exception
-    to stop the backup.
+    Damaged objects are skipped and reported after everything else is copied.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     copies = Storage.open(None, folder / "objects")
-    _copy(storage, copies, check)
+    _copy(storage, copies)
     rows = _dump(database, folder / ROWS)
-    objects, damaged = _copy(storage, copies, check)
+    objects, damaged = _copy(storage, copies)
     _tell_of(damaged)
     return {"objects": objects, "rows": rows}
 
@@ -119,15 +116,12 @@ def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int
     return {"objects": objects, "rows": rows}
 
 
-def _copy(
-    source: Storage, target: Storage, check: Callable[[], None] = lambda: None
-) -> tuple[int, list[str]]:
+def _copy(source: Storage, target: Storage) -> tuple[int, list[str]]:
     """Copy the objects that the target lacks; return the number of valid objects, and the paths of damaged
     ones."""
     present = {stored.sha256: stored.size for stored in target.objects()}
     count, damaged = 0, list[str]()
     for stored in source.objects():
-        check()
         if stored.sha256 is None:
             continue  # not an object of the hub
         count += 1
