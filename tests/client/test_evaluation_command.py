@@ -212,7 +212,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "--resume", "nothing"], 3, "`nothing` not found"),
         (["runs", "list", "nowhere"], 3, "there is no folder `nowhere`"),
         (["halp"], 2, "did you mean `help`?"),
-        (["check", "say-env"], 2, "pass `./say-env` for the local folder"),
+        (["eval", "say-env", "-m", "x"], 2, "pass `./say-env` for the local folder"),
         (["view"], 3, "`wander eval` creates runs"),
         (["view", "x/y"], 3, "not found"),
         (["post"], 3, "`wander eval` creates runs"),

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from small_models import checkpoint
 from staged_uploads import pushed
-from wander.types import Rollout
 from wander_hub.leaderboards import strata
 from wander_hub.runs import explorer, models
 from wander_hub.runs.kept import OF_ENTRY, Kept
@@ -251,10 +250,7 @@ async def test_siblings_stand_side_by_side(hub, run_of):
     assert page.count("reverse 1") == 1, "what all began with stands there once"
     assert f'rel="next" href="{here}/10/group"' in page
     assert "<b>mine" not in page
-    told = (await hub.get(f"{here}/6/group", headers={"Accept": "application/json"})).json()
-    assert (told["numbers"], told["following"], len(told["siblings"])) == ([6, 7, 8, 9], 10, 6)
     raw = (await hub.get(f"/api/v1{here}/7")).content
-    assert told["rollouts"][1] == Rollout.model_validate_json(raw).model_dump(mode="json")
     assert json.loads(raw) == rollouts[7], "as it was posted"
     last = (await hub.get(f"{here}/10/group", headers=HTML)).text
     assert f'rel="prev" href="{here}/6/group"' in last

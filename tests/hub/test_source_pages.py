@@ -47,11 +47,8 @@ async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
     assert "&lt;/pre&gt;&lt;script&gt;" in text
     assert "U+202E" in text, "what reorders a line is seen"
     assert re.findall(r'href="\?file=([^"]+)"', text)[:2] == ["gone.py", "reverse_text.py"]
-    latest = f"{AT}/versions/latest/source", {"file": "reverse_text.py"}
-    assert "LIMIT" in (await show(two, latest[0].removeprefix(AT), params=latest[1])).text
-    told = (await two.get(latest[0], params=latest[1], headers={"Accept": "application/json"})).json()
-    assert told["text"] == (MODULE + b"\nLIMIT = 3\n").decode()
-    assert {"path": "same.json", "size": 2} in told["files"]
+    latest = await show(two, "/versions/latest/source", params={"file": "reverse_text.py"})
+    assert "LIMIT" in latest.text
     described = text.partition("package metadata</summary>")[2]
     assert re.findall(r'href="\?file=([^"]+)"', described)[0].endswith(".dist-info/METADATA")
 

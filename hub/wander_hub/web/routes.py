@@ -22,10 +22,8 @@ from wander_hub.http.boundary import database_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.responses import IMMUTABLE, REVALIDATE
 from wander_hub.http.routing import HubRouter
-from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.leaderboards.routes import page_filter
-from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import repository as run_repository
@@ -39,7 +37,7 @@ from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
 from wander_hub.web.source import color_blocks
-from wander_hub.web.templates import STATIC, as_json, page
+from wander_hub.web.templates import STATIC, page
 from wander_hub.web.visit import Visit, Visiting
 
 router = HubRouter(include_in_schema=False)
@@ -83,8 +81,6 @@ def home(
         limit=_PER_PAGE,
         cursor=cursor,
     )
-    if visit.as_json:
-        return as_json(environments.list_page(visit.session, wanted))
     view = show_home(visit.session, wanted, visit.settings.featured)
     return visit.page("home.html", view=view, wanted=wanted, kinds=KINDS, q=q, tag=given["tag"])
 
@@ -115,9 +111,6 @@ def list_runs(
     """Runs, newest first."""
     environment, model = environment or None, model or None  # a form sends empty fields
     asked = {"environment": environment, "model": model}
-    if visit.as_json:
-        found = runs.list_page(visit.session, visit.base_url, **asked, limit=_PER_PAGE, cursor=cursor)
-        return as_json(found)
     rows, after = runs.list_rows(visit.session, **asked, limit=_PER_PAGE, cursor=cursor)
     following = query_string(**asked, cursor=after) if after else None
     return visit.page("runs.html", runs=rows, environment=environment, model=model, following=following)
@@ -144,8 +137,6 @@ def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
     owner_id = environments.require_owner(visit.session, owner).id
     wanted = EnvironmentFilter(owner=owner, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(visit.session, wanted)
-    if visit.as_json:
-        return as_json(found)
     packages = packages_of(visit.session, owner_id, _PER_PAGE + 1)
     pushed = [one.name for one in models.models_of(visit.session, owner_id, _PER_PAGE)]
     following = query_string(cursor=found.next) if found.next else None
@@ -165,12 +156,6 @@ def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
 @router.get("/{owner}/{name}/versions/{version}")
 def show_environment(visit: Visiting, owner: str, name: str, version: str = "latest") -> Response:
     """One environment: its summary, how to run it, its versions, and its best results."""
-    if visit.as_json:
-        if version == "latest":
-            return as_json(environments.detail(visit.session, owner, name, visit.base_url))
-        found = environments.find(visit.session, owner, name)
-        chosen = environments.find_version(visit.session, found, version)
-        return as_json(environments.version_detail(found, chosen, visit.base_url))
     view = environment.show_environment(visit, owner, name, version)
     return visit.page("environment.html", view=view, complete=not view.sample_lost)
 
@@ -187,8 +172,6 @@ def show_source(
     """The source code of one version, one file at a time, from its wheel or its source archive."""
     found = environments.find(visit.session, owner, name)
     files = source.find_source(visit.session, visit.storage, found, version, file, archive)
-    if visit.as_json:
-        return as_json(files)
     view = source.draw_source(found, files)
     return visit.page("source.html", view=view, scripts=["source.js"])
 
@@ -216,16 +199,6 @@ def show_leaderboard(
     stratum: Stratum = None,
 ) -> Response:
     """One leaderboard. `column` adds columns, and `stratum` adds the rewards in one stratum."""
-    if visit.as_json:
-        found = environments.find(visit.session, owner, name)
-        shown = leaderboards.leaderboard(
-            *(visit.session, found, visit.base_url),
-            version=version,
-            task_set=task_set,
-            board=board,
-            wanted=wanted,
-        )
-        return as_json(with_stratum(visit.session, visit.storage, shown, stratum))
     view = board_page.leaderboard(
         *(visit, owner, name),
         version=version,
@@ -242,11 +215,6 @@ def show_leaderboard(
 @router.get("/models/{owner}/{name}/{revision}")
 def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -> Response:
     """One model: its card, its files, how to run it, and the runs that used these weights."""
-    if visit.as_json:
-        found = find(visit.session, owner, name)
-        if "revision" not in visit.request.path_params:
-            return as_json(describe(visit.session, found, visit.base_url))
-        return as_json(describe_revision(find_revision(visit.session, found, revision), visit.base_url))
     view = _model_view(visit, owner, name, revision)
     return visit.page("model.html", view=view)
 

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from wander.types import Record, canonical_json
+from wander.types import canonical_json
 from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.verification import LEVEL_FACTS
 
@@ -103,23 +103,6 @@ _templates.globals |= {
 def render(template: str, **values: Any) -> bytes:
     """Fill a template."""
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
-
-
-def wants_json(request: Request) -> bool:
-    """Return whether a request to a page asks for JSON."""
-    return wants(request, "application/json")
-
-
-def wants(request: Request, media_type: str) -> bool:
-    """Return whether a request to a page accepts this media type and does not mention HTML."""
-    accepted = request.headers.get("accept", "")
-    return media_type in accepted and "text/html" not in accepted
-
-
-def as_json(answer: Record) -> Response:
-    """Return the data of a page as JSON."""
-    headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
-    return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers=headers)
 
 
 def page(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession, caller_of
 from wander_hub.identity import Identity
-from wander_hub.web.templates import page, wants_json
+from wander_hub.web.templates import page
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,6 @@ class Visit:
     def caller(self) -> Identity | None:
         """The signed-in user, or None."""
         return caller_of(self.request)
-
-    @property
-    def as_json(self) -> bool:
-        """Whether the request asks for JSON."""
-        return wants_json(self.request)
 
     def page(self, template: str, *, complete: bool = True, **values: Any) -> Response:
         """Draw the page. An incomplete page is not cached for other readers."""

@@ -17,7 +17,7 @@ from wander.evals.stats.comparison import (
 )
 from wander.evals.store.jsonl import split_lines
 from wander.evals.store.manifest import differences_in_words
-from wander.types import Record, Rollout
+from wander.types import Rollout
 from wander.wire import RolloutRow, RunDetail
 from wander.wire.untrusted_text import ROLLOUT, read_record
 
@@ -69,38 +69,6 @@ class CompareView:
     pairs: list[Pair]
     widest: float
     """Largest absolute bound of all intervals, which is the end of the shared axis."""
-
-
-class ComparedRun(Record):
-    """A run compared with the first run."""
-
-    run_id: str
-    model: str
-    refused: str
-    """Why the two cannot be compared. Empty if they can."""
-    comparison: Comparison | None
-
-
-class ComparedRuns(Record):
-    """The page as JSON."""
-
-    first: str
-    """ID of the first run."""
-    others: list[ComparedRun]
-
-
-def answer(view: CompareView) -> ComparedRuns:
-    """Return the numbers of a comparison."""
-    others = [
-        ComparedRun(
-            run_id=one.run.run_id,
-            model=one.run.manifest.model.name,
-            refused=one.refused,
-            comparison=one.comparison,
-        )
-        for one in view.pairs
-    ]
-    return ComparedRuns(first=view.first.run_id, others=others)
 
 
 def find_runs(session: Session, words: Sequence[str]) -> list[Run]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
-from wander.types import Record, canonical_json
+from wander.types import canonical_json
 from wander.wire import RunDetail
 
 from wander_hub.runs import repository
@@ -82,44 +82,6 @@ class OverlayView:
     def address(self) -> str:
         """The query that names the runs."""
         return "&".join(f"run={one.run.run_id}" for one in self.runs)
-
-
-class OverlaidRun(Record):
-    """One of the runs."""
-
-    run_id: str
-    model: str
-    steps: int
-    begins: int
-    """Step of the chart where this run begins."""
-
-
-class OverlaidRuns(Record):
-    """The page as JSON. The points of the curves are in each run's `metrics.jsonl`."""
-
-    runs: list[OverlaidRun]
-    curves: dict[str, list[tuple[float, float] | None]]
-    """First and last value of each metric for each run, or None if the run does not have the metric."""
-    settings: Differences
-    pins: Differences
-
-
-def answer(view: OverlayView) -> OverlaidRuns:
-    """Return the numbers of the compared training runs, and their differences."""
-    return OverlaidRuns(
-        runs=[
-            OverlaidRun(
-                run_id=one.run.run_id,
-                model=one.run.manifest.model.name,
-                steps=one.steps,
-                begins=int(one.begins),
-            )
-            for one in view.runs
-        ],
-        curves={one.name: one.ends for one in view.curves},
-        settings=view.settings,
-        pins=view.pins,
-    )
 
 
 def overlay(storage: Storage, base_url: str, found: Sequence[Run], *, joined: bool) -> OverlayView:

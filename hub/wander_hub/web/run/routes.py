@@ -18,7 +18,7 @@ from wander_hub.web.run import compare, overlay, side_by_side
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
-from wander_hub.web.templates import as_json, render
+from wander_hub.web.templates import render
 from wander_hub.web.visit import Visiting
 
 router = HubRouter(prefix="/runs", include_in_schema=False)
@@ -46,17 +46,8 @@ def compare_runs(
     enough = len(found) >= compare.FEWEST
     if enough and found[0].kind == "training":
         drawn = overlay.overlay(visit.storage, visit.base_url, found, joined=joined)
-        if visit.as_json:
-            return as_json(overlay.answer(drawn))
         return visit.page("overlay.html", scripts=["curves.js"], view=drawn)
-    if not enough and visit.as_json:
-        raise HubProblem(
-            *(422, "invalid_request", "a comparison needs two to six runs"),
-            hint="name them: `/runs/compare?run=ID&run=ID`",
-        )
     view = compare.compare(visit, found) if enough else None
-    if view and visit.as_json:
-        return as_json(compare.answer(view))
     return visit.page("compare.html", view=view, given=[one.run_id for one in found])
 
 
@@ -74,17 +65,12 @@ def compare_example(
     if found[0].kind == "training":
         raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
     view = side_by_side.example(visit, found, example, rollout or [])
-    if visit.as_json:
-        return as_json(side_by_side.example_answer(view))
     return visit.page("example.html", view=view)
 
 
 @router.get("/{run_id}")
 def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
     """One run: its pinned inputs, its numbers, its rollouts."""
-    if visit.as_json:
-        whole = runs.whole_detail(runs.find(visit.session, run_id), visit.base_url)
-        return Response(whole, media_type="application/json")
     view = run_page.run(visit, run_id, query)
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
@@ -107,9 +93,6 @@ def show_rollout(
     visit: Visiting, run_id: str, number: Number, query: Annotated[ViewerQuery, Query()]
 ) -> Response:
     """One rollout: its messages, and the parts of its reward."""
-    if visit.as_json:
-        line = runs.rollout_line(visit.session, visit.storage, runs.find(visit.session, run_id), number)
-        return Response(line, media_type="application/json")
     view = rollout_page.rollout(visit, run_id, number, query, query.first)
     return visit.page("rollout.html", scripts=["viewer.js"], view=view)
 
@@ -118,8 +101,6 @@ def show_rollout(
 def show_group(visit: Visiting, run_id: str, number: Number) -> Response:
     """Rollouts of one example side by side."""
     view = side_by_side.group(visit, run_id, number)
-    if visit.as_json:
-        return as_json(side_by_side.group_answer(view))
     return visit.page("group.html", view=view)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 from wander.errors import RunError
-from wander.types import Record, Rollout
+from wander.types import Rollout
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
@@ -31,8 +31,6 @@ class ShownRollout:
     """A rollout next to other rollouts of its example."""
 
     row: RolloutRow
-    rollout: Rollout
-    """The complete rollout."""
     messages: list[ShownMessage]
     omitted: int
 
@@ -51,20 +49,6 @@ class GroupView:
     before: int | None
     """Number of the first sibling on the previous page."""
     following: int | None
-
-
-class RolloutGroup(Record):
-    """The page of an example's rollouts in one run, as JSON."""
-
-    run_id: str
-    example_id: str
-    numbers: list[int]
-    """Numbers of `rollouts` in the run."""
-    rollouts: list[Rollout]
-    siblings: list[RolloutRow]
-    """Every rollout of the example."""
-    following: int | None
-    """Number of the first sibling on the next page."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +77,6 @@ class ExampleView:
     following: str
 
 
-class ComparedExample(Record):
-    """The page of one example as JSON."""
-
-    example_id: str
-    runs: list[str]
-    """IDs of the runs."""
-    numbers: list[int]
-    """Number of each run's rollout in `rollouts`."""
-    rollouts: list[Rollout]
-
-
 def group(visit: Visit, run_id: str, number: int) -> GroupView:
     """Return a few rollouts of one example, starting with this one, and their shared first messages."""
     found = runs.find(visit.session, run_id)
@@ -130,18 +103,6 @@ def group(visit: Visit, run_id: str, number: int) -> GroupView:
         siblings=siblings,
         before=siblings[max(place - _MOST_SHOWN, 0)].number if place else None,
         following=following[0].number if following else None,
-    )
-
-
-def group_answer(view: GroupView) -> RolloutGroup:
-    """Return the rollouts of the group as JSON data."""
-    return RolloutGroup(
-        run_id=view.run.run_id,
-        example_id=view.example_id,
-        numbers=[one.row.number for one in view.shown],
-        rollouts=[one.rollout for one in view.shown],
-        siblings=view.siblings,
-        following=view.following,
     )
 
 
@@ -192,16 +153,6 @@ def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequen
     )
 
 
-def example_answer(view: ExampleView) -> ComparedExample:
-    """Return the compared rollouts as JSON data."""
-    return ComparedExample(
-        example_id=view.example_id,
-        runs=[one.run.run_id for one in view.columns],
-        numbers=[one.shown.row.number for one in view.columns],
-        rollouts=[one.shown.rollout for one in view.columns],
-    )
-
-
 def _find_apart(scored: Sequence[Scored], example_id: str) -> list[int]:
     """Return the number of each run's rollout that shows the difference on an example best."""
     for one in scored:
@@ -228,7 +179,7 @@ def _show(run: RunDetail, row: RolloutRow, whole: Rollout, *, prompt: bool = Fal
     first = 0 if prompt else len(whole.prompt)
     messages, omitted = transcript.list_messages(whole, first, run.manifest.environment.info.view)
     left_out = max(0, len(messages) - _MOST_MESSAGES)
-    return ShownRollout(row, whole, messages[:_MOST_MESSAGES], omitted + left_out)
+    return ShownRollout(row, messages[:_MOST_MESSAGES], omitted + left_out)
 
 
 def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
