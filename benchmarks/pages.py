@@ -100,8 +100,6 @@ PAGES = {
     "a search in it": "/docs/search?q=interval",
     "the API in it": "/docs/api/http",
     "API viewer": "/openapi",
-    "site map": "/sitemap.xml",
-    "part of it": "/sitemap.xml?page=0",
     "llms.txt": "/llms.txt",
     "badge": "/admin/say-env/badge.svg",
 }

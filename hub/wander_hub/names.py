@@ -19,7 +19,7 @@ RESERVED_OWNERS = frozenset(
     "explore favicon.ico files health help integrity leaderboard leaderboards "
     "legacy live llms.txt login logout me metrics models new oidc openapi openapi.json "
     "orgs owners ready robots.txt root runs schemas search settings signup simple "
-    "sitemap.xml static status system tokens user users well-known www".split()
+    "static status system tokens user users well-known www".split()
 )
 """First path segments that the hub uses itself, now or in the future."""
 RESERVED_ENVIRONMENTS = frozenset(

@@ -1,4 +1,4 @@
-"""What programs read beside the API: the badge, the site map, llms.txt, and the descriptions of pages."""
+"""What programs read beside the API: the badge, llms.txt, and the descriptions of pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
-from wander_hub.web import machine_pages
 
 HTML = {"Accept": "text/html"}
 HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
@@ -31,34 +30,13 @@ async def test_a_badge_shows_the_best_result(hub, make_wheel, run_of):
     assert "badge.svg)](http://hub.test/alice/reverse-text)" in page
 
 
-async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
+async def test_machines_find_what_is_public(hub, make_wheel):
     await hub.publish(make_wheel(summary=HOSTILE))
     spec = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
     answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     assert answer.status_code == 200
 
-    async def places(path: str) -> list[str]:
-        site_map = ElementTree.fromstring((await hub.client.get(path)).content)
-        return [one.text for one in site_map.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
-
-    parts = [f"http://hub.test/sitemap.xml?page={part}" for part in ("docs", "models", 0)]
-    assert await places("/sitemap.xml") == parts
-    assert await places("/sitemap.xml?page=0") == [
-        "http://hub.test/alice/reverse-text",
-        "http://hub.test/alice",
-    ]
-    assert {"http://hub.test/", "http://hub.test/docs/authoring"} <= set(
-        await places("/sitemap.xml?page=docs")
-    )
-    assert await places("/sitemap.xml?page=models") == []
-    monkeypatch.setattr(machine_pages, "_MOST", 2)
-    for number in range(4):
-        await hub.publish(make_wheel(name=f"more-{number}", files={f"more_{number}.py": b"x = 1\n"}))
-    parts = [one.removeprefix("http://hub.test") for one in (await places("/sitemap.xml"))[2:]]
-    found = [one for part in parts for one in await places(part) if not one.endswith("/alice")]
-    named = ["reverse-text", *(f"more-{number}" for number in range(4))]
-    assert (len(parts), found) == (4, [f"http://hub.test/alice/{one}" for one in named])
-    assert "http://hub.test/sitemap.xml" in (await hub.client.get("/robots.txt")).text
+    assert "Disallow: /api/" in (await hub.client.get("/robots.txt")).text
     text = (await hub.client.get("/llms.txt")).text
     line = '- [alice/reverse-text](http://hub.test/alice/reverse-text): A "><script>alert(1)</script> summary'
     assert line in text.splitlines()

@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import FromClause
 
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts.models import Owner
 from wander_hub.database import READER
 from wander_hub.environments import search
 from wander_hub.environments.models import SORT_KEYS, Environment
@@ -142,28 +141,6 @@ def _shares(session: Session) -> list[ColumnElement[bool]]:
     if session.info.get(READER) is None:
         return [public]
     return [public, and_(Environment.private.is_(True), readable(session))]
-
-
-def public_pages(session: Session, size: int) -> list[int]:
-    """Return the numbers of the ranges of `size` ids that contain public environments.
-
-    This steps from range to range by key, so its cost depends on the number of ranges.
-    """
-    public = select(Environment.id).where(Environment.listed, Environment.private.is_(False))
-    public = public.order_by(Environment.id).limit(1)
-    pages = select((public.scalar_subquery() // size).label("page")).cte("pages", recursive=True)
-    after = public.where(Environment.id >= (pages.c.page + 1) * size).correlate(pages).scalar_subquery()
-    pages = pages.union_all(select(after // size).where(pages.c.page.is_not(None)))
-    return [number for number in session.scalars(select(pages.c.page)) if number is not None]
-
-
-def public_page(session: Session, page: int, size: int) -> Sequence[tuple[str, str, datetime, int]]:
-    """Return owner, name, update time and number of runs of the public environments of a range, by id."""
-    query = select(Owner.name, Environment.name, Environment.updated_at, Environment.run_count)
-    query = query.join(Environment.owner)
-    query = query.where(Environment.id >= page * size, Environment.id < (page + 1) * size)
-    query = query.where(Environment.listed, Environment.private.is_(False)).order_by(Environment.id)
-    return [(owner, name, at, runs) for owner, name, at, runs in session.execute(query)]
 
 
 def count_listed(session: Session) -> int:

@@ -60,16 +60,6 @@ def models_of(session: Session, owner_id: int, limit: int) -> Sequence[Model]:
     return session.scalars(query.order_by(Model.name).limit(limit)).all()
 
 
-def newest_of(session: Session, limit: int) -> Sequence[Revision]:
-    """Return the newest revision of each public model, newest first."""
-    last = select(func.max(Revision.id)).where(Revision.deleted_at.is_(None)).group_by(Revision.model_id)
-    query = select(Revision).join(Revision.model).join(Model.owner).where(Revision.id.in_(last))
-    query = query.where(Model.private.is_(False), Model.deleted_at.is_(None)).options(
-        contains_eager(Revision.model).contains_eager(Model.owner), joinedload(Revision.pushed_by)
-    )
-    return session.scalars(query.order_by(Revision.id.desc()).limit(limit)).all()
-
-
 def list_newest(session: Session, word: str, before: int | None, limit: int) -> Sequence[Revision]:
     """Return the newest revision of each model that the reader may see and whose name contains a word.
 

@@ -1,72 +1,31 @@
-"""Responses for programs other than the API: badges, a site map, and a description for models."""
+"""Responses for programs other than the API: badges, and a description for models."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Literal
-
-from fastapi import Query
 from markupsafe import Markup
-from pydantic import Field
 from starlette.responses import Response
 
-from wander_hub.environments import browse
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.models.models import Revision
-from wander_hub.models.repository import newest_of
-from wander_hub.web.docs.library import list_pages
 from wander_hub.web.templates import render
 from wander_hub.web.text import number, score_digits
 
 router = HubRouter(include_in_schema=False)
 
-_MOST, _FIRST = 2_000, 100
-"""Number of environments on a page of the site map, and in `llms.txt` (those with the most runs)."""
+_FIRST = 100
+"""Number of environments in `llms.txt`, those with the most runs."""
 _SHORT = {"Cache-Control": "max-age=300"}
 _LETTER = 6.6
 """Average width in pixels of a letter of size 11, rounded up."""
 
 
 @router.get("/robots.txt")
-def robots(base_url: BaseUrl) -> Response:
+def robots() -> Response:
     """Crawlers may read the pages, but not the API with its downloads."""
-    text = f"User-agent: *\nDisallow: /api/\nSitemap: {base_url}/sitemap.xml\n"
-    return Response(text, media_type="text/plain")
-
-
-@router.get("/sitemap.xml")
-def site_map(
-    session: ReadSession,
-    base_url: BaseUrl,
-    page: Annotated[Annotated[int, Field(ge=0, le=2**20)] | Literal["docs", "models"] | None, Query()] = None,
-) -> Response:
-    """The documentation, models, environments, owners and leaderboards: a list of parts, or one part."""
-    places: list[tuple[str, datetime | None]] = []
-    if page is None:
-        parts = ["docs", "models", *browse.public_pages(session, _MOST)]
-        body = render("sitemap.xml", pages=parts, base_url=base_url)
-        return Response(body, media_type="application/xml", headers=_SHORT)
-    if page == "docs":
-        places = [
-            ("/", None),
-            ("/runs", None),
-            ("/docs", None),
-            *((f"/docs/{one}", None) for one in list_pages()),
-        ]
-    elif page == "models":
-        places = [(_page_of(one), one.pushed_at) for one in newest_of(session, _MOST)]
-    else:
-        for owner, name, changed, has_runs in browse.public_page(session, page, _MOST):
-            places.append((f"/{owner}/{name}", changed))
-            places += [(f"/{owner}/{name}/leaderboard", changed)] if has_runs else []
-        owners = {path.split("/")[1] for path, _ in places}
-        places += [(f"/{owner}", None) for owner in sorted(owners)]
-    body = render("sitemap.xml", places=places, base_url=base_url)
-    return Response(body, media_type="application/xml", headers=_SHORT)
+    return Response("User-agent: *\nDisallow: /api/\n", media_type="text/plain")
 
 
 @router.get("/llms.txt")
@@ -88,10 +47,6 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
         value = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
     drawn = _draw_badge(found.label, value)
     return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
-
-
-def _page_of(one: Revision) -> str:
-    return f"/models/{one.model.owner.name}/{one.model.name}"
 
 
 def _draw_badge(label: str, value: str) -> Markup:
