@@ -72,7 +72,6 @@ PAGES = {
     "environment": "/admin/say-env",
     "source": "/admin/say-env/versions/latest/source",
     "source, 1,500 lines": "/admin/long-env/versions/latest/source?file=long_env.py",
-    "changes, 1 line in 10": "/admin/long-env/changes?old=0.1.0&new=0.2.0",
     "leaderboard": "/admin/say-env/leaderboard",
     "leaderboard, all runs": "/admin/say-env/leaderboard?runs=all",
     "leaderboard, metrics": "/admin/say-env/leaderboard?column=metrics",

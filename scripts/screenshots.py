@@ -182,7 +182,6 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "leaderboard": f"/{label}/leaderboard",
         "leaderboard-metrics": f"/{label}/leaderboard?column=rank&column=metrics",
         "source": f"/{label}/versions/latest/source",
-        "changes": "/admin/reverse-text/changes",
         "version": "/admin/reverse-text/versions/0.1.0",
         "owner": f"/{environment['owner']}",
         "runs": "/runs",
