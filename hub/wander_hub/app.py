@@ -22,7 +22,6 @@ from wander_hub.attestations import routes as attestations
 from wander_hub.database import Database
 from wander_hub.environments import routes as environments
 from wander_hub.http import health
-from wander_hub.http import schemas as schemas_published
 from wander_hub.http.bodies import arriving
 from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
@@ -292,7 +291,6 @@ def _routes() -> tuple[BaseRoute, ...]:
     routers = (
         health.router,
         operation.router,
-        schemas_published.router,
         accounts.router,
         people.router,
         quotas.router,

@@ -131,10 +131,9 @@ def validator(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator(schema, format_checker=FormatChecker())
 
 
-def test_real_runs_fit_the_schemas_that_a_hub_publishes(hub: HubRoom, folder: Path) -> None:
-    published = hub.http.get("/schemas").json()
-    schemas = {part: hub.http.get(url).json() for part, url in published.items()}
-    assert {part: schema["$id"] for part, schema in schemas.items()} == published
+def test_real_runs_fit_the_schemas(hub: HubRoom, folder: Path) -> None:
+    parts = ("run", "rollout", "summary")
+    schemas = {part: json.loads(hub.wander("runs", "schema", part).out) for part in parts}
     done = hub.wander("eval", str(folder), "-m", "scripted:say_env:breaks_on_three", "-n", "5", "--json")
     run = RunFolder.open(Path(done.data["run_dir"]))
     run.resume()
@@ -152,14 +151,9 @@ def test_real_runs_fit_the_schemas_that_a_hub_publishes(hub: HubRoom, folder: Pa
         {**manifest, "schema": "wander.run/2"},
     ):
         assert not validator(schemas["run"]).is_valid(broken)
-    for part in schemas:
-        printed = json.loads(hub.wander("runs", "schema", part).out)
-        assert {**printed, "$id": published[part]} == schemas[part]
 
 
 def test_there_is_no_other_schema(hub: HubRoom) -> None:
-    for place in ("/schemas/run/2.json", "/schemas/oddity/1.json"):
-        assert hub.http.get(place).json()["code"] == "schema_not_found"
     assert "choose one of run, rollout, summary" in hub.wander("runs", "schema", "oddity").err
 
 

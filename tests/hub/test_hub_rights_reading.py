@@ -74,7 +74,6 @@ NOT_THERE = {
     "/login/oidc",
     "/login/oidc/callback",
     "/runs/{run_id}/rollouts/{number}/turns/{place}",
-    "/schemas/{part}/{version}.json",
     "/simple/namespace/{namespace}",
     "/simple/{project}/",
     "/static/{name}",

@@ -80,10 +80,9 @@ def test_what_breaks_a_version_is_told(now: Fields, said: list[str]) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_schemas_are_schemas(part: str) -> None:
-    Draft202012Validator.check_schema(record_schema(part))
-    named = record_schema(part, base_url="https://hub.example.org")
-    assert named["$id"] == f"https://hub.example.org/schemas/{part}/{VERSION}.json"
-    assert named["additionalProperties"] is False
+    schema = record_schema(part)
+    Draft202012Validator.check_schema(schema)
+    assert schema["additionalProperties"] is False
 
 
 def test_the_manifest_names_the_version() -> None:

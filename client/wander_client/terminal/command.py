@@ -18,7 +18,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -29,25 +29,10 @@ from wander_client.terminal.suggestions import did_you_mean
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from wander_client.terminal.output import Output
 
 Function = TypeVar("Function", bound=Callable[..., int | None])
 _METAVARS = {int: "N", float: "NUMBER"}
 HELP = {"help_option_names": ["-h", "--help"]}
-
-
-class InvocationState(Protocol):
-    """The object of a click context: the state of one invocation."""
-
-    @property
-    def output(self) -> Output:
-        """The output of this invocation."""
-
-    def begin(self, ctx: click.Context) -> None:
-        """Prepare for the command that is about to run."""
-
-    def suggest(self, parameter: str) -> list[str]:
-        """Return completions for a parameter."""
 
 
 class Typed(dict[str, Any]):

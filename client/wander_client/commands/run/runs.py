@@ -346,7 +346,7 @@ def report(
 def schema(
     part: Annotated[str, Argument(help="run, rollout or summary")] = "run",
 ) -> None:
-    """Print the JSON Schema of a file in a run's folder. Hubs publish the same schemas at `/schemas`.
+    """Print the JSON Schema of a file in a run's folder.
 
     \b
     wander runs schema > run.schema.json

@@ -24,19 +24,8 @@ PARTS = tuple(_PARTS)
 """Files of a run folder that have a schema."""
 
 
-def record_schema(part: str, *, base_url: str | None = None) -> dict[str, Any]:
-    """Return the JSON Schema of a file of the run folder, named by one of `PARTS`.
-
-    `base_url` is the address of the hub that publishes the schema, and becomes part of its `$id`.
-    """
+def record_schema(part: str) -> dict[str, Any]:
+    """Return the JSON Schema of a file of the run folder, named by one of `PARTS`."""
     model, title = _PARTS[part]
     body = model.model_json_schema(by_alias=True, mode="validation")
-    head = {"$schema": DIALECT, "title": title}
-    if base_url is not None:
-        head["$id"] = f"{base_url}{schema_path(part)}"
-    return {**head, **{name: value for name, value in body.items() if name != "title"}}
-
-
-def schema_path(part: str) -> str:
-    """Return the path of the schema on every hub."""
-    return f"/schemas/{part}/{VERSION}.json"
+    return {"$schema": DIALECT, **body, "title": title}
