@@ -253,7 +253,7 @@ main.main()
     assert (done.returncode, done.stdout.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "webhook list", "audit"])
+@pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "quota list", "audit"])
 def test_a_data_folder_that_was_mistyped_becomes_no_hub(tmp_path, monkeypatch, capsys, words):
     monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)
     (tmp_path / "empty").mkdir()
