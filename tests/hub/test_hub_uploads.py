@@ -68,13 +68,11 @@ async def test_wheel_and_source_archive_share_a_version(hub, make_wheel, monkeyp
     first = (await hub.get(f"{page}?archive=source", headers=HTML)).text
     assert 'href="?archive=source&amp;file=tests/test_it.py">tests/<wbr>test_' in first
     tests = f"{page}?archive=source&file=tests/test_it.py"
-    assert '<span id="L1"><a href="#L1">1</a><span class="k">assert</span>' in (await hub.get(tests)).text
-    told = (await hub.get(tests, headers={"Accept": "application/json"})).json()
-    assert (told["archive"], told["wheel"], told["text"]) == ("source", SDIST, "assert 1 < 2\n")
+    line = '<span id="L1"><a href="#L1">1</a><span class="k">assert</span>'
+    assert line in (await hub.get(tests)).text
     assert (await hub.get(f"{page}?archive=source&file=../x")).status_code == 404
     for file in ("tests/test_it.py", "tests", "tests/"):  # as a README links to them
-        found = (await hub.get(page, params={"file": file}, headers={"Accept": "application/json"})).json()
-        assert (found["archive"], found["shown"]) == ("source", "tests/test_it.py")
+        assert line in (await hub.get(page, params={"file": file})).text
     for file in ("test", "x.py", ""):
         assert (await hub.get(page, params={"file": file})).status_code == 404
     monkeypatch.setattr(files, "_MOST_BYTES", 100)

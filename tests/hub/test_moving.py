@@ -141,7 +141,7 @@ def test_every_table_is_carried_or_left_out():
 async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_wheel, tmp_path, request):
     await fill(hub, run_of, make_wheel)
     before, path = await pages(hub), tmp_path / "hub.tar"
-    status, page = before[f"/runs/{RUN} text/html"]
+    status, page = before[f"/runs/{RUN}"]
     assert (status, b"the short prompt" in page) == (200, True)
     told = await written(hub, path)
     assert (told["environments"], path.stat().st_mode & 0o777) == (3, 0o600)

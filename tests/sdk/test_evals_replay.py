@@ -326,7 +326,7 @@ FOREIGN = EnvironmentPin(name="foreign", info=EnvironmentInfo(name="foreign", ki
 STATED_OF_A_RUN: dict[str, Any] = {
     "run_id": "0" * 26,
     "schema_": "wander.run/1",
-    "kind": "exhaustive",
+    "kind": "training",
     "environment": FOREIGN,
     "model": ModelPin(name="other", kind="X"),
     "sampling": SamplingArgs(temperature=0.5),
