@@ -17,7 +17,6 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
 from wander_hub.database import now
-from wander_hub.http import live
 from wander_hub.identity import HUB
 from wander_hub.people import sessions
 from wander_hub.rights.tokens import add_token
@@ -84,12 +83,11 @@ NOT_THERE = {
 
 
 @pytest.fixture
-async def private(hub, make_wheel, run_of, request, monkeypatch):
+async def private(hub, make_wheel, run_of, request):
     """Alice has a public environment and a private one with a run, which carol may read; and such a model.
 
     An internal one where the test asks for that.
     """
-    monkeypatch.setattr(live, "LONGEST_SECONDS", 0)  # a page that follows a replay stays open
     visibility = getattr(request, "param", "private")
     await hub.publish(make_wheel(name="open", files={"open_.py": b"def load_environment(): ...\n"}))
     spec = make_wheel(name=MARK, readme=f"# {MARK}\n", summary=f"The {MARK}.", keywords=MARK)
