@@ -77,7 +77,6 @@ QUERIES = {
     "/api/v1/runs/{run_id}/rollouts": "?offset=50&limit=50",
     "/runs/compare": "?run={run_id}&run={other}",
     "/api/v1/users": "?q=owner-1",
-    "/{owner}/{name}/changes": "?from=0.0.9&to=0.1.0",
     "/api/v1/audit": "?owner=owner-1",
 }
 """Queries that are measured in addition to the plain path."""
