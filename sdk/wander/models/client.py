@@ -16,8 +16,8 @@ from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.compaction import update_conversation
+from wander.models.decoding import ConversationCache
 from wander.models.engines.base import SamplingJob
-from wander.models.kv import ConversationCache
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest, ending_problem
 from wander.types import SamplingArgs, TurnTokens, Usage
@@ -125,7 +125,7 @@ class TransformersClient(Client):
         is in the cache or if most of its columns are holes.
         """
         known, cache = self._cached or ([], None)
-        if cache is not None and cache.mask.shape[1] <= 2 * max(len(request.ids) for request in requests):
+        if cache is not None and cache.used <= 2 * max(len(request.ids) for request in requests):
             places: dict[str, int] = {name: place for place, name in enumerate(known)}
             rows = [
                 place

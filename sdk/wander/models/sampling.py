@@ -4,21 +4,22 @@ Each row has its own random generator, seeded by its request, and samples by inv
 distribution. Its result depends on the other rows of the batch only through the last bits of the logits.
 
 Models whose layers all use full attention keep their keys and values between the turns of a conversation
-(wander.models.kv). Other Hugging Face causal models (such as LFM2 with convolutions, or models with sliding
-windows) use their own cache and read the conversation again at each turn.
+(wander.models.decoding). Other Hugging Face causal models (such as LFM2 with convolutions, or models with
+sliding windows) use their own cache and read the conversation again at each turn.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from wander.errors import InvalidResponse
-from wander.models.kv import ConversationCache
+from wander.models.decoding import ConversationCache, DecodePlan, Decoder, plan_for
 
 if TYPE_CHECKING:
     from wander.models.chat import ChatFormat
@@ -66,42 +67,11 @@ class Sample:
     """Training step of the weights, if the engine knows it."""
 
 
-def distribution(
-    logits: torch.Tensor, requests: Sequence[SampleRequest]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities after temperature and truncation, and the entropies before truncation.
-
-    `logits` and the log-probabilities have shape (rows, vocabulary), the entropies have shape (rows,).
-    """
-    temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
-    logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
-    probabilities = logprobs.exp()
-    entropies = -(probabilities * logprobs.clamp(min=-1e4)).sum(-1)
-    if all(request.plain for request in requests):
-        return logprobs, entropies
-    ordered, order = probabilities.sort(dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    size = ordered.shape[1]
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=logits.device)[:, None]
-
-    keep = before < column([r.top_p for r in requests])
-    keep &= torch.arange(size, device=logits.device) < column([r.top_k or size for r in requests])
-    keep &= ordered >= column([r.min_p for r in requests]) * ordered[:, :1]
-    kept = torch.zeros_like(keep).scatter(1, order, keep)
-    return torch.log_softmax(logprobs.masked_fill(~kept, -torch.inf), dim=-1), entropies
-
-
-def draw(logprobs: torch.Tensor, requests: Sequence[SampleRequest], uniforms: torch.Tensor) -> torch.Tensor:
-    """Pick an id for each row: the first id whose cumulative probability exceeds the row's uniform number."""
-    cumulative = logprobs.double().exp().cumsum(-1)
-    threshold = uniforms.to(logprobs.device)[:, None] * cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
-    if all(request.temperature for request in requests):
-        return picked
-    greedy = torch.tensor([request.temperature == 0 for request in requests], device=logprobs.device)
-    return torch.where(greedy, logprobs.argmax(-1), picked)
+def parameters_of(requests: Sequence[SampleRequest], vocabulary: int) -> torch.Tensor:
+    """Return the parameters of the rows' distributions (`wander.models.decoding.distribution`)."""
+    columns = [(r.temperature or 1.0, r.top_p, r.top_k or vocabulary, r.min_p) for r in requests]
+    greedy = [float(r.temperature == 0) for r in requests]
+    return torch.cat([torch.tensor(columns).T, torch.tensor([greedy])])
 
 
 def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
@@ -118,20 +88,27 @@ def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
 class Sampler:
     """Samples from a model. It is not thread-safe, so callers use a single thread."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, autocast: bool = False) -> None:
-        """Create a sampler; with `autocast`, the model computes in bfloat16."""
+    def __init__(
+        self, model: Any, tokenizer: Any, *, autocast: bool = False, plan: DecodePlan | None = None
+    ) -> None:
+        """Create a sampler; with `autocast`, the model computes in bfloat16.
+
+        If `plan` is None, it is the plan for the model's device.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.autocast = autocast
         self.end_ids = end_of_turn_ids(model, tokenizer)
         self.keeps_cache = keeps_cache(model.config)
         """Whether conversations can keep their keys and values between turns."""
-        self.layers = int(model.config.get_text_config().num_hidden_layers)
         self.context_length = context_length_of(model)
+        self.plan = plan or plan_for(model, keeps_cache=self.keeps_cache, autocast=autocast)
+        layers = int(model.config.get_text_config().num_hidden_layers)
+        self.decoder = Decoder(model, layers=layers, context_length=self.context_length, plan=self.plan)
 
     def new_cache(self) -> ConversationCache | None:
         """Return an empty cache for continued conversations, or None if the model does not support it."""
-        return ConversationCache(self.layers, self.model.device) if self.keeps_cache else None
+        return ConversationCache(self.decoder) if self.keeps_cache else None
 
     @torch.inference_mode()
     def sample(
@@ -147,22 +124,28 @@ class Sampler:
         """
         training = self.model.training
         self.model.eval()
+        self.decoder.forget_moved_weights()
         try:
             # Weights that are cast for one token stay cast until the end of the block.
             with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.autocast):
-                return _Stepper(self, requests, cache or self.new_cache(), ended).run()
+                return _Turn(self, requests, cache or self.new_cache() or self._one_turn(), ended).run()
         finally:
             self.model.train(training)
 
+    def _one_turn(self) -> ConversationCache:
+        """Return the rows of a turn of a model that uses a cache of its own."""
+        plan = DecodePlan(self.plan.look_every)
+        return ConversationCache(Decoder(self.model, layers=0, context_length=self.context_length, plan=plan))
 
-class _Stepper:
-    """The state of a batch while it is sampled."""
+
+class _Turn:
+    """A batch while it is sampled."""
 
     def __init__(
         self,
         sampler: Sampler,
         requests: Sequence[SampleRequest],
-        cache: ConversationCache | None,
+        cache: ConversationCache,
         ended: Callable[[dict[int, Sample]], None],
     ) -> None:
         self.sampler = sampler
@@ -176,76 +159,87 @@ class _Stepper:
         """Rows that are still sampling."""
         self.batch = list(self.live)
         """Rows that the model computes: the live rows, and rows that finished since the last narrowing."""
-        self.past: Any = None
-        self.mask = torch.zeros(0)
+        self.current = cache
+        """The rows of the batch, which are a copy after the first narrowing."""
+        self.copied = 0
+        """Columns from this one on are not yet in the cache if `current` is a copy."""
+        self.sampled = 0
+        """Number of tokens that the live rows have sampled."""
         self.uniforms = uniform_numbers(requests)
 
     def run(self) -> list[Sample]:
         logits = self._read()
-        step = 0
+        vocabulary = logits.shape[1]
+        first = self.cache.used
+        look_every = self.sampler.plan.look_every
+        self.cache.reserve(look_every)
+        self._load(vocabulary)
+        self._describe()
+        buffers = self.current.held
+        buffers.choose(torch.nn.functional.pad(logits, (0, 0, 0, len(buffers.mask) - len(logits))))
+        unseen = 1
         while True:
-            self._choose(logits, step)
+            steps = min(look_every, self._left()) - unseen
+            self.current.held.advance(steps)
+            self._look(unseen + steps)
             if not self.live:
                 break
-            logits = self._step()
-            step += 1
-        if self.cache is not None:
-            self.cache.focus(None)
+            moved = self._narrow()
+            if self.current.reserve(look_every) or moved:
+                self._load(vocabulary)
+            self._describe()
+            unseen = 0
+        self._merge()
+        self.cache.end_turn(first, [sample.ids[:-1] for sample in self.samples])
         return self.samples
 
-    def _choose(self, logits: torch.Tensor, step: int) -> None:
-        if len(self.live) < len(self.batch):
-            place = {row: number for number, row in enumerate(self.batch)}
-            logits = logits[[place[row] for row in self.live]]
-        requests = [self.requests[row] for row in self.live]
-        logprobs, entropies = distribution(logits, requests)
-        if not torch.isfinite(entropies).all():
-            raise RuntimeError(
-                "the logits are not finite: the weights diverged or exceed the range of their precision"
-            )
-        picked = draw(logprobs, requests, self.uniforms[self.live, step])
-        chosen = logprobs.gather(1, picked[:, None])[:, 0].tolist()
+    def _left(self) -> int:
+        """Return how many more tokens the longest live row may sample."""
+        return max(self.requests[row].max_tokens for row in self.live) - self.sampled
+
+    def _look(self, columns: int) -> None:
+        """Read the last columns from the device, and find out which rows have ended."""
+        found = self.current.held.look(len(self.batch), columns)
+        live = set(self.live)
         still: list[int] = []
-        for row, token, logprob, entropy in zip(
-            self.live, picked.tolist(), chosen, entropies.tolist(), strict=True
-        ):
-            sample = self.samples[row]
-            sample.ids.append(token)
-            sample.logprobs.append(logprob)
-            sample.entropy += entropy
-            (self.untold if self._finishes(row, sample, token) else still).append(row)
+        for row, ids, logprobs, entropies in zip(self.batch, *found, strict=True):
+            if row in live:
+                (self.untold if self._extend(row, ids, logprobs, entropies) else still).append(row)
+        self.sampled += columns
         self.live = still
         # the remaining answers are returned with the batch
         if still and len(self.untold) >= len(self.requests) / TELLINGS:
             self.ended({row: self.samples[row] for row in self.untold})
             self.untold = []
 
-    def _finishes(self, row: int, sample: Sample, token: int) -> bool:
-        """Return whether this token ends the completion, and note that it stopped by itself."""
-        request = self.requests[row]
-        text = ""
+    def _extend(self, row: int, ids: list[int], logprobs: list[float], entropies: list[float]) -> bool:
+        """Add tokens to a row's completion up to its end; return whether it ended."""
+        request, sample, tokenizer = self.requests[row], self.samples[row], self.sampler.tokenizer
+        ids = ids[: request.max_tokens - len(sample.ids)]
+        end = next((n for n, token in enumerate(ids, 1) if token in self.sampler.end_ids), None)
         if request.stop:
-            text = self.sampler.tokenizer.decode(sample.ids, skip_special_tokens=True)
-        if token in self.sampler.end_ids or any(stop in text for stop in request.stop):
+            end = count_to_stop(tokenizer, request.stop, sample.ids, ids[:end]) or end
+        if not all(map(math.isfinite, entropies[: end or len(ids)])):
+            raise RuntimeError(
+                "the logits are not finite: the weights diverged or exceed the range of their precision"
+            )
+        for token, logprob, entropy in zip(ids[:end], logprobs, entropies, strict=False):
+            sample.ids.append(token)
+            sample.logprobs.append(logprob)
+            sample.entropy += entropy
+        if end is not None:
             sample.finish_reason = "stop"
-            return True
-        return len(sample.ids) >= request.max_tokens
+        return end is not None or len(sample.ids) == request.max_tokens
 
     def _read(self) -> torch.Tensor:
         """Compute the contexts and return the logits after each row's last token."""
         contexts = [request.ids for request in self.requests]
         cache = self.cache
-        if cache is None:
-            width = max(len(ids) for ids in contexts)
-            padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in contexts])
-            self.mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in contexts])
-            positions = (self.mask.cumsum(1) - 1).clamp(min=0)
-            return self._forward(
-                {"input_ids": padded, "attention_mask": self.mask, "position_ids": positions}
-            )
         if cache.tokens:
-            block = [ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)]
-            return self._forward(cache.append(block))
+            return cache.read([ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)])
+        if not cache.decoder.layers:
+            cache.start(len(contexts))
+            return cache.read(contexts)
         # The rollouts of a group share their first prompt, so each distinct context is computed only once.
         distinct = list(dict.fromkeys(tuple(ids) for ids in contexts))
         place = {ids: number for number, ids in enumerate(distinct)}
@@ -255,42 +249,83 @@ class _Stepper:
             shared = 0
         else:  # the contexts share a long beginning, such as a system prompt or worked examples
             cache.start(1)
-            self._forward(cache.append([list(distinct[0][:shared])]))
+            cache.read([list(distinct[0][:shared])])
             cache.select([0] * len(distinct))
-        logits = self._forward(cache.append([list(ids[shared:]) for ids in distinct]))
+        logits = cache.read([list(ids[shared:]) for ids in distinct])
         rows = [place[tuple(ids)] for ids in contexts]
         cache.select(rows)
         return logits[rows]
 
-    def _step(self) -> torch.Tensor:
-        """Compute the logits after the tokens that were just chosen."""
-        if self.cache is None:
-            last = torch.tensor([[sample.ids[-1]] for sample in self.samples])
-            alive = torch.zeros(len(self.samples), 1, dtype=torch.long)
-            alive[self.live] = 1
-            self.mask = torch.cat([self.mask, alive], dim=1)
-            positions = self.mask.sum(1, keepdim=True) - 1
-            return self._forward({"input_ids": last, "attention_mask": self.mask, "position_ids": positions})
-        if len(self.live) <= len(self.batch) // 2:
-            self.batch = list(self.live)
-            self.cache.focus(self.batch)
-        live = set(self.live)
-        return self._forward(
-            self.cache.append([self.samples[row].ids[-1:] if row in live else [] for row in self.batch])
+    def _narrow(self) -> bool:
+        """Compute only the live rows from now on, if they are few; return whether they are."""
+        decoder = self.cache.decoder
+        rows = self.current.held.window.rows
+        if (
+            not decoder.layers
+            or len(self.live) > len(self.batch) // 2
+            or decoder.rows_for(len(self.live)) == rows
+        ):
+            return False
+        self._merge()
+        place = {row: number for number, row in enumerate(self.batch)}
+        self.copied = self.current.used
+        self.current = self.current.narrow([place[row] for row in self.live])
+        self.batch = list(self.live)
+        return True
+
+    def _merge(self) -> None:
+        """Copy the new columns of a narrowed batch into the cache."""
+        if self.current is not self.cache:
+            self.cache.merge(self.current, self.batch, self.copied)
+
+    def _load(self, vocabulary: int) -> None:
+        """Give the buffers what they need to sample the next tokens."""
+        requests = [self.requests[row] for row in self.batch]
+        computed = max(self.sampled - 1, 0)
+        self.current.held.load(
+            parameters_of(requests, vocabulary),
+            self.uniforms[self.batch, computed:],
+            [self.samples[row].ids[-1] if self.sampled else 0 for row in self.batch],
+            [len(request.ids) + computed for request in requests],
         )
 
-    def _forward(self, inputs: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-        device = self.sampler.model.device
-        output = self.sampler.model(
-            **{name: None if value is None else value.to(device) for name, value in inputs.items()},
-            past_key_values=self.past if self.cache is None else self.cache.past,
-            use_cache=True,
-            logits_to_keep=1,
+    def _describe(self) -> None:
+        """Tell the buffers what the live rows need."""
+        buffers = self.current.held
+        requests = [self.requests[row] for row in self.live]
+        buffers.truncates = not all(request.plain for request in requests)
+        buffers.has_greedy = not all(request.temperature for request in requests)
+        known = self.current.used - max(self.sampled - 1, 0)
+        buffers.is_whole = len(self.live) == len(self.batch) and all(
+            len(request.ids) == known for request in requests
         )
-        self.past = output.past_key_values
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
 
+
+def count_to_stop(tokenizer: Any, stops: Sequence[str], before: list[int], new: list[int]) -> int | None:
+    """Return the number of new ids after which the text contains a stop string; None if it does not.
+
+    The text before them contains no stop string, so only its end is decoded. The first characters of an end
+    may differ from those of the whole text, because a character may consist of several tokens.
+    """
+
+    def text_of(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def is_stopped(ids: list[int]) -> bool:
+        text = text_of(ids)
+        return any(stop in text for stop in stops)
+
+    reach = max(map(len, stops)) + UNSURE_CHARACTERS
+    start = max(0, len(before) - reach)
+    while start and len(text_of(before[start:])) < reach:
+        start = max(0, start - reach)
+    if not is_stopped(before[start:] + new):
+        return None
+    return next((n for n in range(1, len(new) + 1) if is_stopped(before + new[:n])), None)
+
+
+UNSURE_CHARACTERS = 16
+"""Number of first characters of a decoded end that may differ from those of the whole text."""
 
 MOST_TWICE = 1024
 """Maximum number of tokens in a shared beginning of new conversations that are computed repeatedly. A longer

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from wander.models.decoding import distribution, draw
 from wander.models.engines.base import SamplingJob
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, load_model
@@ -15,8 +16,7 @@ from wander.models.sampling import (
     Sample,
     Sampler,
     SampleRequest,
-    distribution,
-    draw,
+    parameters_of,
     uniform_numbers,
 )
 
@@ -55,9 +55,9 @@ class Words:
         return "".join(chr(96 + i % 26) for i in ids)
 
 
-def model_of(family: str) -> Any:
+def model_of(family: str, **config: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]})
+    config = transformers.AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family], **config})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         # Large random weights, so that a mistake in positions or masks changes the distribution visibly.
@@ -226,7 +226,7 @@ def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2])
     requests = [SampleRequest([2], max_tokens=1, seed=seed) for seed in range(4000)]
     logprobs = probabilities.log().expand(4000, 4)
-    picked = draw(logprobs, requests, uniform_numbers(requests)[:, 0])
+    picked = draw(logprobs, uniform_numbers(requests)[:, 0])
     shares = torch.bincount(picked, minlength=4) / 4000
     assert shares[1] == 0
     assert torch.allclose(shares, probabilities, atol=0.03)
@@ -240,7 +240,7 @@ def test_truncation_keeps_the_right_tokens() -> None:
         SampleRequest([2], 1, min_p=0.35),
         SampleRequest([2], 1, temperature=0.5),
     ]
-    logprobs, entropies = distribution(logits, requests)
+    logprobs, entropies = distribution(logits, parameters_of(requests, 4), truncates=True)
     probabilities = logprobs.exp()
     assert probabilities[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=1e-6)
     assert probabilities[1].tolist() == pytest.approx([1, 0, 0, 0], abs=1e-6)

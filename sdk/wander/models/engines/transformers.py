@@ -16,8 +16,8 @@ import torch
 
 from wander.errors import ModelError
 from wander.models.batching import Tell
+from wander.models.decoding import ConversationCache
 from wander.models.engines.base import BatchedEngine, SamplingJob, Weights
-from wander.models.kv import ConversationCache
 from wander.models.sampling import Sample, Sampler
 
 
@@ -78,6 +78,10 @@ class TransformersEngine(BatchedEngine):
             for name, weight in weights():
                 own[name].copy_(weight)
 
+    def rest(self) -> None:
+        """Free the memory of unused buffers if they take much of the device."""
+        self.sampler.decoder.rest()
+
     def describe(self) -> dict[str, Any]:
         """Return device and precision."""
         return {
@@ -101,6 +105,8 @@ class TransformersEngine(BatchedEngine):
                 sampled = self.sampler.sample([job.request for job in part], cache, ended)
                 answers |= {job.rollout_id: sample for job, sample in zip(part, sampled, strict=True)}
         except RuntimeError as error:
+            for job in jobs:  # its columns are incomplete
+                self._cohorts.pop(job.rollout_id, None)
             raise ModelError(
                 f"the policy failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
                 hint="a smaller `batch.rows_at_once` needs less memory",
