@@ -526,9 +526,9 @@ def test_whoever_asks_for_less_lowers_nothing(arena: Arenas) -> None:
     ("part", "number"),
     [
         ("inside.py", signal.SIGKILL),
-        ("inside.py", signal.SIGSEGV),
+        pytest.param("inside.py", signal.SIGSEGV, marks=pytest.mark.slow),
         ("bwrap", signal.SIGKILL),
-        ("--stream", signal.SIGKILL),
+        pytest.param("--stream", signal.SIGKILL, marks=pytest.mark.slow),
         ("--stream", signal.SIGTERM),
     ],
     ids=lambda each: str(getattr(each, "name", each)),
