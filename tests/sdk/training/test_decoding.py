@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from wander.models.decoding import Buffers, ConversationCache, DecodePlan, StepGraph, distribution, draw
+from wander.models.decoding import (
+    Buffers,
+    ConversationCache,
+    DecodePlan,
+    StepGraph,
+    distribution,
+    draw,
+    plan_for,
+)
 from wander.models.engines.base import SamplingJob
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import load_model
@@ -240,6 +249,37 @@ def test_a_captured_step_samples_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     MODEL.lm_head.weight.data = MODEL.lm_head.weight.data.clone()
     sampler.sample(batch)
     assert RecordedGraph.captured == 2, "the graph reads the old address of the weight"
+
+
+@pytest.mark.parametrize(
+    ("attention", "rope", "autocast", "buckets", "captures"),
+    [
+        ("sdpa", "default", False, True, True),
+        ("sdpa", "default", True, True, False),
+        ("sdpa", "dynamic", False, True, False),
+        ("eager", "default", False, False, False),
+    ],
+)
+def test_a_plan_captures_only_steps_that_can_be_replayed(
+    attention: str, rope: str, autocast: bool, buckets: bool, captures: bool
+) -> None:
+    model = model_of("llama", rope_parameters={"rope_type": rope, "rope_theta": 1e4, "factor": 2.0})
+    model.set_attn_implementation(attention)
+    assert plan_for(model, keeps_cache=True, autocast=autocast) == DecodePlan()
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config)
+    assert plan_for(on_gpu, keeps_cache=True, autocast=autocast) == DecodePlan(8, buckets, captures)
+
+
+@pytest.mark.gpu
+def test_graphs_on_a_gpu_sample_what_single_steps_sample() -> None:
+    model = model_of("llama").cuda()
+    graphs = Sampler(model, Words())
+    assert graphs.plan.captures
+    steps = Sampler(model, Words(), plan=DecodePlan())
+    batch = [SampleRequest([5 + n % 50, 7, 9][: 1 + n % 3], 4 + n, seed=n) for n in range(70)]
+    for _ in range(3):
+        for found, expected in zip(graphs.sample(batch), steps.sample(batch), strict=True):
+            assert_same(found, expected)
 
 
 @pytest.fixture(scope="module")
