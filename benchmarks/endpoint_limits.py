@@ -1,4 +1,4 @@
-"""Ways in which endpoints refuse calls: at random, by rate, by a used-up window, by calls in flight.
+"""Rate limits of endpoints: at random, by rate, by a used-up window, by calls in flight.
 
 A limit is called once per call, with the time and the duration of the answer. It returns None if the endpoint
 accepts the call, and otherwise the headers of the refusal. It does not read the clock, so tests can use

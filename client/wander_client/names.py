@@ -122,9 +122,8 @@ def parse_environment(spec: str) -> EnvironmentName | Path:
         return parse_name(spec)
     folder = Path(spec).expanduser().resolve()
     if not folder.is_dir():
-        raise NotFound(
-            f"the folder `{spec}` does not exist", hint="run `wander new NAME` to create an environment"
-        )
+        fault = f"`{spec}` is not a folder" if folder.exists() else f"the folder `{spec}` does not exist"
+        raise NotFound(fault, hint="run `wander new NAME` to create an environment")
     return folder
 
 

@@ -185,7 +185,7 @@ class Environment(Player):
             dataset.show(shown, count, own=dataset is source)
 
     async def _play_gold(self, examples: Sequence[Example]) -> list[Messages]:
-        """Return the conversations of the examples as played by `gold`."""
+        """Return the conversations in which `gold` answers the examples."""
         shown: list[Messages] = []
         for example in examples:
             gold = script_of(self.gold(example), example, self.parser, self.turn_limit, self._players)

@@ -353,6 +353,12 @@ def did_you_mean(
     import difflib  # imported here, because few programs need a suggestion
 
     lower = {candidate.lower(): (shown or {}).get(candidate, candidate) for candidate in known}
-    matches = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
-    meant = " or ".join(f"`{lower[match]}`" for match in matches)
+    matcher = difflib.SequenceMatcher(b=word.lower())
+    ratios: dict[str, float] = {}
+    for match in difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff):
+        matcher.set_seq1(match)
+        ratios[match] = matcher.ratio()
+    # A second word helps only if it is about as similar: `evla` means `eval`, not `replay`.
+    nearly = max(ratios.values(), default=0.0) - 0.1
+    meant = " or ".join(f"`{lower[match]}`" for match, ratio in ratios.items() if ratio >= nearly)
     return f"did you mean {meant}?" if meant else None

@@ -240,9 +240,9 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
         faults = []
         for key in (key for key in arguments if key not in signature.parameters):
             near = did_you_mean(key, signature.parameters)
-            faults.append(f"there is no argument `{key}`" + (f", {near}" if near else ""))
-        why = "; ".join(faults) or str(error)
-        raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
+            faults.append(f"has no argument `{key}`" + (f" ({near})" if near else ""))
+        why = " and ".join(faults) or f"cannot be loaded: {error}"
+        raise ArgumentsUnfit(f"environment `{name}` {why}", hint=taken) from error
     try:
         hints = get_type_hints(factory, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation may use names that exist only for type checkers

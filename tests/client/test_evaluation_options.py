@@ -117,7 +117,7 @@ def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, ho
 def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:
     words = ("eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "judge_model=j", "--json")
     refused = wander(*words)
-    assert "there is no argument `judge_model`" in refused.json["error"]["message"]
+    assert "has no argument `judge_model`" in refused.json["error"]["message"]
     module = folder / "say_env.py"
     taken = "size: int = 8, judge_model: str = '', judge_base_url: str = ''"
     module.write_text(module.read_text().replace("size: int = 8", taken))

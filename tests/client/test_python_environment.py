@@ -137,7 +137,7 @@ def failure(kind, name, **options):
 
 def test_what_is_wrong_is_an_exception_with_a_hint(folder, home, monkeypatch):
     typo = failure(ArgumentsUnfit, folder, siz=3)
-    assert "there is no argument `siz`, did you mean `size`?" in str(typo)
+    assert "has no argument `siz` (did you mean `size`?)" in str(typo)
     assert "must be `int`" in str(failure(ArgumentsUnfit, folder, size="3"))
     assert failure(NotFound, "./nowhere").code == "not_found"
     assert failure(NotFound, home).code == "no_environment"

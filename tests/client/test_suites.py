@@ -192,7 +192,7 @@ def test_what_breaks_one_evaluation_stops_no_other(wander: Wander, folder: Path,
     assert result.status == 6
     broken, good = result.data["runs"]
     assert (broken["state"], good["state"]) == ("failed", "done")
-    assert "there is no argument `sizes`, did you mean `size`?" in broken["error"]["message"]
+    assert "has no argument `sizes` (did you mean `size`?)" in broken["error"]["message"]
     assert not Path(broken["run_dir"]).exists()
     alone = wander("eval", str(write(home, one(more="arguments = { sizes = 3 }"))), "--json")
     assert alone.status == 2, "where all break, the status is that of the first"

@@ -32,14 +32,14 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
     (home / "other").write_text("another-token-entirely\n")
     with worker(folder, "--token-file", str(home / "token"), "--workers", "2") as address:
         words = ("eval", str(folder), *SOLVER, "-n", "6", "--worker", address)
-        result = wander(*words, "--set", "worker_token_file=token", "--workers", "2", "--json")
-        refused = wander(*words, "--set", "worker_token_file=other")
+        result = wander(*words, "--worker-token-file", "token", "--workers", "2", "--json")
+        refused = wander(*words, "--worker-token-file", "other")
         (home / "another").mkdir()
         for path in folder.iterdir():
             if path.is_file():
                 (home / "another" / path.name).write_bytes(path.read_bytes())
         mistaken = wander(
-            "eval", "./another", *SOLVER, "--worker", address, "--set", "worker_token_file=token", "-n", "2"
+            "eval", "./another", *SOLVER, "--worker", address, "--worker-token-file", "token", "-n", "2"
         )
         unknown = wander(*words)
     assert result.status == 0, result.err
@@ -52,7 +52,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
     for answer in (refused, unknown):
         assert answer.status == 4
         assert "refused the token" in answer.err
-        assert "worker_token_file" in answer.err
+        assert "--worker-token-file" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         (("--workers", "many"), "a number from 1 to 256"),
         (("--worker", "far:7100"), "not a worker's address"),
         (("--worker", "ray://far:1/many"), "`ray://far:1/many` does not end with a number"),
-        (("--set", "worker_token_file=token"), "cannot read the token file"),
+        (("--worker-token-file", "token"), "cannot read the token file"),
         (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),
         (
             ("--worker", "tcp://far:1", "--pass-env", "HOME"),

@@ -187,7 +187,7 @@ def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
 def test_wrong_arguments_are_told_with_those_accepted(place):
     written(place, "plain_env.py", GOOD)
     error = failure("plain-env", examples=3)
-    assert "there is no argument `examples`, did you mean `num_examples`?" in str(error)
+    assert "has no argument `examples` (did you mean `num_examples`?)" in str(error)
     assert error.hint == "it accepts `num_examples: int = 2`, `level='easy'`"
     written(place, "bare_env.py", "def load_environment(): pass")
     assert failure("bare-env", x=1).hint == "it accepts no arguments"

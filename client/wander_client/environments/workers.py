@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wander_client.engines import EngineAddress, load_engine, names_engine
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 
 if TYPE_CHECKING:
     from wander.train.settings.sections import EnvironmentSection
@@ -49,7 +49,8 @@ def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[Worker
     token = None if token_file is None else read_token(Path(token_file))
     if token is not None and not words:
         raise UsageError(
-            "`worker_token_file` requires a worker address", hint="add `--worker tcp://HOST:PORT`"
+            name_option("worker_token_file") + " requires a worker address",
+            hint="add `--worker tcp://HOST:PORT`",
         )
     return tuple(
         EngineAddress.parse(address) if names_engine(address) else WorkerAddress.parse(address, token)

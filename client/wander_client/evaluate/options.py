@@ -15,7 +15,13 @@ import click
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.environments.workers import MOST_WORKERS
 from wander_client.errors import UsageError
-from wander_client.terminal.command import Argument, EnvironmentArguments, Option, WorkerAddresses
+from wander_client.terminal.command import (
+    Argument,
+    EnvironmentArguments,
+    Option,
+    WorkerAddresses,
+    WorkerTokenFile,
+)
 
 NEWEST = "@newest"
 """The value of `--resume` if none is given."""
@@ -45,7 +51,7 @@ class SettingFlags:
 
     environment: Annotated[str | None, Argument(help="owner/name[@version], ./folder, FILE.toml")] = None
     model: Annotated[
-        list[str] | None, Option("-m", "--model", help="model, see above; pass several to run a suite")
+        list[str] | None, Option("-m", "--model", help="model, see above; repeat it to run a suite")
     ] = None
     base_url: Annotated[str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint")] = None
     num_examples: Annotated[
@@ -88,6 +94,7 @@ class SettingFlags:
         Option(type=NumberOr("auto", MOST_WORKERS), metavar="N|auto", help="number of environment processes"),
     ] = None
     worker_addresses: WorkerAddresses = None
+    worker_token_file: WorkerTokenFile = None
 
 
 @dataclass(frozen=True)
@@ -106,14 +113,14 @@ class CommandFlags:
         ),
     ] = None
     only_failed: Annotated[
-        bool, Option("--only-failed", help="with --resume: play only failed rollouts again")
+        bool, Option("--only-failed", help="with --resume: run only the failed rollouts again")
     ] = False
     allow_changed_code: Annotated[
         bool, Option("--allow-changed-code", help="with --resume: accept changed files in ./folder")
     ] = False
-    dry_run: Annotated[bool, Option("--dry-run", help="show the plan without playing")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="show the plan without running it")] = False
     engine: Annotated[
-        str | None, Option(metavar="ray[://HOST:PORT[/SHARDS]]", help="play in shards on a cluster")
+        str | None, Option(metavar="ray[://HOST:PORT[/SHARDS]]", help="run in shards on a cluster")
     ] = None
     fail_under: Annotated[
         float | None, Option(help="exit with status 1 if the mean reward is below this")

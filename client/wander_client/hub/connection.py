@@ -316,9 +316,11 @@ class HubConnection:
                 code="proxy_unreachable",
                 detail=str(error),
             )
+        is_here = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
         return Unavailable(
             f"cannot connect to the hub `{self.url}`",
-            hint="start a hub with `wander-hub serve`, or choose another with "
+            hint=("start it with `wander-hub serve`" if is_here else "check the URL and the network")
+            + ", or choose another hub with "
             + name_option("hub", "URL")
             + " or `WANDER_HUB`",
             code="hub_unreachable",

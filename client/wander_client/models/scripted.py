@@ -103,7 +103,7 @@ class ScriptedProcessClient(Client):
             kind = UsageError if first.get("type") == "ConfigError" else NotFound
             hint = "pass a function in the environment's package: `scripted:module:function`"
             raise kind(
-                f"`{self.model}` cannot be used: {first.get('error', 'its process exited immediately')}",
+                f"cannot use `{self.model}`: {first.get('error', 'its process exited immediately')}",
                 hint=first.get("hint") or hint,
                 code="model_not_found",
             )

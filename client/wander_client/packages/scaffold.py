@@ -143,13 +143,13 @@ def package_name(word: str) -> str:
     module = name.replace("-", "_")
     if not is_normalized_name(name) or not module.isidentifier() or not module.isascii():
         raise UsageError(
-            f"`{word}` cannot name a package",
+            f"`{word}` is not a valid package name",
             hint="use letters, digits and dashes, starting with a letter, such as `my-env`",
         )
     owner = _owner_of(module)
     if owner is not None:
         raise UsageError(
-            f"`{word}` cannot name a package: `{module}` is {owner}",
+            f"`{word}` cannot be the name of a package: `{module}` is {owner}",
             hint=f"choose another name, such as `{name}-env`",
         )
     return name

@@ -159,7 +159,7 @@ def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
         command = _RESUMED_BY.get(actual)
         raise NotFound(
             f"`{folder}` is {article} {actual} run",
-            hint=command and f"resume it with `wander {command} --resume {folder}`",
+            hint=command and f"to resume it, run `wander {command} --resume {folder}`",
             code="no_run",
         )
 
@@ -178,6 +178,13 @@ def find_run(context: Invocation, word: str | None) -> FoundRun:
                 known = isinstance(error, NotFound) and error.code != "run_ambiguous"
                 if known or "did you mean" in (missing.hint or ""):
                     raise missing from None
+                if error.code == "hub_unreachable":
+                    raise Unavailable(
+                        f"run `{word}` is not on this machine, and the hub `{hub.url}` cannot be reached",
+                        hint=error.hint,
+                        code=error.code,
+                        detail=error.detail,
+                    ) from None
                 raise
     if folder.torn:
         context.output.warn(folder.torn)

@@ -163,7 +163,7 @@ def read_suite(path: Path, user: Settings) -> Suite:
     except FileNotFoundError:
         raise NotFound(f"there is no suite `{path}`", hint="check the path", code="no_suite") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read `{path}`: {error}", hint="fix the file") from error
+        raise UsageError(f"cannot read `{path}`: {error}") from error
     try:
         suite = SuiteFile.model_validate(data)
     except ValidationError as error:
@@ -322,6 +322,4 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
         return UsageError(f"`{path}`: `{key}` is not a setting of a suite", hint=hint)
     if first["type"] == "missing":
         return UsageError(f"`{path}`: `{key}` is missing", hint="see docs/evaluating.md for a complete suite")
-    return UsageError(
-        f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="fix the file, and run the command again"
-    )
+    return UsageError(f"`{path}`: `{key}`: {first_fault(error)[1]}")

@@ -69,9 +69,16 @@ EnvironmentArgumentsJSON = Annotated[
 WorkerAddresses = Annotated[
     list[str] | None,
     Option(
-        "--worker", metavar="tcp://HOST:PORT", help="play the rollouts on this `wander worker`; repeatable"
+        "--worker", metavar="tcp://HOST:PORT", help="run the rollouts on this `wander worker`; repeatable"
     ),
 ]
+WorkerTokenFile = Annotated[str | None, Option(metavar="FILE", help="file with the token of --worker")]
+
+
+class _Integer(click.IntRange):
+    """A range of integers, which errors call a whole number."""
+
+    name = "whole number"
 
 
 class _Number(click.FloatRange):
@@ -112,7 +119,7 @@ def _type(kind: Any, described: Option) -> click.ParamType[Any]:
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if kind is int:
-        return click.INT if low is high is None else click.IntRange(_int(low), _int(high))
+        return click.INT if low is high is None else _Integer(_int(low), _int(high))
     if kind is float:
         return click.FLOAT if low is high is None else _Number(low, high)
     return click.Path(path_type=Path) if kind is Path else click.STRING
@@ -173,6 +180,7 @@ class _CommonCommand(click.Command):
         option = super().get_help_option(ctx)
         if option is not None:
             option.callback = _show_help
+            option.help = "show this help"
         return option
 
 
@@ -258,7 +266,9 @@ class CommandGroup(_CommonCommand, click.Group):
     def sections(self, ctx: click.Context) -> Mapping[str, Mapping[str, str]]:
         """Return the help's sections, each with names and summaries of commands."""
         summaries = {name: command.get_short_help_str(1000) for name, command in self.commands.items()}
-        return {"Commands": summaries}
+        # Lower case and no period, like the summaries of `wander --help` and the help of options.
+        plain = {name: f"{text[:1].lower()}{text[1:]}".rstrip(".") for name, text in summaries.items()}
+        return {"Commands": plain}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the full summaries without importing the commands."""
@@ -305,8 +315,13 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
     if isinstance(error, click.NoSuchOption):
         message = f"unknown option `{error.option_name}`"
         flags = [] if ctx is None else [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
+        names = {flag.lstrip("-"): flag for flag in flags}
         longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
-        hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(error.option_name, flags)
+        hint = (
+            f"did you mean {' or '.join(longer)}?"
+            if longer
+            else did_you_mean(error.option_name.lstrip("-"), names, shown=names)
+        )
         if "--set" in flags:
             unflagged = "pass settings that have no option with `--set KEY=VALUE`"
             hint = f"{hint} Or {unflagged}" if hint else unflagged

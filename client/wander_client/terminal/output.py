@@ -229,8 +229,7 @@ class Output:
             asked = question.rstrip(":? ")
             if flag == "--yes":  # a confirmation is a sentence, other questions are noun phrases
                 raise UsageError(
-                    f"cannot ask for confirmation without a terminal: {asked[:1].lower()}{asked[1:]}",
-                    hint=f"pass `{flag}`",
+                    "confirmation is required, and there is no terminal to ask for it", hint=f"pass `{flag}`"
                 )
             raise UsageError(
                 f"{asked} is required, and there is no terminal to ask for it", hint=f"pass `{flag}`"

@@ -48,7 +48,7 @@ def push_to_hugging_face(
         raise UsageError(
             f"`{target}` names a revision", hint=f"pass `{HF_SCHEME}{name}`: every push creates a commit"
         )
-    require_writer(name)  # before anything is read
+    require_writer(name)  # fail before the weights are read
     packed = pack_for(context, word, name)
     files: dict[str, Path | bytes] = {file: packed.folder / file for file in sorted(packed.digests)}
     if packed.card is not None:
@@ -73,7 +73,7 @@ def push_to_hugging_face(
 
 
 def pull_from_hugging_face(context: Invocation, target: str) -> StoredModel:
-    """Download the model of a repository `hf:owner/name[@revision]` into the cache of Hugging Face.
+    """Download the model of a repository `hf:owner/name[@revision]` into the Hugging Face cache.
 
     Every file is checked against its digest, and the weights against the digest in the card.
     """

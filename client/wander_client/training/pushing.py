@@ -64,7 +64,7 @@ class PackedModel:
     card: bytes | None = field(default=None, repr=False)
     """Generated card, or None if the folder has its own card."""
     links: bool = False
-    """Whether its files may be links, as in the cache of Hugging Face."""
+    """Whether its files may be links, as in the Hugging Face cache."""
 
     @property
     def revision(self) -> str:

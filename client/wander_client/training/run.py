@@ -46,6 +46,7 @@ from wander_client.models.reference import (
     require_no_typo,
 )
 from wander_client.models.server import ServeChoice, serve
+from wander_client.names import looks_like_path
 from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.own_records import COMMAND_FILE, restore_if_refused, write_command
 from wander_client.terminal.output import counted
@@ -237,11 +238,8 @@ def fresh_run_dir(context: Invocation, environment: str, what: str) -> Path:
 
 def model_path(name: str) -> str:
     """Return a model's name with an absolute path."""
-    if name.startswith(HUB_SCHEME):
+    if name.startswith(HUB_SCHEME) or looks_like_path(name) or Path(name).is_dir() or name.count("/") > 1:
         return local_path(name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return str(folder.resolve())
     require_no_typo(name)
     if "/" not in name and not name.startswith(HF_SCHEME) and name.lower() not in NAMED:
         raise NotFound(
@@ -277,7 +275,7 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
     steps = sorted(int(number) for number in numbers if number.isdecimal())
     names = [str(step) for step in steps] + (["last"] if (folder / "model").is_dir() else [])
     raise NotFound(
-        f"`{folder}` has no weights of `{step}`" if step else f"`{folder}` has no model",
+        f"`{folder}` has no checkpoint `{step}`" if step else f"`{folder}` has no model",
         hint=f"it has {', '.join(f'`{folder}@{known}`' for known in names)}"
         if names
         else "runs save checkpoints with `--set output.checkpoint_every=10`",

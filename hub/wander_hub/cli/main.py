@@ -16,13 +16,16 @@ from pathlib import Path
 
 import click
 
+from wander_hub import __version__
+from wander_hub.cli.command_line import Group, explain_usage
+
 _LEAVE_SECONDS = 10.0
 
 OVERVIEW = """Run and administer a Wander hub.
 
 \b
     wander-hub serve                         start a hub with its data in ./wander-hub-data
-    wander-hub user add ada                  add a user, who can publish
+    wander-hub user add ada                  add a user who can publish
     wander-hub token create ada              create a token for `wander login`
     wander-hub work                          replay posted runs for a hub, on any machine
 
@@ -50,7 +53,7 @@ COMMANDS = {
 """Definition (`module:attribute` below this package) and summary of each command."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """The commands of `COMMANDS`. A module is imported only if one of its commands is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -65,21 +68,15 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"wander_hub.cli.{module}"), attribute)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of a command line; click suggests similar names if it does not exist."""
-        if not ctx.resilient_parsing and args[0] not in COMMANDS:
-            raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summaries without importing the commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+    def summaries(self) -> dict[str, str]:
+        """Return the summaries without importing the commands."""
+        return {name: summary for name, (_, summary) in COMMANDS.items()}
 
 
 app = LazyGroup("wander-hub", help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"]})
+click.version_option(
+    __version__, "-V", "--version", message="wander-hub %(version)s", help="show the version"
+)(app)
 
 
 def main() -> None:
@@ -97,8 +94,7 @@ def main() -> None:
         click.echo(error.format_message())
         sys.exit(0)
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx is not None else "wander-hub"
-        _fail(error.format_message(), f"run `{path} --help`", 2)
+        _fail(*explain_usage(error), 2)
     except OSError as error:
         _fail(*_explain(error), 2)
     except Exception as error:

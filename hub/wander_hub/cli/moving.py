@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from wander_hub.cli.command_line import Command, Integer
 from wander_hub.cli.options import (
     by_command,
     data_option,
@@ -17,7 +18,7 @@ from wander_hub.cli.options import (
 from wander_hub.storage import Storage
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--owner", help="export only what belongs to this owner")
 @data_option
@@ -44,13 +45,13 @@ def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> N
         print_row(counts, as_json, f"exported {content} to `{file}`")
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--as", "under", metavar="OWNER", help="import an archive of one owner under this owner")
 @click.option("--merge", is_flag=True, help="treat owners and users as the same if their names match")
 @click.option(
     "--unpacked",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="maximum size of the unpacked rows in bytes  [default: 1 GiB plus 100 times the compressed size]",
 )
 @data_option

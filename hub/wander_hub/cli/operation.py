@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 
 from wander_hub import __version__
+from wander_hub.cli.command_line import Command
 from wander_hub.cli.options import data_option, json_option, open_database, print_row, read_settings
 from wander_hub.database import Database
 from wander_hub.storage import Storage, make_data_folder
 
 
-@click.command()
+@click.command(cls=Command)
 @data_option
 def migrate(data: Path | None) -> None:
     """Upgrade the database to the newest schema, and recompute numbers that an older release derived
@@ -34,7 +35,7 @@ def migrate(data: Path | None) -> None:
                 click.echo(f"recomputed {done:,} of {total:,} runs", err=True)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--repair", is_flag=True, help="repair what can be recomputed")
 @click.option("--quick", is_flag=True, help="compare sizes only; do not read objects or runs")
 @data_option
@@ -74,7 +75,7 @@ def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
     raise click.exceptions.Exit(1 if remaining else 0)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @data_option
 @json_option
@@ -96,7 +97,7 @@ def backup(folder: Path, data: Path | None, as_json: bool) -> None:
         print_row(counts, as_json, text)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @data_option
 @json_option
@@ -115,7 +116,7 @@ def restore(folder: Path, data: Path | None, as_json: bool) -> None:
     print_row(counts, as_json, f"restored {counts['rows']} rows and {counts['objects']} objects")
 
 
-@click.command()
+@click.command(cls=Command)
 @data_option
 @json_option
 def doctor(data: Path | None, as_json: bool) -> None:
@@ -136,7 +137,7 @@ def doctor(data: Path | None, as_json: bool) -> None:
     raise click.exceptions.Exit(1 if any(result.state == "failed" for result in results) else 0)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--kind", help="retry only jobs of this kind, such as `webhook`")
 @data_option
 @json_option
@@ -156,20 +157,25 @@ def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
     print_row(outcome.model_dump(), as_json, f"retrying {outcome.retried} jobs")
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 def version(as_json: bool) -> None:
     """Print the version."""
     print_row({"version": __version__}, as_json, __version__)
 
 
-@click.command("audit")
+@click.command("audit", cls=Command)
 @click.option("--owner", help="only changes to objects of this owner")
 @click.option("--actor", help="only changes by this user")
 @click.option("--action", help="only this action, such as `version.yank`, or this group, such as `version`")
 @click.option("--target", help="only this target, such as `alice/reverse-text`")
-@click.option("--since", type=click.DateTime(), help="only entries from this time on, in UTC")
-@click.option("--until", type=click.DateTime(), help="only entries before this time, in UTC")
+@click.option(
+    "--since",
+    type=click.DateTime(),
+    metavar="TIME",
+    help="only entries from this UTC time on",
+)
+@click.option("--until", type=click.DateTime(), metavar="TIME", help="only entries before this UTC time")
 @data_option
 def show_audit(
     owner: str | None,

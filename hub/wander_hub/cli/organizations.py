@@ -9,12 +9,13 @@ import click
 from sqlalchemy.orm import Session
 from wander.wire import Role
 
+from wander_hub.cli.command_line import Group
 from wander_hub.cli.options import commit, confirm, data_option, json_option, print_row, print_rows, reading
 from wander_hub.cli.people import find_user
 from wander_hub.identity import HUB
 
 
-@click.group()
+@click.group(cls=Group)
 def organization() -> None:
     """Create, list and remove organizations, and manage their members."""
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from wander_hub import audit
 from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import user_named
+from wander_hub.cli.command_line import Group
 from wander_hub.cli.options import (
     by_command,
     commit,
@@ -27,7 +28,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import address_of
 
 
-@click.group()
+@click.group(cls=Group)
 def user() -> None:
     """Add and manage users, and how they sign in."""
 
@@ -39,7 +40,7 @@ def user() -> None:
 @data_option
 @json_option
 def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, as_json: bool) -> None:
-    """Add a user, who may publish under their own name and under the given owners."""
+    """Add a user who can publish under their own name and under the given owners."""
     from wander_hub.accounts import service
 
     with open_database(read_settings(data=data)) as database, database.write() as session:
@@ -54,7 +55,7 @@ def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, 
 @data_option
 @json_option
 def list_users(data: Path | None, as_json: bool) -> None:
-    """List users and the owners under which they may publish."""
+    """List users and the owners under which they can publish."""
     from wander_hub.accounts import repository
 
     with reading(data) as session:
@@ -117,7 +118,7 @@ def set_password(name: str, link: bool, data: Path | None, as_json: bool) -> Non
 
 @user.command("second-factor")
 @click.argument("name")
-@click.option("--remove", is_flag=True, help="for a user who lost the phone and the recovery codes")
+@click.option("--remove", is_flag=True, help="remove the second factor, for example if the user lost it")
 @data_option
 @json_option
 def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> None:
@@ -152,7 +153,7 @@ def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> 
 def identities_of(
     name: str, link: str | None, unlink: str | None, issuer: str | None, data: Path | None, as_json: bool
 ) -> None:
-    """List a user's identities at the provider, or link and unlink one of them.
+    """List a user's identities at the identity provider, or link and unlink one of them.
 
     \b
     wander-hub user identity ada

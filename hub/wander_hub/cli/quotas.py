@@ -10,6 +10,7 @@ import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from wander.wire.people import Allowance, NewQuota, OwnerQuota
 
+from wander_hub.cli.command_line import Group
 from wander_hub.cli.options import (
     commit,
     data_option,
@@ -48,7 +49,7 @@ def _limit_option(kind: str) -> Callable[[Function], Function]:
     )
 
 
-@click.group()
+@click.group(cls=Group)
 def quota() -> None:
     """Limit what owners may store: bytes, versions and runs."""
 

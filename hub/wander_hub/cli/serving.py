@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
+from wander_hub.cli.command_line import Command, Integer
 from wander_hub.cli.options import data_option, read_settings
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option(
     "--port",
-    type=click.IntRange(min=0, max=65535),
+    type=Integer(min=0, max=65535),
     default=8600,
     show_default=True,
     help="port to listen on; 0 chooses a free port",
@@ -33,7 +34,7 @@ from wander_hub.cli.options import data_option, read_settings
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="log every request")
 @click.option(
     "--workers",
-    type=click.IntRange(min=1, max=64),
+    type=Integer(min=1, max=64),
     default=1,
     show_default=True,
     help="number of processes that serve requests",
@@ -70,13 +71,17 @@ def serve(
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--hub",
     envvar="WANDER_HUB_PUBLIC_URL",
     help="address at which this machine reaches the hub  [default: its public URL]",
 )
-@click.option("--concurrency", type=click.IntRange(min=1, max=64), help="jobs at the same time  [default: 1]")
+@click.option(
+    "--concurrency",
+    type=Integer(min=1, max=64),
+    help="jobs at the same time  [default: 1]",
+)
 @click.option("--listen", metavar="HOST:PORT", help="serve `GET /health` here")
 @click.option("--once", is_flag=True, help="run the queued jobs, then exit")
 @data_option

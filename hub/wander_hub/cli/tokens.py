@@ -9,6 +9,7 @@ import click
 from wander.wire import TOKEN_SCOPES
 
 from wander_hub import audit
+from wander_hub.cli.command_line import Group, Integer
 from wander_hub.cli.options import (
     by_command,
     data_option,
@@ -22,7 +23,7 @@ from wander_hub.cli.options import (
 from wander_hub.cli.people import find_user
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Create, list and revoke API tokens."""
 
@@ -36,7 +37,11 @@ def token() -> None:
     type=click.Choice(TOKEN_SCOPES),
     help="permission of the token; repeatable  [default: all]",
 )
-@click.option("--days", type=click.IntRange(min=1, max=3650), help="days until it expires  [default: never]")
+@click.option(
+    "--days",
+    type=Integer(min=1, max=3650),
+    help="days until it expires  [default: never]",
+)
 @data_option
 @json_option
 def create_token(

@@ -21,7 +21,7 @@ from wander_hub.runs.repository import chunks_of
 from wander_hub.storage import Storage
 
 _AT_ONCE = 500
-_STALE = Run.derivation < DERIVATION  # a newer release's numbers stay, if this older release runs again
+_STALE = Run.derivation < DERIVATION  # an older release keeps the numbers of a newer one
 
 logger = logging.getLogger("wander_hub")
 

@@ -262,7 +262,7 @@ def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: st
         rows, held = rows + 1, held + length
     send()
     if connection.dialect.name == "postgresql":
-        _count_on(connection)
+        _advance_sequences(connection)
     return rows
 
 
@@ -317,8 +317,8 @@ def _read(target: ColumnClause[Any], value: Any) -> Any:
     return base64.b64decode(value) if isinstance(target.type, LargeBinary) and value is not None else value
 
 
-def _count_on(connection: Connection) -> None:
-    """Set PostgreSQL's sequences behind the inserted ids."""
+def _advance_sequences(connection: Connection) -> None:
+    """Advance PostgreSQL's sequences past the inserted ids."""
     for current in Base.metadata.sorted_tables:
         for key in current.primary_key.columns:
             name = {"table": current.name, "key": key.name}
@@ -330,7 +330,7 @@ def _count_on(connection: Connection) -> None:
 
 def bad_copy(fault: str) -> HubProblem:
     """Return the problem of an unusable backup or archive."""
-    return HubProblem(422, "bad_copy", f"cannot read the copy: {fault}", hint="use another copy")
+    return HubProblem(422, "bad_copy", f"cannot read the backup or archive: {fault}", hint="use another file")
 
 
 def _plain(value: Any) -> Any:

@@ -132,7 +132,7 @@ class StoredRow:
 
     @staticmethod
     def facts_of(values: list[Any]) -> RowFacts:
-        """Return the facts from the values of a line."""
+        """Return the facts of a row from the values of its line, which ends with the row's position."""
         return RowFacts(*values[:-4])
 
     def line_sha256(self) -> bytes:

@@ -73,9 +73,7 @@ def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
         )
     ).all()
     if len(matches) != 1:
-        fault = (
-            "none of your keys starts with this" if not matches else "several of your keys start with this"
-        )
+        fault = f"{'several' if matches else 'none'} of your keys start with `{fingerprint}`"
         raise HubProblem(404, "key_not_found", fault, hint="`wander auth key list` lists your keys")
     matches[0].revoked_at = matches[0].revoked_at or now()
     session.flush()

@@ -114,7 +114,7 @@ class Findings:
         self._details: dict[str, list[str]] = {}
 
     def note(self, code: str, detail: str) -> None:
-        """Record a finding, or refuse the file because of it."""
+        """Record a finding. Raises the error for its code if the operator's policy rejects such files."""
         action = self._policy[code]
         if action == "refuse":
             raise refusal(code, detail)

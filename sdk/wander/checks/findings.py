@@ -233,7 +233,7 @@ def _stops(first: ProbeResult) -> CheckResult:
 
 
 def _fail(check: str, play: PlayRecord, message: str) -> CheckResult:
-    """Return a failed check for a player's rollout. The message follows the player's name."""
+    """Return a failed check for a player's rollout. Its message is the player's name and then `message`."""
     return check_result(check, "fail", f"player `{play.player}`{message}", example_id=play.rollout.example_id)
 
 

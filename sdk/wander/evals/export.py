@@ -49,7 +49,8 @@ def format_of(path: Path) -> Format:
     known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", "": "hf"}
     if path.suffix not in known:
         raise ConfigError(
-            f"`{path.name}` has no known extension", hint="name it `.jsonl` or `.parquet`, or pass `--format`"
+            f"cannot choose a format for `{path.name}`",
+            hint="name it `.jsonl` or `.parquet`, or pass `--format`",
         )
     return known[path.suffix]
 

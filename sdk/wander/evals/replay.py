@@ -299,7 +299,7 @@ class _Replay:
         rollouts: Sequence[Rollout],
         chosen: set[tuple[str, int]] | None,
     ) -> None:
-        """Count some of the run's rollouts, and replay the chosen ones."""
+        """Add the next rollouts of the run to the report, and replay those in `chosen` (None: all)."""
         for rollout in rollouts:
             self._count(rollout)
         self.report.recorded += len(rollouts)

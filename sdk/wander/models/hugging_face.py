@@ -150,7 +150,7 @@ def only_cached(name: str, revision: str | None = None) -> bool:
         if cached:
             return True
         raise EndpointUnreachable(
-            f"`{constants.ENDPOINT}` does not respond, and `{name}` is not in the cache of Hugging Face",
+            f"`{constants.ENDPOINT}` does not respond, and `{name}` is not in the Hugging Face cache",
             hint="check the connection, or pass the folder of a model (`./DIR`), or `smollm2`",
             retryable=True,
         ) from error

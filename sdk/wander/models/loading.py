@@ -167,7 +167,7 @@ def _require_file(file: Path) -> None:
 
 def _read_config(file: Path) -> Any:
     try:
-        with open_file(file) as stream:  # the file may be a link in the cache of Hugging Face
+        with open_file(file) as stream:  # the file may be a link in the Hugging Face cache
             text = stream.read(MOST_PLAIN_BYTES + 1)
         if len(text) > MOST_PLAIN_BYTES:
             raise ValueError(f"it has more than {MOST_PLAIN_BYTES:,} bytes")

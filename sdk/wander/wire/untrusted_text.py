@@ -189,7 +189,7 @@ def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
         raise RefusedText(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
     if b"\\u0000" in text or b"\\U00000000" in text:
         raise RefusedText(f"{kind.name} contains the null character, which is not allowed in paths and names")
-    import tomllib  # late: most programs that check a text read no TOML
+    import tomllib  # imported late, because few callers read TOML
 
     try:
         table = tomllib.loads(text.decode())

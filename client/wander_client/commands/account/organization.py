@@ -9,7 +9,7 @@ from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Yes
 
 app = CommandGroup(
-    help="""Create and delete organizations, and list the owners that gave you a role.
+    help="""Create and delete organizations, and list the owners in which you have a role.
 
     \b
     wander env owner add acme ada        invite somebody
@@ -59,7 +59,7 @@ def remove(
 
 @app.command("list")
 def list_owners() -> None:
-    """List the owners that gave you a role.
+    """List the owners in which you have a role.
 
     \b
     wander auth org list

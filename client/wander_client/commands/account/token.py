@@ -31,7 +31,7 @@ _TOKENS = "/api/v1/tokens"
 def new(
     name: Annotated[str, Argument(help="name of the token, such as its purpose")],
     scope: Annotated[
-        list[str] | None, Option(help="read, results, publish or manage (repeatable)  [default: read]")
+        list[str] | None, Option(help="read, results, publish or manage; repeatable  [default: read]")
     ] = None,
     target: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""`wander worker`: play an environment on this machine for runs on other machines."""
+"""`wander worker`: serve an environment from this machine to runs on other machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def worker(
     listen: Annotated[
         str, Option(metavar="HOST:PORT|unix:///PATH", help="address to listen on")
     ] = "127.0.0.1:7100",
-    token_file: Annotated[Path | None, Option(help="file with the token that hosts must send")] = None,
+    token_file: Annotated[Path | None, Option(help="file with the token that callers must send")] = None,
     workers: Annotated[
         int | None, Option(min=1, help="concurrent processes  [default: one per core]")
     ] = None,
@@ -35,7 +35,7 @@ def worker(
 
     \b
     # then, on the machine with the model and its API key, and with a copy of the token file:
-    wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --set worker_token_file=token
+    wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
     Each connection gets its own process, and Ctrl-C stops all of them. Messages are not encrypted. On a
     shared network, listen on a socket that only you can open (`--listen unix:///PATH`) or on 127.0.0.1, and

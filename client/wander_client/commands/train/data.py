@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def data(
-    runs: Annotated[list[str], Argument(help="folders or ids of runs, here or on the hub")],
+    runs: Annotated[list[str], Argument(help="folders or run IDs")],
     out: Annotated[Path, Option("-o", "--out", help="output file")],
     min_reward: Annotated[float | None, Option(help="drop rollouts with a reward below this")] = None,
     where: Annotated[

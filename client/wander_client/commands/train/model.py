@@ -24,8 +24,8 @@ def new_model(
     transcripts: Annotated[
         list[str] | None, Option("--transcripts", help="run with transcripts for the tokenizer; repeatable")
     ] = None,
-    player: Annotated[str | None, Option(help="scripted:MODULE:FUNCTION that plays the transcripts")] = None,
-    episodes: Annotated[int, Option(min=1, help="number of games to play for transcripts")] = 200,
+    player: Annotated[str | None, Option(help="scripted:MODULE:FUNCTION that writes the transcripts")] = None,
+    episodes: Annotated[int, Option(min=1, help="number of rollouts for transcripts")] = 200,
     seed: Annotated[int, Option(help="seed of the weights and the games")] = 0,
     hidden: Annotated[int, Option(min=8, help="width of the hidden layers")] = 128,
     layers: Annotated[int, Option(min=1, help="number of layers")] = 4,
@@ -39,7 +39,7 @@ def new_model(
     wander model new tiny --environment admin/tictactoe --out models/ttt
     wander model new tiny --transcripts runs/RUN --out models/ttt
 
-    Transcripts come from existing runs, or from games that a scripted or a random player plays.
+    Transcripts come from existing runs, or from rollouts of a scripted or a random player plays.
     """
     import asyncio
 

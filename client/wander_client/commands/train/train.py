@@ -16,7 +16,14 @@ from wander_client.environments.sandbox import (
     require_here,
 )
 from wander_client.errors import OK, ClientError, NotFound, UsageError
-from wander_client.terminal.command import Argument, EnvironmentArguments, Option, Typed, WorkerAddresses
+from wander_client.terminal.command import (
+    Argument,
+    EnvironmentArguments,
+    Option,
+    Typed,
+    WorkerAddresses,
+    WorkerTokenFile,
+)
 from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
 
@@ -59,9 +66,7 @@ def train(
     ] = False,
     verify: Annotated[Path | None, Option(help="repeat the first steps of this run and compare them")] = None,
     worker: WorkerAddresses = None,
-    worker_token_file: Annotated[
-        str | None, Option(metavar="FILE", help="file with the token of --worker")
-    ] = None,
+    worker_token_file: WorkerTokenFile = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:

@@ -102,7 +102,7 @@ def prime(
     name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or a folder that `prime env pull` wrote")],
     options: _ImportOptions,
 ) -> None:
-    """Publish an environment of Prime Intellect's hub on this hub, like `wander env import path`.
+    """Publish an environment from Prime Intellect's hub on this hub, like `wander env import path`.
 
     \b
     wander env import prime will/wordle --dry-run

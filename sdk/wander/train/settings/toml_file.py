@@ -42,7 +42,7 @@ def settings_data(
     except OSError as error:
         raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"cannot read `{file}`: {error}", hint="fix the file") from error
+        raise ConfigError(f"cannot read `{file}`: {error}") from error
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)
     apply_overrides(data, overrides, example="`section.field=value`, for example `schedule.steps=20`")
@@ -121,7 +121,7 @@ def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) 
 
 def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
     """Return the error for the first setting that is unknown or has an invalid value."""
-    problems = error.errors(include_url=False, include_input=False)
+    problems = error.errors(include_url=False)
     # A misspelled name often leaves a required field unset, so unknown names come first.
     problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
     *sections, name = [str(part) for part in problem["loc"]] or [""]
@@ -136,7 +136,8 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
     if problem["type"] == "missing":
         return ConfigError(f"`{place}`{where} is missing", hint=hint)
     if problem["type"] != "extra_forbidden":
-        return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}", hint=hint)
+        got = f", got `{problem['input']}`" if isinstance(problem["input"], str | int | float) else ""
+        return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}{got}")
     whole = {field: ".".join([*sections, field]) for field in kind.model_fields}
     hint = did_you_mean(name, whole, shown=whole) or hint
     return ConfigError(f"there is no setting `{place}`{where}", hint=hint)

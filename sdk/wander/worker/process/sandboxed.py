@@ -199,7 +199,7 @@ class SandboxedWorker(WorkerProcess):
         """Describe how the process ended, including limits of the sandbox."""
         if self._starved or self._group.out_of_memory():
             return f"ran out of memory: the sandbox allows {size_in_words(self._policy.memory)}"
-        with contextlib.suppress(ValueError):  # it was not ended by a signal
+        with contextlib.suppress(ValueError):  # no signal killed it
             name = signal.Signals(self._signal()).name
             if name == "SIGXCPU":
                 return f"used up the {self._policy.cpu} s of processor time that the sandbox allows"

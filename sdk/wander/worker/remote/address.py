@@ -44,7 +44,7 @@ class WorkerAddress:
         if host is None or not port or parts.scheme != "tcp" or parts.path not in ("", "/") or parts.username:
             raise ConfigError(
                 f"`{text}` is not a worker's address",
-                hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`, or `unix:///PATH` for a socket",
+                hint="write `tcp://HOST:PORT`, such as `tcp://10.0.0.5:7100`, or `unix:///PATH` for a socket",
             )
         return cls(host, port, token)
 
@@ -99,7 +99,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     except ValueError:
         host = port = None
     if host is None or port is None or parts.path:
-        hint = "write HOST:PORT, e.g. `127.0.0.1:7100`, or `unix:///PATH` for a socket"
+        hint = "write HOST:PORT, such as `127.0.0.1:7100`, or `unix:///PATH` for a socket"
         raise ConfigError(f"`{text}` is not an address to listen on", hint=hint)
     return host, port
 

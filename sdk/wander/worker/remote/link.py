@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-from wander.errors import LoadError, WorkerRefusedToken, WorkerUnreachable
+from wander.errors import LoadError, WorkerRefusedToken, WorkerUnreachable, name_option
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords
@@ -147,7 +147,9 @@ def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
     status, body = error.response.status_code, bytes(error.response.body or b"").decode("utf-8", "replace")
     reason = body.strip().partition("\n")[0][:200]
     if status == 401:
-        hint = "pass the token file that it was started with: `worker_token_file`"
+        hint: str = "pass the token file that it was started with: " + name_option(
+            "worker_token_file", "FILE"
+        )
         return WorkerRefusedToken(f"the worker at `{address}` refused the token: {reason}", hint=hint)
     if status == 503:
         hint = "request fewer workers, or start it with more: `wander worker ENVIRONMENT --workers N`"
