@@ -184,7 +184,7 @@ def test_a_run_is_resumed_by_its_id_or_the_beginning_of_it(wander: Wander, folde
     assert wander("eval", "--resume", "zzzzzz").status == 3
     refused = wander("train", "--resume", first["run_id"][:10])
     assert "is an evaluation run" in refused.err
-    assert "resume it with `wander eval --resume" in refused.err
+    assert "to resume it, run `wander eval --resume" in refused.err
 
 
 def test_going_on_at_another_endpoint_is_told(wander: Wander, folder: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_run_without_rollouts_makes_empty_files(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="no known extension"):
+    with pytest.raises(ConfigError, match="cannot choose a format"):
         format_of(tmp_path / "run.xlsx")
     begun = export_runs([Recorded(600)], tmp_path / "run.jsonl")
     next(begun)

@@ -28,7 +28,5 @@ def choose(option: str, word: str, known: Iterable[Word]) -> Word:
     *most, last = (f"`{choice}`" for choice in words)
     listed = f"{', '.join(most)} or {last}" if most else last
     hint = did_you_mean(word, words) or f"use {listed}"
-    if not option.startswith("-"):
-        raise UsageError(f"unknown {option} `{word}`", hint=hint)
     named = name_option(option.lstrip("-").replace("-", "_"), word, word=option)
     raise UsageError(named + " is unknown", hint=hint)

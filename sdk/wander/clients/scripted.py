@@ -79,7 +79,7 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     module_name, _, function_name = target.rpartition(":")
     if not module_name or not function_name:
         raise ConfigError(
-            "the function's name is missing", hint="write it as `scripted:package.module:function`"
+            f"`{spec}` does not name a function", hint="write it as `scripted:package.module:function`"
         )
     own = package and package.partition(".")[0]
     if own and module_name.partition(".")[0] != own:
