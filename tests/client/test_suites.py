@@ -40,7 +40,7 @@ def echo(messages: list[dict[str, str]]) -> str:
         (
             'evals = 1\n[[eval]]\nenvironment = "."\nmodel = "m"',
             "`evals` is not a setting",
-            "did you mean `eval` or",
+            "did you mean `eval`?",
         ),
         (
             '[[eval]]\nenvironment = "."\nmodle = "m"',

@@ -184,11 +184,11 @@ def test_help_is_plain_as_that_of_wander(typed) -> None:
 @pytest.mark.parametrize(
     ("words", "named", "hint"),
     [
-        (["tokn"], "tokn", "run `wander-hub --help`"),
-        (["serve", "--prt", "3"], "--prt", "run `wander-hub serve --help`"),
+        (["tokn"], "tokn", "did you mean `token`?"),
+        (["serve", "--prt", "3"], "--prt", "did you mean `--port`?"),
         (["serve", "--port", "x"], "--port", "run `wander-hub serve --help`"),
         (["token", "create"], "USER", "run `wander-hub token create --help`"),
-        (["token", "creat"], "create", "run `wander-hub token --help`"),
+        (["token", "creat"], "creat", "did you mean `create`?"),
     ],
 )
 def test_wrong_usage_is_an_error_and_a_hint(words: list[str], named: str, hint: str, typed) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-from wander.errors import did_you_mean
 
 _TIMES = "`2026-01-31` or `2026-01-31T18:00:00`"
 
@@ -60,6 +59,8 @@ class Group(Command, click.Group):
 
 def explain_usage(error: click.UsageError) -> tuple[str, str]:
     """Return the message and the hint for a command line that click rejects."""
+    from wander.errors import did_you_mean  # imported late, to show help faster
+
     path = error.ctx.command_path if error.ctx is not None else "wander-hub"
     hint, message = None, error.message.rstrip(".")
     if isinstance(error, click.NoSuchCommand):
