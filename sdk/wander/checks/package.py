@@ -85,9 +85,8 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
     placeholder = re.search(re.escape(SCAFFOLD), text) or _LEFT.search(text)
     if placeholder is not None or about.get("description") in SCAFFOLDED:
         leftover = placeholder.group() if placeholder is not None else about["description"]
-        status: Status = (
-            "fail" if leftover == SCAFFOLD else "warn"
-        )  # other placeholders, such as TODO, may be intended
+        # Other words that look like placeholders may be intended.
+        status: Status = "fail" if leftover == SCAFFOLD else "warn"
         yield "package.scaffold", status, f'it still contains "{leftover}"'
     if not about.get("license"):
         yield "package.license", "warn", "`license` is missing"
