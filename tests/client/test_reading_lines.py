@@ -106,7 +106,7 @@ def test_a_group_leads_to_its_commands(home: Path, capsys: pytest.CaptureFixture
     group.command()(show)
     with pytest.raises(click.exceptions.Exit):
         run(group, ["--help"])
-    assert "  show  Show a run." in capsys.readouterr().out
+    assert "  show  show a run" in capsys.readouterr().out
     with pytest.raises(UsageError) as refused:
         run(group, ["sho"])
     assert (refused.value.code, refused.value.hint) == ("unknown_command", "did you mean `show`?")

@@ -146,7 +146,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.usage.completion_tokens": {"refused": "below zero; huge; not a number; a single one"},
     # Claims of the run about itself.
     "manifest.run_id": {"refused": "emptied; longer; null; gone"},
-    "manifest.kind": {"refused": "play; exhaustive; longer; null"},
+    "manifest.kind": {"refused": "exhaustive; longer; null"},
     "manifest.split": {"claimed": "train", "refused": "longer; null"},
     "manifest.example_ids": {"refused": "last dropped; last twice; emptied; null; gone"},
     "manifest.rollouts_per_example": {"claimed": "one more", "refused": "below zero; huge; null; gone"},

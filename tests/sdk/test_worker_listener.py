@@ -181,7 +181,7 @@ async def test_who_does_not_know_the_token_is_refused(tmp_path: Path, token: str
         with pytest.raises(LoadError, match=f"refused the token: .*{says}") as caught:
             async with remote(address, folder=tmp_path):
                 pass
-        assert "worker_token_file" in (caught.value.hint or "")
+        assert "--worker-token-file FILE" in (caught.value.hint or "")
         assert not (tmp_path / "far.log").exists()
     assert says in "\n".join(far.said)
 

@@ -146,7 +146,7 @@ def local_path(spec: str) -> str:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def endpoint_of(base_url: str | None) -> str:

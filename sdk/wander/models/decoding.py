@@ -207,9 +207,10 @@ class Buffers:
     """
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
-        self.model, self.plan, self.graph_memory = decoder.model, decoder.plan, decoder.graph_memory
+        self.decoder = decoder
+        self.plan, self.graph_memory = decoder.plan, decoder.graph_memory
         self.last_position = decoder.context_length - 1
-        zeros = partial(torch.zeros, device=self.model.device)
+        zeros = partial(torch.zeros, device=decoder.model.device)
         self.window = Window(rows, capacity, zeros(1, dtype=torch.long))
         self.layers = [KeyValueLayer(self.window) for _ in range(decoder.layers)]
         self.past: Any = Cache(layers=self.layers) if self.layers else None
@@ -220,7 +221,7 @@ class Buffers:
         self.ids = zeros(rows, 1, dtype=torch.long)
         """The ids that were sampled last, whose keys and values the next step computes."""
         self.positions = zeros(rows, 1, dtype=torch.long)
-        self.parameters = torch.ones(5, rows, device=self.model.device)
+        self.parameters = torch.ones(5, rows, device=decoder.model.device)
         self.truncates = self.has_greedy = False
         """Whether a live row needs truncation, or the most probable token."""
         self.uniforms = zeros(rows, capacity, dtype=torch.float64)
@@ -303,7 +304,7 @@ class Buffers:
         return None if self.is_whole and self.layers else self.mask[:rows, :columns]
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
-        output = self.model(
+        output = self.decoder.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
@@ -373,6 +374,7 @@ class Decoder:
 
     def __init__(self, model: Any, *, layers: int, context_length: int, plan: DecodePlan) -> None:
         self.model = model
+        """Another model with the same architecture may take its place between two batches."""
         self.layers = layers
         """Number of layers with a plain cache; 0 if the model uses a cache of its own."""
         self.context_length = context_length

@@ -95,7 +95,6 @@ class Sampler:
 
         If `plan` is None, it is the plan for the model's device.
         """
-        self.model = model
         self.tokenizer = tokenizer
         self.autocast = autocast
         self.end_ids = end_of_turn_ids(model, tokenizer)
@@ -105,6 +104,15 @@ class Sampler:
         self.plan = plan or plan_for(model, keeps_cache=self.keeps_cache, autocast=autocast)
         layers = int(model.config.get_text_config().num_hidden_layers)
         self.decoder = Decoder(model, layers=layers, context_length=self.context_length, plan=self.plan)
+
+    @property
+    def model(self) -> Any:
+        """The model. It may be replaced by one with the same architecture."""
+        return self.decoder.model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.decoder.model = model
 
     def new_cache(self) -> ConversationCache | None:
         """Return an empty cache for continued conversations, or None if the model does not support it."""

@@ -114,7 +114,7 @@ def test_hugging_face_out_of_reach_is_said_at_once(
     assert result.status == 5
     error = result.json["error"]
     assert error["code"] == "endpoint_unreachable"
-    assert "`nobody/none` is not in the cache" in error["message"]
+    assert "`nobody/none` is not in the Hugging Face cache" in error["message"]
     assert error["retryable"]
     assert asked == [], "nothing was tried again"
 

@@ -135,7 +135,7 @@ def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
     assert missing.status != 0
     assert "`none.jsonl`" in missing.err
     unknown = wander("train", TICTACTOE, "--model", "./nowhere")
-    assert "no folder `./nowhere`" in unknown.err
+    assert "the model folder `./nowhere` does not exist" in unknown.err
 
 
 def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, home: Path) -> None:

@@ -238,6 +238,7 @@ def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, hom
     from wander_client.training.phases import new_command
 
     reverse = os.path.relpath(Path(TICTACTOE).parent / "reverse_text", home)
+    (home / "config.json").write_text("{}")
     file = home / "mixed.toml"
     file.write_text(f"""
 [[phases]]

@@ -70,7 +70,7 @@ def test_without_a_network_a_cached_model_is_taken_and_no_other_waited_for(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = answer(monkeypatch, error)
-    with pytest.raises(EndpointUnreachable, match="is not in the cache") as refused:
+    with pytest.raises(EndpointUnreachable, match="is not in the Hugging Face cache") as refused:
         load_model("a/b")
     assert refused.value.retryable
     assert asked == ["a/b"], "one question, no second"

@@ -39,7 +39,7 @@ def new_model(
     wander model new tiny --environment admin/tictactoe --out models/ttt
     wander model new tiny --transcripts runs/RUN --out models/ttt
 
-    Transcripts come from existing runs, or from rollouts of a scripted or a random player plays.
+    Transcripts come from existing runs, or from rollouts of a scripted or a random player.
     """
     import asyncio
 
