@@ -123,7 +123,7 @@ def test_posting_training_tells_no_reward_and_no_leaderboard(
     done = hub.wander("post", str(training))
     assert done.status == 0, done.err
     assert "reward" not in done.out.splitlines()[0]
-    assert "a training run" in done.out
+    assert "claimed: the trainer reported these metrics" in done.out
     assert "wander leaderboard" not in done.err
 
 

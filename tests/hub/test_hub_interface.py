@@ -21,6 +21,12 @@ from wander_hub.settings import Settings
 MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
 
 
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """A hub that asks no other index, so that no route depends on the internet."""
+    return settings.model_copy(update={"upstream_index": None})
+
+
 def routes(hub) -> list[tuple[str, str]]:
     """Return (method, path) of every route of the running application."""
     app = hub.client._transport.app
