@@ -213,6 +213,16 @@ class Settings(BaseSettings):
             ip_network(network, strict=False)  # its error names the fault
         return networks
 
+    @field_validator("database_url")
+    @classmethod
+    def _is_a_known_database(cls, url: str | None) -> str | None:
+        scheme = (url or "").partition("://")[0]  # the rest may contain a password
+        if url and scheme not in ("sqlite", "postgresql+psycopg"):
+            raise ValueError(f"`{scheme}` must be `sqlite` or `postgresql+psycopg`")
+        if scheme == "postgresql+psycopg" and find_spec("psycopg") is None:
+            raise ValueError("it requires `pip install 'wander-hub[postgres]'`")
+        return url or None
+
     @field_validator("upstream_index")
     @classmethod
     def _is_an_address(cls, url: str | None) -> str | None:

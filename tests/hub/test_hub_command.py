@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from wander_hub import __version__
 from wander_hub.cli import main as cli
 from wander_hub.cli import options
@@ -90,10 +91,18 @@ def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) ->
     again = data_folder.hold_data_folder(settings, "http://h:3")
     assert again is not None, "a file left behind locks nobody out"
     os.close(again)
-    assert (
-        data_folder.hold_data_folder(Settings(data=tmp_path / "none", database_url="postgresql://x/y"), "")
-        is None
-    )
+    elsewhere = Settings(data=tmp_path / "none", database_url="postgresql+psycopg://x/y")
+    assert data_folder.hold_data_folder(elsewhere, "") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u:secret@x/y", "postgres://u:secret@x/y", "postgresql://u:secret@x"]
+)
+def test_a_database_that_no_hub_uses_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"must be `sqlite` or `postgresql\+psycopg`") as refused:
+        Settings(database_url=url)
+    assert [error["loc"] for error in refused.value.errors()] == [("database_url",)]
+    assert "secret" not in refused.value.errors()[0]["msg"]
 
 
 @pytest.fixture
