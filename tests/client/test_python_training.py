@@ -58,7 +58,7 @@ def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
     assert [entry["step"] for entry in trained.history] == [1, 2]
     assert trained.path.parent == home / "runs"
     assert trained.manifest.environment.arguments == {"num_examples": 16, "num_groups": 4}
-    assert "→" in trained._repr_html_()
+    assert "in the last step" in trained._repr_html_()
     assert trained.plot().to_dict()["vconcat"]
     after = env.evaluate_sync(trained.checkpoint, n=2, sampling={"max_tokens": 8})
     assert after.summary.rollouts == 2
