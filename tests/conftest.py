@@ -55,19 +55,7 @@ LACKING = {
 }
 """What a machine may lack: how the reasons of skipped tests name it, and the command that gets it."""
 
-AUTHORITY = Path(__file__).parent / "harness" / "authority.pem"
-"""The certificate of an authority that signed nothing. Its key was not kept."""
-
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let every process trust one authority: to load those of the machine takes each client 45 ms.
-
-    Only tests that are marked `slow` ask servers on the internet.
-    """
-    if "not slow" in config.getoption("markexpr"):
-        os.environ["SSL_CERT_FILE"] = str(AUTHORITY)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
