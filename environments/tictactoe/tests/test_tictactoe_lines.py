@@ -50,10 +50,11 @@ async def test_careless_play_loses_lines_that_replay_to_losses():
         assert next(replies, None) is None
 
 
+@pytest.mark.parametrize("most_lines", [1000, pytest.param(100_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("most_careless", [0.0, 0.1])
-async def test_the_opponent_may_make_every_move_that_it_could_draw(most_careless):
-    # A careless opponent has ten thousands of lines, so the walk ends after some.
-    result = await walked(careless, max_lines=1000, max_random_move_prob=most_careless)
+async def test_the_opponent_may_make_every_move_that_it_could_draw(most_careless, most_lines):
+    # A careless opponent has tens of thousands of lines. The full run walks all of them.
+    result = await walked(careless, max_lines=most_lines, max_random_move_prob=most_careless)
     assert result.bad
     for rollout in result.bad:
         board = read_board(message_text(rollout.prompt[-1]))
