@@ -353,12 +353,15 @@ def did_you_mean(
     import difflib  # imported here, because few programs need a suggestion
 
     lower = {candidate.lower(): (shown or {}).get(candidate, candidate) for candidate in known}
-    matcher = difflib.SequenceMatcher(b=word.lower())
-    ratios: dict[str, float] = {}
-    for match in difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff):
-        matcher.set_seq1(match)
-        ratios[match] = matcher.ratio()
+    matches = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
+    ratios = [difflib.SequenceMatcher(None, match, word.lower()).ratio() for match in matches]
     # A second word helps only if it is about as similar: `evla` means `eval`, not `replay`.
-    nearly = max(ratios.values(), default=0.0) - 0.1
-    meant = " or ".join(f"`{lower[match]}`" for match, ratio in ratios.items() if ratio >= nearly)
+    near = [match for match, ratio in zip(matches, ratios, strict=True) if ratio >= ratios[0] - 0.1]
+    meant = " or ".join(f"`{lower[match]}`" for match in near)
     return f"did you mean {meant}?" if meant else None
+
+
+def suggest_option(option: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the known options that resemble an unknown one, compared without their dashes."""
+    flags = {flag.lstrip("-"): flag for flag in known}
+    return did_you_mean(option.lstrip("-"), flags, shown=flags)

@@ -313,15 +313,12 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
     path = "wander" if ctx is None else ctx.command_path
     hint, message = None, error.message.rstrip(".")
     if isinstance(error, click.NoSuchOption):
+        from wander.errors import suggest_option  # late: most command lines are parsed without the SDK
+
         message = f"unknown option `{error.option_name}`"
         flags = [] if ctx is None else [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
-        names = {flag.lstrip("-"): flag for flag in flags}
         longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
-        hint = (
-            f"did you mean {' or '.join(longer)}?"
-            if longer
-            else did_you_mean(error.option_name.lstrip("-"), names, shown=names)
-        )
+        hint = f"did you mean {' or '.join(longer)}?" if longer else suggest_option(error.option_name, flags)
         if "--set" in flags:
             unflagged = "pass settings that have no option with `--set KEY=VALUE`"
             hint = f"{hint} Or {unflagged}" if hint else unflagged

@@ -59,7 +59,7 @@ class Group(Command, click.Group):
 
 def explain_usage(error: click.UsageError) -> tuple[str, str]:
     """Return the message and the hint for a command line that click rejects."""
-    from wander.errors import did_you_mean  # imported late, to show help faster
+    from wander.errors import did_you_mean, suggest_option  # imported late, to show help faster
 
     path = error.ctx.command_path if error.ctx is not None else "wander-hub"
     hint, message = None, error.message.rstrip(".")
@@ -69,8 +69,7 @@ def explain_usage(error: click.UsageError) -> tuple[str, str]:
     elif isinstance(error, click.NoSuchOption):
         message = f"unknown option `{error.option_name}`"
         flags = [flag for param in error.ctx.command.params for flag in param.opts] if error.ctx else []
-        names = {flag.lstrip("-"): flag for flag in flags}
-        hint = did_you_mean(error.option_name.lstrip("-"), names, shown=names)
+        hint = suggest_option(error.option_name, flags)
     elif isinstance(error, click.BadParameter) and error.param is not None:
         is_argument = isinstance(error.param, click.Argument)
         name = error.param.human_readable_name if is_argument else error.param.opts[0]

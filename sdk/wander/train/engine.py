@@ -116,11 +116,16 @@ def for_adapters(section: InferenceSection, rank: int | None) -> InferenceSectio
 
     The user's own arguments come last, so `--no-enable-lora` among them serves merged weights.
     """
-    if rank is None or rank > RANKS[-1]:
+    limit = None if rank is None else rank_limit(rank)
+    if limit is None:
         return section
-    limit = next(limit for limit in RANKS if limit >= rank)
     own = ["--enable-lora", "--max-lora-rank", str(limit)]
     return section.model_copy(update={"arguments": [*own, *section.arguments]})
+
+
+def rank_limit(rank: int) -> int | None:
+    """Return the smallest limit of vLLM that allows adapters of a rank, or None above the largest limit."""
+    return next((limit for limit in RANKS if limit >= rank), None)
 
 
 def serves_adapters(server: VLLMServer, rank: int) -> bool:
@@ -130,7 +135,7 @@ def serves_adapters(server: VLLMServer, rank: int) -> bool:
         raise ConfigError(
             f"the server at `{server.url}` serves adapters up to rank {largest}, but `model.lora_rank` is "
             f"{rank}",
-            hint=f"start it with `--max-lora-rank {next((n for n in RANKS if n >= rank), rank)}`, or without "
+            hint=f"start it with `--max-lora-rank {rank_limit(rank) or rank}`, or without "
             "`--enable-lora`, so that it gets the merged weights",
         )
     return largest is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,22 @@ class FolderSync:
     def send(self, weights: Weights) -> None:
         """Write the weights and let every server reload them; then remove the previous checkpoint."""
         gathered = {name: weight.to("cpu") for name, weight in weights() if self._sends}
-        if not self._sends:
-            return
+        if self._sends:
+            checkpoint = write_checkpoint(self._model, gathered, self._next_folder("weights"))
+            self._load(checkpoint, VLLMServer.reload)
+
+    def _next_folder(self, name: str) -> Path:
         self._sent += 1
-        checkpoint = write_checkpoint(self._model, gathered, self._folder / f"weights-{self._sent}")
+        return self._folder / f"{name}-{self._sent}"
+
+    def _load(self, folder: Path, load: Callable[[VLLMServer, Path], None]) -> None:
+        """Let every server load a folder, and remove the folder that it replaces."""
         # A server exits if it is given a folder that it cannot see, so it gets only folders that exist.
         for server in self._servers:
-            server.reload(checkpoint)
+            load(server, folder)
         if self._written is not None:
             shutil.rmtree(self._written)
-        self._written = checkpoint
+        self._written = folder
 
 
 READ_BY_VLLM = {
@@ -99,34 +105,18 @@ def rank_for_vllm(model: Any) -> int | None:
     return int(config.r)
 
 
-class AdapterSync:
-    """Writes the adapters of each policy into a folder that the servers can read, and lets them load it."""
-
-    def __init__(
-        self, servers: Sequence[VLLMServer], model: Any, folder: Path, *, sends: bool = True
-    ) -> None:
-        self._servers = servers
-        self._model = model
-        self._folder = folder
-        self._sends = sends
-        self._sent = 0
-        self._written: Path | None = None
+class AdapterSync(FolderSync):
+    """Writes only the adapters of each policy, which the servers load next to their own weights."""
 
     def send(self, weights: Weights) -> None:
         """Write the adapters and let every server load them; then remove the previous ones.
 
         A policy with adapters is not sharded, so no other process has a part of them.
         """
-        if not self._sends:
-            return
-        self._sent += 1
-        folder = self._folder / f"adapters-{self._sent}"
-        self._model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-        for server in self._servers:
-            server.load_adapters(folder)
-        if self._written is not None:
-            shutil.rmtree(self._written)
-        self._written = folder
+        if self._sends:
+            folder = self._next_folder("adapters")
+            self._model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+            self._load(folder, VLLMServer.load_adapters)
 
 
 def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> Path:
