@@ -101,18 +101,21 @@ class ChangedFile(Record):
     """Digest of a file's content."""
     target: str | None = None
     """Target of a symbolic link."""
+    text: str | None = None
+    """Content of a file that is valid UTF-8."""
+    base64: str | None = None
+    """Content of any other file. Without both, the state was too large to keep its contents."""
 
 
 class FinalState(Record):
     """The changes that a box's processes have made below the recorded paths."""
 
     digest: str
-    """SHA-256 of the canonical JSON of `files`."""
+    """SHA-256 of the canonical JSON of `files` without `text` and `base64`."""
     files: list[ChangedFile]
-    """Changes in the order of their paths."""
-    content: str | None = None
-    """Contents of the changed files as base64 of a zstd-compressed tar archive; None if they are too large to
-    keep, so that nobody can score the state again."""
+    """Changes, sorted by the parts of their paths: a folder comes before its files."""
+    too_large: bool = False
+    """Whether the contents of the files are left out, so that nobody can score the state again."""
 
 
 class Box(ABC):
