@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import httpx
 import pytest
+from failing_upstream import STATES, failing_upstream
 from sqlalchemy import select
 from wander_hub.index import upstream
 from wander_hub.index.models import PrivateName
@@ -186,7 +188,7 @@ async def test_what_an_owner_hides_or_had_never_comes_from_behind(hub, behind, m
         assert (page.status_code, page.json()["files"]) == (200, [])
     assert "numpy" not in behind.asked
     assert (await hub.get("/alice/index/numpy/")).status_code == 200, "strangers get what is public elsewhere"
-    assert set(behind.asked) == {"never-there", "numpy"}
+    assert {"hidden", "gone", "moved"}.isdisjoint(behind.asked)
 
 
 async def test_a_name_that_was_private_stays_401(hub, behind, make_wheel):
@@ -212,30 +214,59 @@ async def test_a_name_that_was_private_stays_401(hub, behind, make_wheel):
         assert len(session.scalars(select(PrivateName)).all()) == 2
 
 
-async def test_neither_clock_nor_outage_tells_a_private_name(hub, behind, make_wheel, monkeypatch):
-    """A name that nobody has takes as long as the index behind the hub; so does one that the hub hides."""
-    slept: list[float] = []
+async def hide(hub: Any, make_wheel: Any, name: str, owner: str = "alice") -> None:
+    """Publish a private environment."""
+    await hub.publish(make_wheel(name=name), owner=owner)
+    path = f"/api/v1/environments/{owner}/{name}/visibility"
+    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth(owner))).is_success
 
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
 
-    await hub.publish(make_wheel(name="secret"))
-    path = "/api/v1/environments/alice/secret/visibility"
-    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth())).is_success
-    answers = [await hub.get(f"/alice/index/{name}/") for name in ("nothing", "nothing-else")]
-    with monkeypatch.context() as patch:
-        patch.setattr(upstream.asyncio, "sleep", sleep)
-        answers += [await hub.get("/alice/index/secret/") for _ in range(2)]
-    told = [{**one.json(), "request_id": ""} for one in answers]
-    assert [one.status_code for one in answers] == [401] * 4
-    assert all(one == told[0] for one in told)
-    assert len(slept) == 1, "the second time both are known"
-    assert slept[0] > 0
-    assert behind.asked == ["nothing", "nothing-else"], "nor is the name told to the index behind"
-    behind.silent = True
-    missing = await hub.get("/alice/index/nothing-new/")
+@pytest.mark.parametrize("state", STATES)
+async def test_no_state_of_the_index_behind_reveals_a_private_name(hub, make_wheel, monkeypatch, state):
+    """Free and hidden names get the same answer, at first and when the hub knows the state."""
+    monkeypatch.setattr(upstream, "_TIMEOUT_SECONDS", 0.8)
+    for name, owner in (("secret", "alice"), ("bob-secret", "bob")):
+        await hide(hub, make_wheel, name, owner)
     app: Any = hub.client._transport.app
-    app.state.upstream._pretended.clear()
-    hidden = await hub.get("/alice/index/secret/")
-    assert (missing.status_code, hidden.status_code) == (503, 503)
-    assert missing.json()["code"] == hidden.json()["code"] == "upstream_silent"
+    answers, waited = [], dict[str, list[bool]]()
+    with failing_upstream(state) as url:
+        for name in ("secret", "free", "bob-secret", "bob-free"):
+            app.state.upstream = Upstream(url)
+            for _ in range(2):
+                begun = time.monotonic()
+                answer = await hub.get(f"/alice/index/{name}/")
+                waited.setdefault(name, []).append(time.monotonic() - begun > 0.7)
+                headers = {key: value for key, value in answer.headers.items() if key != "x-request-id"}
+                body = answer.text.replace(answer.json()["request_id"], "").replace(name, "")
+                answers.append((answer.status_code, body, headers))
+            await app.state.upstream.close()
+    assert answers[0][0] == 401
+    assert all(answer == answers[0] for answer in answers), answers
+    assert waited["secret"] == waited["free"]
+    assert waited["bob-secret"] == waited["bob-free"]
+    assert (await hub.get("/bob/index/free/", headers=hub.auth())).status_code == 401
+    app.state.upstream = Upstream(None)
+
+
+async def test_a_private_name_is_not_sent_to_the_index_behind(hub, behind, make_wheel):
+    await hide(hub, make_wheel, "secret")
+    assert (await hub.get("/alice/index/secret/")).status_code == 401
+    (asked,) = behind.asked
+    assert "secret" not in asked
+    assert (await hub.get("/alice/index/secret/")).status_code == 401
+    assert behind.asked == [asked], "the absence of a page is kept"
+
+
+async def test_names_that_wander_hides_are_not_revealed(hub, behind, make_wheel):
+    """The bundled environments come before the index behind, so their owner's names appear in every index."""
+    hub.tokens["wander"] = hub.tokens["admin"]
+    await hub.publish(make_wheel(name="bundled"), owner="wander")
+    assert (await hub.get("/alice/index/bundled/")).headers["location"] == "/wander/simple/bundled/"
+    assert (await hub.get("/alice/index/free/")).status_code == 404
+    await hide(hub, make_wheel, "secret", "wander")
+    behind.offer("secret")
+    for name in ("secret", "free"):
+        assert (await hub.get(f"/alice/index/{name}/")).status_code == 401, name
+    assert "secret" not in behind.asked
+    answer = await hub.get("/alice/index/secret/", headers=hub.auth("admin"))
+    assert answer.headers["location"] == "/wander/simple/secret/"

@@ -201,6 +201,11 @@ async def test_pages_and_data_are_chosen_by_what_is_accepted(hub):
         (OSError(28, "No space left on device"), 507, "storage_full"),
         (OperationalError("INSERT", {}, Exception("database or disk is full")), 507, "storage_full"),
         (OperationalError("SELECT", {}, Exception("disk I/O error")), 500, "internal_error"),
+        (
+            OperationalError("INSERT", {}, Exception("attempt to write a readonly database")),
+            503,
+            "database_unavailable",
+        ),
         (OperationalError("SELECT", {}, psycopg.OperationalError("no secret")), 503, "database_unavailable"),
         (NoConnectionFree("all of 50 are in use"), 503, "database_unavailable"),
         (RuntimeError("secret detail"), 500, "internal_error"),

@@ -19,6 +19,7 @@ from browsers import PASSWORD
 from fastapi import APIRouter
 from fastapi.routing import iter_route_contexts
 from lock_files import lock_of
+from outages import OUTAGES, outage
 from pyotp import random_base32
 from run_parcels import Parcel
 from small_models import checkpoint, digests
@@ -251,12 +252,14 @@ async def private(hub, make_wheel, run_of):
     return hub
 
 
-async def attempt(hub, method: str, path: str, token: str | None, make_wheel, run_of) -> Any:
+async def attempt(hub, method: str, path: str, token: str | None, make_wheel, run_of, **changed: str) -> Any:
+    """Ask a route of alice's private environment; `changed` values of its address are of something else."""
     wanted = ATTEMPTS[method, path]
     values = VALUES | {
         "prefix": hub.tokens["read"][:10],
         "board": hub.tokens.get("board", "none"),
         "filename": "x",
+        **changed,
     }
     headers = hub.auth(token) if token else {}
     if path.startswith(TRANSFERS):
@@ -490,6 +493,26 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
             assert all(one.actor == name and one.target for one in told), "the audit log tells of it, once"
             if not path.endswith(("/yank", "/account/sessions")) or method == "PUT":
                 assert rows(hub) != before
+
+
+@pytest.mark.parametrize("away", OUTAGES)
+async def test_no_write_tells_a_stranger_of_a_private_name(private, make_wheel, run_of, away):
+    """Nor while something that the hub needs is away."""
+    hub = private
+    model = await pushed(hub.client, hub.auth(), checkpoint(), name=VALUES["name"], private=True)
+    assert model.status_code == 201, model.text
+    absent = {"name": "nowhere-known", "run_id": "01JRUNABSENT0000000000000A"}
+    routes = [(method, path) for method, path in ATTEMPTS if "{name}" in path or "{run_id}" in path]
+    with outage(hub, away):
+        for method, path in routes:
+            there = await attempt(hub, method, path, "stranger", make_wheel, run_of)
+            free = await attempt(hub, method, path, "stranger", make_wheel, run_of, **absent)
+            assert there.status_code == free.status_code, (method, path, there.text, free.text)
+            assert there.status_code in ((404, 503) if away == "database read-only" else (404,)), there.text
+            told = [one.text.replace(one.json()["request_id"], "") for one in (there, free)]
+            for names in (VALUES, absent):
+                told = [one.replace(names["name"], "").replace(names["run_id"], "") for one in told]
+            assert told[0] == told[1], (method, path)
 
 
 async def test_a_reader_posts_results_and_a_maintainer_publishes(private, make_wheel, run_of):

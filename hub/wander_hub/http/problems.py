@@ -213,6 +213,8 @@ def _outage_of(error: Exception) -> HubProblem | None:
     hint = "try again; if the error persists, tell the hub's operator"
     if isinstance(error, BaseError):
         return HubProblem(503, "storage_unavailable", "the hub's object store does not respond", hint=hint)
+    if _is_read_only(error):
+        return HubProblem(503, "database_unavailable", "the hub's database is read-only", hint=hint)
     if _is_away(error):
         return HubProblem(503, "database_unavailable", "the hub's database does not respond", hint=hint)
     return None
@@ -220,6 +222,12 @@ def _outage_of(error: Exception) -> HubProblem | None:
 
 def _first_line(error: Exception) -> str:
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
+def _is_read_only(error: Exception) -> bool:
+    """Return whether a change failed because the database or its disk is read-only."""
+    sqlstate = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return sqlstate == "25006" or "attempt to write a readonly database" in str(error)
 
 
 def _is_away(error: Exception) -> bool:

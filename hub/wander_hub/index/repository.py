@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zstandard
-from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from wander_hub.accounts.models import Owner
@@ -116,13 +116,14 @@ def projects_in_namespaces(session: Session, around: str | None = None) -> Seque
 
 def holds(session: Session, owner: str, project: str) -> bool:
     """Return whether an owner has or ever had a name, even a hidden one."""
-    here = select(IndexPage.project).join(Owner, IndexPage.owner_id == Owner.id)
-    page = here.where(Owner.name == owner, IndexPage.project == project)
-    if session.scalar(page.limit(1)) is not None:
-        return True
+    page = select(IndexPage.project).join(Owner, IndexPage.owner_id == Owner.id)
     left = select(FormerName.name).join(Owner, FormerName.owner_id == Owner.id)
-    left = left.where(Owner.name == owner, FormerName.name == project)
-    return session.scalar(left.limit(1)) is not None or was_private(session, owner, project)
+    held = or_(
+        page.where(Owner.name == owner, IndexPage.project == project).exists(),
+        left.where(Owner.name == owner, FormerName.name == project).exists(),
+        _private_name(owner, project).exists(),
+    )
+    return bool(session.scalar(select(held)))  # one query in any case, so its time reveals nothing
 
 
 def note_private(session: Session, owner_id: int, projects: Iterable[str]) -> None:
@@ -134,9 +135,12 @@ def note_private(session: Session, owner_id: int, projects: Iterable[str]) -> No
 
 def was_private(session: Session, owner: str, project: str) -> bool:
     """Return whether a name of an owner is or ever was private."""
+    return session.scalar(_private_name(owner, project).limit(1)) is not None
+
+
+def _private_name(owner: str, project: str) -> Select[*tuple[Any, ...]]:
     query = select(PrivateName.project).join(Owner, PrivateName.owner_id == Owner.id)
-    query = query.where(Owner.name == owner, PrivateName.project == project)
-    return session.scalar(query.limit(1)) is not None
+    return query.where(Owner.name == owner, PrivateName.project == project)
 
 
 def is_closed_to(session: Session, owner: str, reader: Identity | None) -> bool:

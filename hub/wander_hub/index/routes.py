@@ -26,14 +26,13 @@ from wander_hub.index import service
 from wander_hub.index.direct import CachedResponse, file_caching, metadata_response, page_response
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
-from wander_hub.index.schemas import IndexedProject, NamespaceInfo, RenderedPage
+from wander_hub.index.schemas import Absent, IndexedProject, NamespaceInfo, RenderedPage
 from wander_hub.index.upstream import Upstream
 from wander_hub.storage import Storage
 
 router = HubRouter(tags=["index"])
 Answers: TypeAlias = dict[int | str, dict[str, Any]]
 Route = TypeVar("Route", bound=Callable[..., Any])
-Loaded = TypeVar("Loaded")
 
 _PAGES: Answers = {200: {"content": {JSON_V1: {}, HTML_V1: {}, "text/html": {}}, "description": "The page"}}
 _BYTES: Answers = {200: {"content": {"application/octet-stream": {}}, "description": "The file"}}
@@ -136,33 +135,32 @@ async def list_sole_files(
     A name that the hub has never comes from elsewhere. With `held`, every other name is a 404.
     """
     upstream: Upstream = request.app.state.upstream
-    media_type, encoding = (
-        _media_type(request, format),
-        choose_encoding(request.headers.get("accept-encoding")),
-    )
+    media_type = _media_type(request, format)
+    encoding = choose_encoding(request.headers.get("accept-encoding"))
 
-    def look(find: Callable[..., Loaded], *arguments: str | None) -> Loaded:
+    def look() -> RenderedPage | IndexedProject | Absent:
         with database.read(optional_identity(request)) as session:
-            return find(session, owner, project, *arguments)
+            return service.find_sole(session, owner, project, media_type, encoding)
 
+    found = await run_in_threadpool(look)
+    if isinstance(found, RenderedPage):
+        return _answer(request, page_response(found))
+    if isinstance(found, IndexedProject) and found.owner is not None:
+        return _redirect(request, _index_path(*found), 307)
+    behind = None
+    absent = found if isinstance(found, Absent) else None
     try:
-        held_page = await run_in_threadpool(look, service.find_sole, media_type, encoding)
-    except HubProblem as refusal:
-        if refusal.status != 401:
-            raise
         if not held:
-            await upstream.pretend(project)
-        raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as for any other name
-    if isinstance(held_page, RenderedPage):
-        return _answer(request, page_response(held_page))
-    if held_page is not None and held_page.owner is not None:
-        return _redirect(request, _index_path(*held_page), 307)
-    behind = None if held else await upstream.page(project, media_type, encoding)
-    if held_page is None and behind is None:
-        raise await run_in_threadpool(look, service.refuse_unheld)
+            hidden = absent is not None and absent.hidden
+            behind = await upstream.page(project, media_type, encoding, hidden=hidden)
+    except HubProblem as silence:
+        # Where the hub hides names, a 503 would reveal the names that it does not have.
+        raise (absent.refusal if absent is not None and absent.refusal.status == 401 else silence) from None
     if behind is None:
+        if absent is not None:
+            raise absent.refusal
         return _redirect(request, _index_path(None, project), 307)
-    if held_page is not None:
+    if absent is None:
         detail = f"`{project}` is both in another owner's namespace on this hub and in the index behind it"
         hint = "name the file's address, or install from the index of its owner, `/OWNER/simple/`"
         raise HubProblem(409, "ambiguous_name", detail, hint=hint)

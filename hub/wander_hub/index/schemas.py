@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
+from wander_hub.http.problems import HubProblem
 from wander_hub.index.namespaces import namespaces_of
 
 
@@ -45,6 +46,15 @@ class RenderedPage(NamedTuple):
         return (
             cls(body, media_type, f"{etag}-{encoding}", encoding) if encoded else cls(body, media_type, etag)
         )
+
+
+class Absent(NamedTuple):
+    """A name that the hub does not have, or that it hides from the caller."""
+
+    refusal: HubProblem
+    """Response if the index behind the hub does not have the name either."""
+    hidden: bool
+    """Whether the hub has the name."""
 
 
 class NamespaceInfo(BaseModel):

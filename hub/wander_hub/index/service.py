@@ -19,7 +19,7 @@ from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.public_files import PublicFiles
-from wander_hub.index.schemas import IndexedProject, NamespaceInfo, RenderedPage
+from wander_hub.index.schemas import Absent, IndexedProject, NamespaceInfo, RenderedPage
 from wander_hub.names import BUNDLED_OWNER
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
@@ -123,34 +123,39 @@ def find_page(session: Session, place: IndexedProject, media_type: str, encoding
 
 def find_sole(
     session: Session, owner: str, project: str, media_type: str, encoding: str | None
-) -> RenderedPage | IndexedProject | None:
+) -> RenderedPage | IndexedProject | Absent:
     """Return the page of a name in an owner's only index, or the place to redirect to.
 
     Names that the owner has or ever had come first, then those of `wander`, then those of another owner in
-    its own namespace. None means that only the index behind the hub can have the name.
+    its own namespace. Only the index behind the hub can have an absent name, unless it is hidden.
     """
     environment_service.require_owner(session, owner)
     # All queries run in any case, so that the time they take does not reveal what the owner hides.
     mine = repository.holds(session, owner, project)
     bundled = repository.holds(session, BUNDLED_OWNER, project)
-    space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
-    if mine:
-        return find_page(session, IndexedProject(owner, project), media_type, encoding)
-    if bundled or namespaces.covers(BUNDLED_OWNER, project):
+    space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project)) or owner
+    elsewhere = repository.holds(session, space, project)
+    if namespaces.covers(BUNDLED_OWNER, project) and not mine:
         return IndexedProject(BUNDLED_OWNER, project)
-    if space is None or not repository.holds(session, space, project):
-        return None
-    find_page(session, IndexedProject(None, project), media_type, encoding)
-    return IndexedProject(None, project)
+    place = IndexedProject(owner if mine or space == owner else None, project)
+    if bundled and not mine:
+        place = IndexedProject(BUNDLED_OWNER, project)
+    try:
+        page = find_page(session, place, media_type, encoding)
+    except HubProblem as refusal:
+        held = mine or bundled or elsewhere
+        if held and refusal.status != 401:
+            raise
+        return Absent(_refuse_absent(session, owner, space, project), held)
+    return page if mine else place
 
 
-def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
-    """Return the error for a name that neither the hub nor the index behind it has, in an owner's only
-    index."""
-    space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
+def _refuse_absent(session: Session, owner: str, space: str, project: str) -> HubProblem:
+    """Return the same error for a name that nobody has and for a name that one of the owners hides."""
+    for other in (BUNDLED_OWNER, space):
+        if other != owner and _is_closed(session, other):
+            return _token_required()
     detail = f"neither this hub nor the index behind it has `{project}`"
-    if space is not None and space != owner:  # the same response as for a private name of that owner
-        _refuse_strangers(session, space)
     return refuse_missing(session, IndexedProject(owner, project), detail)
 
 
@@ -164,8 +169,8 @@ def find_root(session: Session, owner: str, media_type: str, encoding: str | Non
         if row is not None:
             return RenderedPage.of(tuple(row), media_type, encoding)
     projects = repository.projects_of(session, owner)
-    if not projects:
-        _refuse_strangers(session, owner)
+    if not projects and _is_closed(session, owner):
+        raise _token_required()
     return _fresh(owner, list(projects), media_type)
 
 
@@ -272,10 +277,10 @@ def refuse_missing(
     """
     assert place.owner is not None
     reader: Identity | None = session.info.get(READER)
-    if not _sees_all(reader) and not _may_begin(session, reader, place):
-        _refuse_strangers(session, place.owner)
-        if repository.was_private(session, place.owner, place.project):
-            return _token_required()
+    if _sees_all(reader) or _may_begin(session, reader, place):
+        return HubProblem(404, code, detail)
+    if _is_closed(session, place.owner) or repository.was_private(session, place.owner, place.project):
+        return _token_required()
     return HubProblem(404, code, detail)
 
 
@@ -294,12 +299,12 @@ def _may_begin(session: Session, reader: Identity | None, place: IndexedProject)
     return owner is not None and owner.name == place.owner
 
 
-def _refuse_strangers(session: Session, owner: str) -> None:
+def _is_closed(session: Session, owner: str) -> bool:
+    """Return whether the caller gets the same 401 for every name of an owner that is not open to them."""
     reader: Identity | None = session.info.get(READER)
     if reader is not None and reader.only_version is not None:
-        return  # a job of the hub: names that were ever private are refused one by one
-    if not _sees_all(reader) and repository.is_closed_to(session, owner, reader):
-        raise _token_required()
+        return False  # a job of the hub: names that were ever private are refused one by one
+    return not _sees_all(reader) and repository.is_closed_to(session, owner, reader)
 
 
 def _token_required() -> HubProblem:

@@ -7,12 +7,13 @@ which installers download the files. If the upstream does not respond, cached pa
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 import logging
 import re
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
@@ -42,7 +43,6 @@ _FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
 _KEPT_BYTES = 64 * 1024 * 1024
 _AT_ONCE = 8
 """Pages requested at the same time; each may have several megabytes."""
-_USUAL_WAIT, _MOST_PRETENDED = 0.1, 4096
 _TIMEOUT_SECONDS, _CONNECT_SECONDS = 20.0, 5.0
 _LINK = re.compile(r"<(a|base)\b([^<>]*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"|'[^']*'))?""", re.IGNORECASE)
@@ -73,15 +73,23 @@ class Upstream:
         self._questions = SharedQuestions[_KeptPages]()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._silent_until = 0.0
-        self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
-        """Time that the latest responses about missing names took."""
-        self._pretended: OrderedDict[str, float] = OrderedDict()
+        self._decoys = secrets.token_bytes(16)
+        """Key of the names that are sent in place of hidden names."""
 
-    async def page(self, project: str, media_type: str, encoding: str | None) -> RenderedPage | None:
+    async def page(
+        self, project: str, media_type: str, encoding: str | None, *, hidden: bool = False
+    ) -> RenderedPage | None:
         """Return the page of a normalized name, or None if it is missing; raise a 503 if the upstream is
-        silent."""
+        silent.
+
+        A hidden name is never sent to the upstream, which is asked for a random name that stands for it. So
+        neither the response nor its time reveals that the hub hides the name, whatever state the upstream is
+        in.
+        """
         if self.url is None:
             return None
+        if hidden:
+            project = hashlib.blake2b(project.encode(), key=self._decoys, digest_size=16).hexdigest()
         kept = self._kept.get(project)
         if kept is None or kept.until < time.monotonic():
             before = kept
@@ -90,22 +98,7 @@ class Upstream:
             self._kept.move_to_end(project)
         form = JSON_V1 if media_type == JSON_V1 else HTML_V1
         page = kept.pages.get((form, encoding)) or kept.pages.get((form, None))
-        return page._replace(media_type=media_type) if page is not None else None
-
-    async def pretend(self, project: str) -> None:
-        """Take as long as for a missing name, or fail in the same way, without asking the upstream.
-
-        So response times do not reveal that the hub has a name that it must not show to the caller.
-        """
-        now = time.monotonic()
-        if self.url is None or self._pretended.get(project, 0.0) > now:
-            return
-        if now < self._silent_until:
-            raise _silence(project)
-        await asyncio.sleep(secrets.choice(self._waits))
-        self._pretended[project] = time.monotonic() + _MISSING_SECONDS
-        if len(self._pretended) > _MOST_PRETENDED:
-            self._pretended.popitem(last=False)
+        return page._replace(media_type=media_type) if page is not None and not hidden else None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -125,10 +118,10 @@ class Upstream:
         except (httpx.HTTPError, ValueError) as error:
             if now >= self._silent_until:
                 logger.warning("cannot read pages of the upstream index `%s`: %s", self.url, error)
-                if isinstance(error, httpx.TransportError):
-                    self._silent_until = now + _SILENT_SECONDS
+                if isinstance(error, httpx.TransportError):  # the request itself may have taken longer
+                    self._silent_until = time.monotonic() + _SILENT_SECONDS
             if kept is None:
-                raise _silence(project) from error
+                raise _silence() from error
             answer = _KeptPages(kept.pages, now + _SILENT_SECONDS)
         self._keep(project, answer)
         return answer
@@ -147,14 +140,13 @@ class Upstream:
             timeout = httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS)
             options: dict[str, Any] = {"timeout": timeout, "follow_redirects": True, "max_redirects": 5}
             self._http = httpx.AsyncClient(transport=self._transport, **options)
-        begun, body = time.monotonic(), bytearray()
+        body = bytearray()
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_SECONDS),
                 self._http.stream("GET", f"{self.url}{project}/", headers={"Accept": _ACCEPT}) as answer,
             ):
                 if answer.status_code in (404, 410):
-                    self._waits.append(time.monotonic() - begun)
                     return _KeptPages({}, time.monotonic() + _MISSING_SECONDS)
                 answer.raise_for_status()
                 async for chunk in answer.aiter_bytes():
@@ -167,11 +159,11 @@ class Upstream:
         return _KeptPages(pages, time.monotonic() + _FOUND_SECONDS)
 
 
-def _silence(project: str) -> HubProblem:
+def _silence() -> HubProblem:
     return HubProblem(
         503,
         "upstream_silent",
-        f"this hub does not have `{project}`, and the index behind it does not respond",
+        "this hub does not have this name, and the index behind it does not respond",
         hint="try again in a moment",
         headers={"Retry-After": str(int(_SILENT_SECONDS))},
     )
@@ -188,6 +180,8 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
         listed, relative_to = _read_links(body.decode(errors="replace"))
         base = urljoin(base, relative_to)
     usable = [entry for file in listed if (entry := _entry_of(project, file, base)) is not None]
+    if not usable:  # a sign-in page of the network, which answers for every name, is not a project
+        return {}
     entries = [entry for entry, _ in usable]
     title = f"Links for {html.escape(project)}"
     bodies = {
