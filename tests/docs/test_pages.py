@@ -41,8 +41,14 @@ def endpoint() -> Iterator[str]:
         yield running.base_url
 
 
+@pytest.fixture(scope="session")
+def uv_cache(tmp_path_factory) -> Path:
+    """The packages that the pages install, unpacked once for all of them."""
+    return tmp_path_factory.mktemp("uv-cache")
+
+
 @pytest.fixture
-def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
+def page_run(request, tmp_path, mirror, endpoint, uv_cache) -> Iterator[PageRun]:
     """A copy of the checkout's environments, a private home, and a hub where the page expects one."""
     folder, home = tmp_path / "page", tmp_path / "home"
     ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
@@ -53,6 +59,7 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         "WANDER_CONFIG_DIR": str(home / "config"),
         "WANDER_DATA_DIR": str(home / "data"),
         "UV_DEFAULT_INDEX": mirror,
+        "UV_CACHE_DIR": str(uv_cache),
     }
     with ExitStack() as stack:
         if starts_its_own_hub(request.param):
