@@ -1,0 +1,1 @@
+"""Harbor's tasks as environments, and environments as Harbor's tasks."""
