@@ -92,7 +92,10 @@ def test_charts(env):
 
 def test_files_and_comparisons(env, home):
     good, bad = env.evaluate_sync(SOLVER, n=4), env.evaluate_sync(WRONG, n=4)
-    assert len(good.save(home / "rows.jsonl").read_text().splitlines()) == 4
+    assert len(good.export(home / "rows.jsonl").read_text().splitlines()) == 4
+    assert len(good.export(home / "steps.jsonl", "atif").read_text().splitlines()) == 4
+    with pytest.raises(UsageError):
+        good.export(home / "steps.jsonl", "atiff")
     kept = wander.Run(good.save(home / "kept"))
     assert (kept.id, kept.reward) == (good.id, good.reward)
     with pytest.raises(UsageError, match="already exists"):

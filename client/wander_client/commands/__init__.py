@@ -82,7 +82,7 @@ COMMANDS: dict[str, Entry] = {
     "runs merge": Entry("run.merge:merge", "merge the shards of a run"),
     "runs report": Entry("run.runs:report", "report on runs as text or Markdown"),
     "runs plot": Entry("run.runs:plot", "plot the curves of training runs"),
-    "runs export": Entry("run.runs:export_runs", "export rollouts as JSON Lines, Parquet or a dataset"),
+    "runs export": Entry("run.runs:export_runs", "export runs as rows, datasets, or for other tools"),
     "runs data": Entry("train.data:data", "turn rollouts into training rows"),
     "runs replay": Entry("run.replay:replay", "replay a run from its record, and compare"),
     "runs rerun": Entry("run.rerun:rerun", "repeat a run from its manifest, and test agreement"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from wander.types import Rollout
 
@@ -160,21 +160,35 @@ class Run(os.PathLike[str]):
         return data_frame([self._local()], tokens=tokens)
 
     @called_from_python
+    def export(
+        self, path: str | os.PathLike[str], format: str | None = None, *, tokens: bool = False
+    ) -> Path:
+        """Write the run for another tool, and return the path.
+
+        The formats are those of `wander runs export`. Without a format, the file name chooses one. `tokens`
+        adds token IDs and log-probabilities.
+        """
+        from wander.evals.export import Format, export_runs, format_of
+
+        from wander_client.terminal.suggestions import choose
+
+        place = Path(path)
+        kind = choose("--format", format, get_args(Format)) if format else format_of(place)
+        for _ in export_runs([self._local()], place, kind, tokens=tokens):
+            pass
+        return place
+
+    @called_from_python
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
-        from wander.evals.export import export_runs
+        """Copy the folder of the run to a new folder."""
         from wander.evals.store.jsonl import refuse_unsafe
         from wander.system.plain_files import copy_plain_folder
 
         place = Path(path)
-        if place.suffix in (".jsonl", ".parquet"):
-            for _ in export_runs([self._local()], place):
-                pass
-        elif place.exists():
+        if place.exists():
             raise UsageError(f"`{place}` already exists", hint="choose a new folder")
-        else:
-            with refuse_unsafe():
-                copy_plain_folder(self.path, place)
+        with refuse_unsafe():
+            copy_plain_folder(self.path, place)
         return place
 
     @called_from_python

@@ -1,4 +1,5 @@
-"""Exports runs as rows for other tools: JSON Lines, Parquet, and folders for `datasets.load_dataset`.
+"""Exports runs as rows (JSON Lines, Parquet, folders for `datasets.load_dataset`) and in the formats of other
+tools (`wander.evals.formats`).
 
 Each row is one rollout. `messages`, `prompt` and `completion` hold the conversation in the format of chat
 templates and trainers. Rows are written while the rollouts are read, so a run of any size needs little
@@ -9,39 +10,27 @@ as recorded.
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from wander.errors import ConfigError, RunError, require_extra
-from wander.evals.report.contents import RecordedRun
+from wander.errors import ConfigError, require_extra
+from wander.evals.formats.atif import write_trajectories
+from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder
 from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout
-from wander.wire import RunManifest, RunSummary
+from wander.wire import RunManifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Format = Literal["jsonl", "parquet", "hf"]
+Format = Literal["jsonl", "parquet", "hf", "atif"]
 Row = dict[str, Any]
 
-_BATCH = 256
-"""Rollouts held in memory at a time, and rows of one row group in a Parquet file."""
 _SHARD = 50_000
 """Rows per file of a dataset folder."""
-
-
-class ExportedRun(RecordedRun, Protocol):
-    """A run to export, from any storage."""
-
-    @property
-    def summary(self) -> RunSummary:
-        """Aggregates of the run."""
-        ...
 
 
 def format_of(path: Path) -> Format:
@@ -65,6 +54,8 @@ def export_runs(
     folder already exists.
     """
     kind = kind or format_of(path)
+    if kind == "atif":
+        return write_trajectories(runs, path, tokens=tokens)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
     if kind == "jsonl":
         return _write_lines(rows, path)
@@ -138,9 +129,9 @@ def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with jsonl.replace_file(path) as out:
         for row in rows:
-            out.write(_json(row).encode() + b"\n")
+            out.write(json_text(row).encode() + b"\n")
             written += 1
-            if written % _BATCH == 0:
+            if written % BATCH == 0:
                 yield written
     yield written
 
@@ -149,7 +140,7 @@ def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[
     written = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with jsonl.replace_file(path) as out, table.writer(out) as writer:
-        while batch := list(islice(rows, _BATCH)):
+        while batch := list(islice(rows, BATCH)):
             writer.write_table(table.build(batch))
             written += len(batch)
             yield written
@@ -159,11 +150,8 @@ def _write_folder(
     rows: Iterator[Row], path: Path, table: _Tables, runs: Sequence[ExportedRun]
 ) -> Iterator[int]:
     """Write Parquet files and their dataset card to a temporary folder, then move the folder to its path."""
-    if path.exists():
-        raise ConfigError(f"`{path}` already exists", hint="choose another folder, or remove this one")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    (temporary / "data").mkdir(parents=True)
-    try:
+    with new_folder(path) as temporary:
+        (temporary / "data").mkdir()
         written = 0
         while (first := next(rows, None)) is not None:
             shard = temporary / "data" / f"rollouts-{written // _SHARD:05}.parquet"
@@ -175,9 +163,6 @@ def _write_folder(
         if not written:
             yield from _write_parquet(iter(()), temporary / "data" / "rollouts-00000.parquet", table)
         (temporary / "README.md").write_text(_card(runs, written), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _card(runs: Sequence[ExportedRun], rows: int) -> str:
@@ -222,8 +207,8 @@ class _Tables:
         flat = dict(row)
         for name in ("messages", "prompt", "completion"):
             flat[name] = [_plain_message(message) for message in row[name]]
-        flat["answer"] = row["answer"] if isinstance(row["answer"], str) else _json(row["answer"])
-        flat["info"] = _json(row["info"])
+        flat["answer"] = row["answer"] if isinstance(row["answer"], str) else json_text(row["answer"])
+        flat["info"] = json_text(row["info"])
         if self._metrics:
             flat["metrics"] = {name: row["metrics"].get(name) for name in self._metrics}
         else:
@@ -283,11 +268,4 @@ def _plain_call(call: Any) -> Row:
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value)
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise RunError("a rollout contains infinity or NaN, which JSON cannot represent") from error
+    return value if value is None or isinstance(value, str) else json_text(value)

@@ -280,17 +280,20 @@ def export_runs(
     runs: Runs,
     out: Annotated[
         Path,
-        Option("--out", "-o", help="output: a `.jsonl` or `.parquet` file, or a new folder for a dataset"),
+        Option("--out", "-o", help="output: a file, or a new folder"),
     ],
-    format: Annotated[str | None, Option(help="jsonl, parquet or hf  [default: from the file name]")] = None,
+    format: Annotated[
+        str | None, Option(help="jsonl, parquet, hf or atif  [default: from the file name]")
+    ] = None,
     tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
-    """Export rollouts as JSON Lines, Parquet, or a Hugging Face dataset folder.
+    """Export runs as JSON Lines, Parquet, a dataset folder, or in the format of another tool.
 
     \b
     wander runs export RUN -o rollouts.jsonl
     wander runs export RUN RUN -o rollouts.parquet
     wander runs export RUN -o dataset        then datasets.load_dataset("dataset")
+    wander runs export RUN -o trajectories --format atif
 
     `messages`, `prompt` and `completion` are conversations in the format of TRL. To select and clean rows for
     training, use `wander runs data` instead.

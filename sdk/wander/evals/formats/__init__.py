@@ -1,0 +1,1 @@
+"""Runs in the file formats of other tools, written and read without their packages."""
