@@ -61,3 +61,20 @@ print("read")
 def test_harbor_reads_trajectories(python: Path, tmp_path: Path) -> None:
     export(tmp_path / "out", "atif")
     assert opened(python, HARBOR, tmp_path) == "read\n"
+
+
+VALIDATOR = """
+import json, sys
+from pathlib import Path
+from every_eval_ever.validate import main
+
+files = sorted(map(str, Path("out").rglob("*.json*")))
+assert len(files) == 2
+assert main([str(Path(file).resolve()) for file in files]) == 0  # 1: errors, 2: warnings
+print("valid")
+"""
+
+
+def test_the_validator_of_every_eval_ever_has_no_complaint(python: Path, tmp_path: Path) -> None:
+    export(tmp_path / "out", "every-eval-ever")
+    assert opened(python, VALIDATOR, tmp_path).endswith("valid\n")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError, require_extra
 from wander.evals.formats.atif import write_trajectories
+from wander.evals.formats.every_eval_ever import write_records
 from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder
 from wander.evals.store import jsonl
 from wander.parsers import message_text
@@ -26,7 +27,7 @@ from wander.wire import RunManifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Format = Literal["jsonl", "parquet", "hf", "atif"]
+Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever"]
 Row = dict[str, Any]
 
 _SHARD = 50_000
@@ -56,6 +57,10 @@ def export_runs(
     kind = kind or format_of(path)
     if kind == "atif":
         return write_trajectories(runs, path, tokens=tokens)
+    if tokens and kind not in ("jsonl", "parquet", "hf"):
+        raise ConfigError(f"the format `{kind}` cannot contain token ids")
+    if kind == "every-eval-ever":
+        return write_records(runs, path)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
     if kind == "jsonl":
         return _write_lines(rows, path)
