@@ -76,28 +76,40 @@ class ControlGroup:
 
 
 def new_control_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
-    """Create the most capable group that this process may create."""
-    own = _own_groups()
-    for made in (_version_2(policy, root, own.get("")), _version_1(policy, root, own)):
-        if made is not None:
-            return made
-    program = _scopes()
-    if program is None:
-        return ControlGroup()
+    """Create the most capable group that this process may create.
+
+    If the group runs out of memory, the kernel kills all of its processes.
+    """
+    group = new_group_folders(policy.memory, policy.processes, root, kill_together=True)
+    program = _scopes() if group is None else None
+    if group is not None or program is None:
+        return group or ControlGroup()
     limits = (f"MemoryMax={policy.memory}", "MemorySwapMax=0", f"TasksMax={policy.processes + 8}")
     options = [part for limit in limits for part in ("-p", limit)]
     return ControlGroup("cgroup", [program, "--user", "--scope", "--quiet", "--collect", *options, "--"])
 
 
-def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGroup | None:
+def new_group_folders(
+    memory: int, processes: int, root: Path = Path("/sys/fs/cgroup"), *, kill_together: bool = False
+) -> ControlGroup | None:
+    """Create a group with limits in bytes and processes; None if this process may not create folders."""
+    own = _own_groups()
+    return _version_2(memory, processes, kill_together, root, own.get("")) or _version_1(
+        memory, processes, root, own
+    )
+
+
+def _version_2(
+    memory: int, processes: int, kill_together: bool, root: Path, own: str | None
+) -> ControlGroup | None:
     """Create a group in the nearest ancestor group that delegates memory and pids."""
     if own is None or not (root / "cgroup.controllers").exists():
         return None
     settings = {
-        "memory.max": policy.memory,
+        "memory.max": memory,
         "memory.swap.max": 0,
-        "memory.oom.group": 1,
-        "pids.max": policy.processes + 8,
+        "memory.oom.group": int(kill_together),
+        "pids.max": processes + 8,
     }
     here = root / own.lstrip("/")
     for parent in (here, *here.parents):
@@ -110,14 +122,14 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGro
     return None
 
 
-def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> ControlGroup | None:
+def _version_1(memory: int, processes: int, root: Path, own: dict[str, str]) -> ControlGroup | None:
     """Create a group below this process's own group in each of two hierarchies."""
     parents = [root / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids")]
     if not all((parent / "cgroup.procs").exists() for parent in parents):
         return None
-    memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
+    limits = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
     with contextlib.suppress(OSError):  # only root may create groups there
-        return _make(parents, [memory, {"pids.max": policy.processes + 8}], "memory.oom_control")
+        return _make(parents, [limits, {"pids.max": processes + 8}], "memory.oom_control")
     return None
 
 

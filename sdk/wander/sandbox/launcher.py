@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import stat
 import sys
 
@@ -23,8 +24,14 @@ if TYPE_CHECKING:  # importing `typing` would take a fifth of the launcher's tim
 FIRST_DESCRIPTOR = 3
 FAILED = 125
 """Exit status if no sandbox was created; the reason is on standard error."""
-_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18
+_CLONE_NEWNS, _CLONE_NEWUSER, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x10000000, 0x1000, 0x4000, 1 << 18
+_PR_SET_DUMPABLE = 4
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+"""Numbers of system calls without a function in the C library; the same on all machines."""
+_OPEN_TREE_CLONE, _EMPTY_PATH, _MOVE_EMPTY_PATH, _AT_FDCWD = 1, 0x1000, 4, -100
+_ATTR_RDONLY, _ATTR_IDMAP = 0x1, 0x100000
 _STAGE = "/tmp"  # noqa: S108 - hidden below a file system of this process
+_LAYERS = f"{_STAGE}/layers"
 PROGRAM = f"{_STAGE}/program"
 """Folder for a bubblewrap that was installed as a Python package, if the host is root."""
 
@@ -37,7 +44,10 @@ def main(plan: dict[str, Any]) -> None:
     - `binds`: source, device and inode of each file or folder to show.
     - `uid`: first of the user ids that a root host uses, or null.
     - `program`: files to copy below `PROGRAM`, as target and source paths; only for root.
+    - `overlay`: null, or the index of a bind and a size. The bind becomes the lower layer of a file system
+      whose changes stay in memory, at most that many bytes, and whose index follows those of the binds.
     - `limits`: soft and hard limits, by their names in `resource`.
+    - `ignores`: names of signals that the command begins with ignoring; optional.
     - `command`: command to become; a number in it stands for the descriptor of the bind with that index.
     """
     for procs in plan["groups"]:
@@ -48,11 +58,16 @@ def main(plan: dict[str, Any]) -> None:
         file.write("1000")
     _number(plan["descriptors"])
     os.umask(0o022)  # independent of the host's setting, so that nothing inside the sandbox depends on it
-    if plan["uid"] is None:
-        opened = [_open(*bind) for bind in plan["binds"]]
-    else:
-        opened = _stage(plan["binds"], plan["program"])
-        _become(plan["uid"] + os.getpid())
+    binds, overlay = plan["binds"], plan.get("overlay")
+    if plan["uid"] is not None:
+        user = plan["uid"] + os.getpid()
+        binds = _stage(binds, plan["program"], overlay and overlay[0], user)
+        _become(user)
+    if overlay is not None:
+        _unshare_as_ordinary_user()
+    opened = [_open(*bind) for bind in binds]
+    if overlay is not None:
+        opened.append(_mount_overlay(opened[overlay[0]], overlay[1], plan["uid"] is not None))
     for descriptor in opened:
         os.set_inheritable(descriptor, True)  # bubblewrap closes each descriptor after mounting it
     for name, (soft, hard) in plan["limits"].items():
@@ -62,6 +77,8 @@ def main(plan: dict[str, Any]) -> None:
             hard = min(hard, most)  # a limit cannot be raised
         resource.setrlimit(kind, (min(soft, hard), hard))
     command = [str(opened[word]) if isinstance(word, int) else word for word in plan["command"]]
+    for name in plan.get("ignores", ()):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.chdir("/")
     os.execv(command[0], command)  # noqa: S606 - there is no shell, on purpose
 
@@ -90,36 +107,38 @@ def _open(source: str, device: int, inode: int) -> int:
     return descriptor
 
 
-def _stage(binds: list[tuple[str, int, int]], program: dict[str, str]) -> list[int]:
-    """Mount the binds where another user can reach them, even from /root. Only this process sees these
-    mounts."""
-    import ctypes
+def _stage(
+    binds: list[tuple[str, int, int]], program: dict[str, str], lower: int | None, user: int
+) -> list[tuple[str, int, int]]:
+    """Mount the binds where another user can reach them, even from /root, and return the new binds.
 
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def check(result: int, what: str) -> None:
-        if result != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{os.strerror(number)} ({what})")
-
-    check(libc.unshare(_CLONE_NEWNS), "a mount namespace")
-    check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
+    Only this process sees these mounts. The bind with the index `lower` shows the files of its owner as files
+    of `user`.
+    """
+    _check(_libc().unshare(_CLONE_NEWNS), "a mount namespace")
+    _check(_libc().mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
     sources = [_open(*bind) for bind in binds]  # opened before a mount covers one of them
     copies = {place: _read(path) for place, path in program.items()}
-    check(libc.mount(b"tmpfs", _STAGE.encode(), b"tmpfs", 0, b"mode=755,size=4m"), "a place for mounts")
-    staged: list[int] = []
-    for (path, *_), source in zip(binds, sources, strict=True):
-        mode = os.fstat(source).st_mode
-        if not mode & 0o004 or (stat.S_ISDIR(mode) and not mode & 0o001):
+    _check(_libc().mount(b"tmpfs", _STAGE.encode(), b"tmpfs", 0, b"mode=755,size=4m"), "a place for mounts")
+    os.mkdir(_LAYERS)
+    staged: list[tuple[str, int, int]] = []
+    for index, ((path, *_), source) in enumerate(zip(binds, sources, strict=True)):
+        status = os.fstat(source)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not status.st_mode & 0o004 or (is_folder and not status.st_mode & 0o001):
             raise PermissionError(f"`{path}` is private to root: run `chmod -R go+rX {path}`")
-        target = f"{_STAGE}/{len(staged)}"
-        if stat.S_ISDIR(mode):
+        target = f"{_STAGE}/{index}"
+        if is_folder:
             os.mkdir(target)
         else:
             open(target, "w").close()
-        origin = f"/proc/self/fd/{source}".encode()
-        check(libc.mount(origin, target.encode(), None, _MS_BIND | _MS_REC, None), path)
-        staged.append(os.open(target, os.O_PATH))
+        if index == lower:
+            _mount_owned(source, target, status.st_uid, status.st_gid, user)
+        else:
+            origin = f"/proc/self/fd/{source}".encode()
+            _check(_libc().mount(origin, target.encode(), None, _MS_BIND | _MS_REC, None), path)
+        mounted = os.stat(target)
+        staged.append((target, mounted.st_dev, mounted.st_ino))
         os.close(source)
     for place, content in copies.items():
         target = f"{PROGRAM}/{place}"
@@ -128,6 +147,82 @@ def _stage(binds: list[tuple[str, int, int]], program: dict[str, str]) -> list[i
             file.write(content)
         os.chmod(target, 0o755)  # noqa: S103 - another user runs it
     return staged
+
+
+def _mount_owned(source: int, target: str, uid: int, gid: int, user: int) -> None:
+    """Mount a folder read-only, with the files of `uid` and `gid` as files of `user` (an ID-mapped mount)."""
+    import ctypes
+
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # it only holds a user namespace with the mapping
+        os.close(done[1])
+        _libc().unshare(_CLONE_NEWUSER)
+        os.write(ready[1], b"1")
+        os.read(done[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    for name, number in (("uid_map", uid), ("gid_map", gid)):
+        with open(f"/proc/{child}/{name}", "w") as file:
+            file.write(f"{number} {user} 1")
+    mapping = os.open(f"/proc/{child}/ns/user", os.O_RDONLY)
+    for descriptor in (*ready, *done):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+    tree = _check(
+        _libc().syscall(_OPEN_TREE, source, b"", _EMPTY_PATH | _OPEN_TREE_CLONE), "a copy of a mount"
+    )
+    attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY | _ATTR_IDMAP, 0, 0, mapping)
+    size = ctypes.sizeof(attributes)
+    changed = _libc().syscall(_MOUNT_SETATTR, tree, b"", _EMPTY_PATH, ctypes.byref(attributes), size)
+    _check(changed, "an ID-mapped mount")
+    moved = _libc().syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH)
+    _check(moved, "an ID-mapped mount")
+    os.close(tree)
+    os.close(mapping)
+
+
+def _unshare_as_ordinary_user() -> None:
+    """Enter new user and mount namespaces, in which this user may mount file systems."""
+    user, group = os.getuid(), os.getgid()
+    _check(_libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "its own maps")
+    _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "namespaces for the box's files")
+    for name, line in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+    _check(_libc().mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
+
+
+def _mount_overlay(lower: int, size: int, is_staged: bool) -> int:
+    """Return a descriptor of a file system of a read-only layer and changes in memory."""
+    place = _LAYERS if is_staged else _STAGE
+    options = f"mode=755,size={size}".encode()
+    _check(_libc().mount(b"tmpfs", place.encode(), b"tmpfs", 0, options), "memory for the box's files")
+    for name in ("upper", "work", "all"):
+        os.mkdir(f"{place}/{name}")
+    layers = f"lowerdir=/proc/self/fd/{lower},upperdir={place}/upper,workdir={place}/work,userxattr"
+    mounted = _libc().mount(b"overlay", f"{place}/all".encode(), b"overlay", 0, layers.encode())
+    _check(mounted, "an overlay of the box's files")
+    return os.open(f"{place}/all", os.O_PATH)
+
+
+def _libc() -> Any:
+    import ctypes  # imported here, because it is only needed to mount something
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    import ctypes
+
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)} ({what})")
+    return result
 
 
 def _read(path: str) -> bytes:

@@ -13,7 +13,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST, WATCHERS
+from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST, OWNERS, WATCHERS
 from wander.system.child_environ import HUB_JOB
 
 ALLOW = 0x7FFF0000
@@ -32,7 +32,8 @@ TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
 FILE_REQUESTS = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG."""
-_AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_SEQPACKET, _IPPROTO_TCP = 1, 2, 10, 1, 5, 6
+_AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 1, 2, 10, 1, 2, 5
+_IPPROTO_TCP, _IPPROTO_UDP = 6, 17
 _X32 = 0x40000000 - 1
 
 
@@ -58,8 +59,15 @@ Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand."""
 
 
-def program(machine: Machine, *, watchers: bool) -> list[Instruction]:
-    """Return the filter of a machine, which allows `watchers` or denies them."""
+def program(
+    machine: Machine, *, watchers: bool, local_sockets: bool = False, one_owner: bool = False
+) -> list[Instruction]:
+    """Return the filter of a machine.
+
+    - `watchers` allows the calls of that name.
+    - `local_sockets` also allows UDP and Unix sockets, for a process that sees no sockets of others.
+    - `one_owner` makes changes of a file's owner do nothing, for a process whose files can have only one.
+    """
     code: list[Instruction] = [
         (_LOAD, 0, 0, _MACHINE),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -71,16 +79,20 @@ def program(machine: Machine, *, watchers: bool) -> list[Instruction]:
     code += [(_JUMP_ABOVE, 0, 1, NEWEST), _refuse(errno.ENOSYS)]
     for numbers in (DENIED if watchers else DENIED | WATCHERS).values():
         code += _for_call(numbers[machine.column], [_refuse(errno.EPERM)])
-    for name, rule in _rules().items():
+    if one_owner:
+        for numbers in OWNERS.values():
+            code += _for_call(numbers[machine.column], [_refuse(0)])
+    for name, rule in (_rules() | (_local_sockets() if local_sockets else {})).items():
         code += _for_call(JUDGED[name][machine.column], rule)
     return [*code, (_RETURN, 0, 0, ALLOW)]
 
 
-def compile_filter(machine: Machine) -> bytes:
-    """Return the filter in the kernel's format: an array of `struct sock_filter`."""
+def compile_filter(machine: Machine, *, local_sockets: bool = False, one_owner: bool = False) -> bytes:
+    """Return the filter of `program` in the kernel's format: an array of `struct sock_filter`."""
     # The sandboxes of root run as separate users.
     watchers = os.geteuid() == 0 or os.environ.get(HUB_JOB) != "1"
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine, watchers=watchers))
+    code = program(machine, watchers=watchers, local_sockets=local_sockets, one_owner=one_owner)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def _rules() -> dict[str, list[Instruction]]:
@@ -148,6 +160,29 @@ def _rules() -> dict[str, list[Instruction]]:
             refuse,
             allow,
         ],
+    }
+
+
+def _local_sockets() -> dict[str, list[Instruction]]:
+    """Return the rules that `local_sockets` replaces: stream and datagram sockets of TCP, UDP and Unix."""
+    allow, refuse = (_RETURN, 0, 0, ALLOW), _refuse(errno.EAFNOSUPPORT)
+    return {
+        "socket": [
+            _argument(0),
+            (_JUMP_EQUAL, 8, 0, _AF_UNIX),
+            (_JUMP_EQUAL, 1, 0, _AF_INET),
+            (_JUMP_EQUAL, 0, 7, _AF_INET6),
+            _argument(1),
+            (_AND, 0, 0, 0xF),
+            (_JUMP_EQUAL, 1, 0, _SOCK_STREAM),
+            (_JUMP_EQUAL, 0, 3, _SOCK_DGRAM),
+            _argument(2),
+            (_JUMP_ABOVE, 1, 0, _IPPROTO_UDP),  # 0, TCP and UDP are the numbers up to this one that exist
+            allow,
+            refuse,
+        ],
+        "socketpair": [_argument(0), (_JUMP_EQUAL, 0, 1, _AF_UNIX), allow, refuse],
+        "sendto": [allow],
     }
 
 

@@ -109,6 +109,15 @@ WATCHERS: dict[str, tuple[int, int | None]] = {
 are denied if that user runs a hub, which could otherwise run out of watches. Python's event loop then uses
 `poll`."""
 
+OWNERS: dict[str, tuple[int, int | None]] = {
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+}
+"""Calls that change the owner of a file. In a user namespace with one user they fail for any other user,
+which ends programs like `tar` and `cp -a`."""
+
 JUDGED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220),
     "clone3": (435, 435),

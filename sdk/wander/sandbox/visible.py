@@ -109,15 +109,8 @@ def choose_binds(
     not be shown.
     """
     guard = _Guard(hide)
-    links = []
-    binds: list[Bind | None] = []
-    for folder in _SYSTEM:
-        if os.path.islink(folder):
-            links.append((os.readlink(folder), folder))
-        elif os.path.isdir(folder):
-            binds.append(guard.bind("system", folder))
-    if os.path.exists(_LOADER_CACHE):
-        binds.append(guard.bind("system", _LOADER_CACHE))
+    folders, links = system_folders()
+    binds: list[Bind | None] = [guard.bind("system", folder) for folder in folders]
     if runtime is not None:
         python, base, prefix = runtime.executable, runtime.prefix, VIRTUALENV
         executable = f"{VIRTUALENV}/bin/python"
@@ -139,6 +132,14 @@ def choose_binds(
         binds.append(guard.bind("source", str(source)))
     shown = outermost(filter(None, binds))
     return Visible(python, executable, prefix, shown, tuple(links), tuple(import_path))
+
+
+def system_folders() -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the paths of the system's folders and of the loader's cache, and the system's links with their
+    targets first."""
+    links = [(os.readlink(folder), folder) for folder in _SYSTEM if os.path.islink(folder)]
+    shown = [folder for folder in _SYSTEM if os.path.isdir(folder) and not os.path.islink(folder)]
+    return [*shown, *([_LOADER_CACHE] if os.path.exists(_LOADER_CACHE) else [])], links
 
 
 def require_known(python: Path | None, runtime: Runtime | None) -> None:
