@@ -36,3 +36,6 @@ class EndpointReply(Record):
     usage: Usage = Field(default_factory=Usage)
     refusal: str | None = None
     """Reason why the call is not answered. The program gets it as an error that it should not retry."""
+    overflow: bool = False
+    """Whether the refusal means that the conversation is too long for the model. The program may shorten it
+    and ask again."""
