@@ -45,17 +45,41 @@ PRIVATE = 0o700
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
+_OWN_NAMES = frozenset({DATABASE, "hub.lock", "objects", "home", "public"})
+"""Names in a data folder. A hub with PostgreSQL may have only some of them."""
+
+
+class ForeignFolder(Exception):
+    """The data folder contains files that are not a hub's; `hint` suggests what to do."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(f"`{folder}` is not empty and is not the data folder of a hub: it contains `{name}`")
+        self.hint = f"choose another folder, such as `--data {shlex.quote(str(folder / 'wander-hub-data'))}`"
+
+
 def make_data_folder(settings: Settings) -> None:
     """Make the data folder, accessible only to the hub's user, and an empty database file that not even nginx
     may read.
 
-    If nginx sends files from the folder, the group of the hub's user gets read access.
+    If nginx sends files from the folder, the group of the hub's user gets read access. Raises `ForeignFolder`
+    for a folder with files of something else.
     """
+    _require_own(settings)
     if not settings.data.is_dir():
         settings.data.mkdir(parents=True)
         settings.data.chmod(folder_mode(settings))
     if settings.database_url is None:
         (settings.data / DATABASE).touch(0o600)  # SQLite gives the same mode to its other files
+
+
+def _require_own(settings: Settings) -> None:
+    # A mounted volume contains `lost+found`, and snapshots and file managers add hidden names.
+    present = os.listdir(settings.data) if settings.data.is_dir() else ()
+    names = {name for name in present if not name.startswith(".") and name != "lost+found"}
+    marks = {DATABASE} if settings.database_url is None else {DATABASE, "objects"}
+    if names <= _OWN_NAMES or names & marks:
+        return
+    raise ForeignFolder(settings.data, min(names - _OWN_NAMES))
 
 
 def find_open_path(settings: Settings) -> Path | None:

@@ -211,7 +211,7 @@ def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Pa
     assert "laptop" in published.wander("auth", "key", "list").out
     late = published.wander("post", str(run), "--private", "--json")
     assert "already posted publicly" in late.json["warnings"][0]
-    removed = published.wander("auth", "key", "remove", made.data["fingerprint"][:12])
+    removed = published.wander("auth", "key", "revoke", made.data["fingerprint"][:12])
     assert removed.status == 0, removed.err
     assert not file.exists()
     assert published.wander("auth", "key", "list", "--json").data[0]["revoked_at"] is not None

@@ -85,6 +85,9 @@ def test_a_model_travels_and_is_named_by_its_digests(hub: HubRoom, home: Path) -
         sorted(files),
     )
     assert pushed(hub, folder).data["sent"] == []
+    unknown = hub.wander("model", "pull", "admin/nosuch")
+    assert unknown.status == 3
+    assert "hint: see the models of the hub at http" in unknown.err
     done = hub.wander("model", "pull", "Admin/ttt", "--json")
     assert done.status == 0, done.out
     place = Path(done.data["folder"])

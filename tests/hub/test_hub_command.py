@@ -22,6 +22,7 @@ from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
 from wander_hub.server import data_folder, first_token
 from wander_hub.settings import Settings
+from wander_hub.storage import ForeignFolder, make_data_folder
 
 COMMAND = [sys.executable, "-m", "wander_hub.cli.main"]
 SECONDS = 180
@@ -63,6 +64,45 @@ def serving(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], st
 def whoami(address: str, token: str) -> int:
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.get(f"{address}/api/v1/whoami", headers=headers, timeout=SECONDS).status_code
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("work", "--once"), ("migrate",)])
+def test_a_folder_of_something_else_is_refused_and_keeps_its_files(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    refused = run(*command, "--data", str(tmp_path))
+    assert refused.returncode == 2
+    first_line, *_, hint = refused.stderr.splitlines()
+    assert first_line.startswith(f"error: `{tmp_path}` is not empty and is not the data folder of a hub")
+    assert "`thesis.tex`" in first_line
+    assert f"--data {tmp_path / 'wander-hub-data'}" in hint
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_mounted_volume_and_a_folder_of_a_hub_are_accepted(tmp_path: Path) -> None:
+    for name in ("lost+found", ".snapshot"):
+        (tmp_path / name).mkdir()
+    settings = Settings(data=tmp_path)
+    make_data_folder(settings)
+    (tmp_path / "token").write_text("next to the database")
+    make_data_folder(settings)
+    shared = settings.model_copy(update={"data": tmp_path / "files", "database_url": "postgresql://x/y"})
+    (tmp_path / "files" / "objects").mkdir(parents=True)
+    (tmp_path / "files" / "token").touch()
+    make_data_folder(shared)
+    (tmp_path / "files" / "objects").rmdir()
+    with pytest.raises(ForeignFolder):
+        make_data_folder(shared)
+
+
+def test_options_that_need_another_option_are_refused(tmp_path: Path) -> None:
+    for words, message in (
+        (("org", "members", "lab", "--role", "owner"), "`--role` requires `--add`"),
+        (("user", "identity", "ada", "--issuer", "x"), "`--issuer` requires `--link` or `--unlink`"),
+    ):
+        refused = run(*words, "--data", str(tmp_path))
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
 
 
 @pytest.mark.full

@@ -182,6 +182,28 @@ def administer(url: str) -> None:
             page.get_by_text("No jobs.").wait_for()
 
 
+def wait_for_rows(url: str) -> None:
+    """Look at a run while the rows of its table do not arrive, and when they do."""
+    held: list[Any] = []
+    with browser_page(1280) as page:
+        page.route("**/rows?*", lambda route: held.append(route))
+        page.goto(f"{url}/runs/{RUN}?limit=2")
+        rows = page.locator(".explorer.all tbody a")
+        page.locator(".explorer-state", has_text="Loading").wait_for()
+        assert rows.count() == 2, "the page's own rows stay"
+        (request,) = held
+        request.continue_()
+        page.locator(".explorer.all tbody a").nth(5).wait_for()
+        assert rows.count() == 6
+        assert page.locator(".explorer-state").text_content() == ""
+
+
+async def test_the_rows_of_a_run_stay_while_the_others_are_loaded(hub, run_of):
+    assert (await hub.post_run(*run_of(await hub.publish()))).status_code == 201
+    async with served(hub.client._transport.app) as door:
+        await asyncio.to_thread(wait_for_rows, door.url)
+
+
 async def test_people_do_on_pages_what_they_came_for(hub, run_of):
     give_password(hub, "admin", "alice", "bob")
     manifest, rollouts = run_of(await hub.publish(), reward=0.5, model=ACTS)

@@ -17,7 +17,7 @@ from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.evaluate import evaluation as evaluations
 from wander_client.evaluate.repeating import choose_arguments, own_settings, pinned_spec
 from wander_client.evaluate.settings import DECIDED_AGAIN, OF_THE_MODEL, EvaluationSettings
-from wander_client.models.reference import NAMED, OPENAI_URL, asks_endpoint, endpoint_of
+from wander_client.models.reference import NAMED, OPENAI_URL, asks_endpoint, endpoint_of, require_asked
 from wander_client.names import run_path
 
 if TYPE_CHECKING:
@@ -91,21 +91,26 @@ async def repeat_run(
         model = _find_weights(context, source)
     if own is None:
         _require_chosen(source, model, base_url)
+    stored_url = None
     if model is None:
         model = own.model if own else source.manifest.model.name
-        base_url = base_url or (own or source.manifest.model).base_url
+        stored_url = (own or source.manifest.model).base_url
+    kept = kept_settings(source.manifest, own)
+    for option, value in (("-b", base_url), ("--key-variable", key_variable)):
+        if value is not None:
+            require_asked([model, *kept["players"].values()], option)
     location = locate_pinned(context, pin, folder=folder, is_own=own is not None)
     settings = EvaluationSettings(
         environment=location.exact_name,
         arguments=pin.arguments,
         sandbox=policy,
         model=model,
-        base_url=base_url,
+        base_url=base_url or stored_url,
         template_date=_template_date(source.manifest),
         num_examples=len(source.manifest.example_ids),
         concurrency=concurrency,
         rerun_of=source.manifest.run_id,
-    ).model_copy(update=kept_settings(source.manifest, own) | of_the_model)
+    ).model_copy(update=kept | of_the_model)
     require_confined(context, policy, location, settings.model, in_process=False)
     result = await _play_again(context, source.manifest, settings, location, out)
     assert result.run_dir is not None

@@ -544,10 +544,10 @@ class HubApi:
 
 
 _LISTS = {
-    "run_not_found": ("wander runs list --posted", "runs"),
-    "model_not_found": ("wander model list", "models"),
+    "run_not_found": "run `wander runs list --posted` to list the runs of `{hub}`",
+    "model_not_found": "see the models of the hub at {hub}/models",
 }
-"""Commands that list what a missing object may be, and its kind, by the problem's code."""
+"""Hints that list what a missing object may be, by the problem's code."""
 
 
 def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientError:
@@ -562,8 +562,8 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     elif problem.status == 403:
         kind, default_hint = LoginRequired, "run `wander auth whoami` to see the scopes of this token"
     elif problem.status in (404, 410):
-        command, what = _LISTS.get(problem.code, ("wander search", "environments"))
-        kind, default_hint = NotFound, f"run `{command}` to list the {what} of `{hub}`"
+        environments = "run `wander search` to list the environments of `{hub}`"
+        kind, default_hint = NotFound, _LISTS.get(problem.code, environments).format(hub=hub)
     elif problem.status == 429 or problem.status >= 500:
         kind, default_hint = Unavailable, f"try again in a moment; `{hub}/health` shows the hub's status"
     elif problem.status in (405, 406):

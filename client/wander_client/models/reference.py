@@ -11,6 +11,7 @@ NAME -b URL                any OpenAI-compatible endpoint; without -b, OPENAI_BA
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,6 +112,19 @@ def is_local_model(spec: str) -> bool:
 def asks_endpoint(spec: str) -> bool:
     """Return whether a model is called at an endpoint: it is neither code nor on this machine."""
     return not is_scripted(spec) and not is_local_model(spec)
+
+
+def require_asked(models: Iterable[str], option: str = "-b") -> None:
+    """Raise `UsageError` for an endpoint's option if no model is called at an endpoint.
+
+    With `-b`, every model except functions is.
+    """
+    names = [spec for spec in models if spec]
+    if names and all(is_scripted(spec) for spec in names):
+        raise UsageError(
+            f"`{option}` applies to models at an endpoint, but `{names[0]}` is a function",
+            hint=f"remove `{option}`",
+        )
 
 
 def local_path(spec: str) -> str:

@@ -149,6 +149,12 @@ def resumable_folder(context: Invocation, word: Path) -> Path:
 _RESUMED_BY = {"evaluation": "eval", "exhaustive": "eval", "training": "train"}
 
 
+def require_same_folder(resumed: Path, out: Path | None) -> None:
+    """Raise `UsageError` if `--out` names another folder than the resumed run's."""
+    if out is not None and out.resolve() != resumed.resolve():
+        raise UsageError(f"`--out {out}`: the resumed run is in `{resumed}`", hint="remove `--out`")
+
+
 def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
     """Raise `NotFound` if the folder contains a run of another kind; the hint tells how to resume it."""
     from wander.evals.store.folder import RunFolder

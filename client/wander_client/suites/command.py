@@ -18,7 +18,7 @@ from wander_client.evaluate.evaluation import (
 from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, check_settings, settings_for
 from wander_client.models.reference import asks_endpoint, endpoint_of
-from wander_client.runs.lookup import SUITE_FILE
+from wander_client.runs.lookup import SUITE_FILE, require_same_folder
 from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import EvaluationOutcome, describe_spending, play_suite, prepare, share_budget
@@ -41,6 +41,8 @@ def play(context: Invocation, options: dict[str, Any], flags: CommandFlags) -> i
     output = context.output
     suite, resumed = find_suite(context, options, flags)
     suite = _select_shard(suite, options.get("shard"), resumed)
+    if resumed is not None:
+        require_same_folder(resumed, flags.out)
     folder = resumed or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
     if resumed is None and (folder / SUITE_FILE).exists():
         raise UsageError(
@@ -99,16 +101,18 @@ def report_merged(
 
 
 def _find_suite(user: Settings, options: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+    if flags.only_failed:
+        raise UsageError(
+            "`--only-failed` does not apply to suites", hint="pass a single run: `--resume RUN --only-failed`"
+        )
+    if options.get("exhaustive"):
+        raise UsageError("`exhaustive` does not apply to suites", hint="pass one environment and one model")
     word = options.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
     resumed = flags.resume
     is_typed = {"environment", "model"} <= options.keys()
     if file is None and (resumed is None or (is_typed and not Suite.load(resumed).is_own)):
         return _suite_of_models(options, user), resumed
-    if flags.only_failed:
-        raise UsageError(
-            "`--only-failed` does not apply to suites", hint="pass a single run: `--resume RUN --only-failed`"
-        )
     for name in sorted(options.keys() - {"environment", "shard", *BUDGETS}):
         table = "at the top" if name == "concurrency" else "under `[defaults]`"
         raise UsageError(

@@ -307,6 +307,19 @@ def _arguments(function: Callable[..., Any], typed: Typed) -> dict[str, Any]:
     return values
 
 
+def refuse_options(*names: str, because: str) -> None:
+    """Raise `UsageError` if the user typed one of these options, which the command would ignore.
+
+    - `names`: names of the options' parameters.
+    - `because`: the rest of the sentence that begins with the option.
+    """
+    ctx = click.get_current_context()
+    for param in ctx.command.get_params(ctx):
+        if param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            flag = max(param.opts, key=len)
+            raise UsageError(f"`{flag}` {because}", hint=f"remove `{flag}`")
+
+
 def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
     """Convert click's error to a `UsageError` that names the flag as the user typed it."""
     ctx = error.ctx

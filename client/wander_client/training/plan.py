@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
 from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, RowsPhase
+from wander.train.settings.sections import EnvironmentSection
 from wander.wire.reproduction import toml_lines
 
 from wander_client.environments.location import locate
 from wander_client.environments.opening import open_environment
+from wander_client.environments.workers import WorkerChoice
 from wander_client.names import is_scripted
 from wander_client.terminal.output import counted
 
@@ -87,6 +89,9 @@ def show_plan(
 async def _plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
+    for phase in phases:
+        if isinstance(section := getattr(phase.settings, "environment", None), EnvironmentSection):
+            WorkerChoice.of(section.workers, section)  # checks the addresses and the token
     location = locate(context, environment)
     infos: dict[tuple[str | None, str], EnvironmentInfo] = {}
 

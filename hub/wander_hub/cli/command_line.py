@@ -57,6 +57,13 @@ class Group(Command, click.Group):
         return super().resolve_command(ctx, args)
 
 
+def refuse_unless(used: bool, option: str, *, needs: str) -> None:
+    """Raise a usage error if the user typed an option that has no effect without others."""
+    source = click.get_current_context().get_parameter_source(option)
+    if not used and source is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"`--{option}` requires {needs}", click.get_current_context())
+
+
 def explain_usage(error: click.UsageError) -> tuple[str, str]:
     """Return the message and the hint for a command line that click rejects."""
     from wander.errors import did_you_mean, suggest_option  # imported late, to show help faster

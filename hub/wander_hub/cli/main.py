@@ -127,10 +127,11 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
     from wander_hub.database import UnreleasedDatabase
     from wander_hub.http.problems import HubProblem
     from wander_hub.server.data_folder import DataFolderInUse, NoHub
+    from wander_hub.storage import ForeignFolder
 
     if isinstance(error, HubProblem):
         return error.detail, error.hint, 1
-    if isinstance(error, DataFolderInUse | NoHub | UnreleasedDatabase):
+    if isinstance(error, DataFolderInUse | ForeignFolder | NoHub | UnreleasedDatabase):
         return str(error), error.hint, 2
     if isinstance(error, ValidationError):
         first = error.errors()[0]

@@ -9,7 +9,7 @@ import click
 from sqlalchemy.orm import Session
 from wander.wire import Role
 
-from wander_hub.cli.command_line import Group
+from wander_hub.cli.command_line import Group, refuse_unless
 from wander_hub.cli.options import commit, confirm, data_option, json_option, print_row, print_rows, reading
 from wander_hub.cli.people import find_user
 from wander_hub.identity import HUB
@@ -95,6 +95,7 @@ def show_members(
 
         commit(action, work, data)
 
+    refuse_unless(add is not None, "role", needs="`--add`")
     if add is not None:
         change("member.set", add, role)
     if remove is not None:

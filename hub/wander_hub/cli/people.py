@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from wander_hub import audit
 from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import user_named
-from wander_hub.cli.command_line import Group
+from wander_hub.cli.command_line import Group, refuse_unless
 from wander_hub.cli.options import (
     by_command,
     commit,
@@ -161,6 +161,9 @@ def identities_of(
     """
     from wander_hub.people import identities
 
+    refuse_unless(bool(link or unlink), "issuer", needs="`--link` or `--unlink`")
+    if link and unlink:
+        raise click.UsageError("--link and --unlink cannot be used together")
     provider = read_settings(data=data).sign_in_provider
     issuer_url = issuer or (provider.issuer if provider is not None else None)
     if issuer_url is None and (link or unlink):

@@ -131,19 +131,19 @@ def _listed_for(reader: Identity | None) -> Select[Any]:
 def _newest_listed(reader: Identity | None, *, training: bool) -> Select[Any]:
     query = _listed_for(reader).where(Run.withdrawn_at.is_(None))
     query = query.where(Run.environment_id == bindparam("environment_id"))
-    query = query.where(TRAINING, counts()) if training else query
+    query = query.where(TRAINING if training else Run.kind != "training")
     return query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(bindparam("most", type_=Integer))
 
 
 def newest_of(session: Session, environment_id: int, limit: int) -> tuple[list[ListedRun], list[ListedRun]]:
-    """Return the newest runs of an environment, and its newest public training runs."""
+    """Return the newest evaluations of an environment, and its newest training runs."""
     reader, values = session.info.get(READER), {"environment_id": environment_id, "most": limit}
-    recent, trainings = (
+    evaluations, trainings = (
         [ListedRun(*row) for row in session.execute(_newest_listed(reader, training=training), values)]
         for training in (False, True)
     )
-    named = _with_lookalikes(session, [*recent, *trainings])
-    return named[: len(recent)], named[len(recent) :]
+    named = _with_lookalikes(session, [*evaluations, *trainings])
+    return named[: len(evaluations)], named[len(evaluations) :]
 
 
 def list_rows(session: Session, query: Select[Any]) -> list[ListedRun]:

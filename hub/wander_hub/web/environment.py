@@ -77,7 +77,8 @@ class EnvironmentView:
     board: Leaderboard
     axis: tuple[float, float]
     """Range of values that covers all intervals of the board."""
-    recent: list[run_repository.ListedRun]
+    evaluations: list[run_repository.ListedRun]
+    """Newest evaluations of it."""
     training: list[run_repository.ListedRun]
     """Newest training runs on it."""
     digest: str
@@ -105,7 +106,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     label = found.label
     versions = environments.list_versions(visit.session, found)
     chosen = environments.find_version(visit.session, found, version)
-    recent, training = run_repository.newest_of(visit.session, found.id, _RECENT_RUNS)
+    evaluations, training = run_repository.newest_of(visit.session, found.id, _RECENT_RUNS)
     detail = environments.version_detail(found, chosen, visit.base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     named = None if version == "latest" else chosen.version
@@ -138,7 +139,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=recent,
+        evaluations=evaluations,
         training=training,
         digest=wheels[0] if wheels else "",
         locked=locked,

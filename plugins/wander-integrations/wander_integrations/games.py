@@ -60,7 +60,7 @@ class GameEnv(MultiTurnEnv):
     reach the game.
     """
 
-    no_action = "That holds no action."
+    no_action = "That does not contain an action."
     """The answer to a completion without an action, unless `NoAction` has a text."""
 
     def __init__(

@@ -48,7 +48,7 @@ class OpenEnvEnv(GameEnv):
         _client_class()
         kwargs = {"max_turns": MAX_TURNS, "parser": MaybeThinkParser(), **kwargs}
         super().__init__(deterministic=deterministic, **kwargs)
-        self.no_action = "That is no action. Answer with a JSON object."
+        self.no_action = "That is not an action. Answer with a JSON object."
 
     def open(self, state: State) -> Game:
         """Return an episode in a session of its own."""
@@ -85,7 +85,7 @@ class _Session(Game):
             return self._take(await self._client.step(fields))
         except RuntimeError as error:  # the only error that its client raises for a rejected action
             if "(code: VALIDATION_ERROR)" in str(error):
-                raise NoAction("The server takes no such action.") from error
+                raise NoAction("The server does not accept this action.") from error
             raise
 
     async def close(self) -> None:

@@ -160,6 +160,21 @@ def test_a_dry_run_finds_arguments_that_the_environment_refuses(wander: Wander, 
     assert "opponents" in refused.err
 
 
+def test_a_dry_run_checks_the_workers_and_the_steps(wander: Wander, home: Path, phases: Path) -> None:
+    (home / "grpo.toml").write_text(SHARED)
+    begin = ("train", TICTACTOE, "grpo.toml", "-m", "smollm2", "--dry-run")
+    worker = ("--worker", "tcp://127.0.0.1:1")
+    missing = wander(*begin, *worker, "--worker-token-file", "nosuch")
+    assert (missing.status, "cannot read the token file" in missing.err) == (2, True), missing.err
+    (home / "token").write_text("a-token-of-the-tests\n")
+    alone = wander(*begin, "--worker-token-file", "token")
+    assert "`environment.worker_token_file` needs a remote worker" in alone.err
+    assert wander(*begin, *worker, "--worker-token-file", "token").status == 0
+    steps = wander("train", TICTACTOE, "phases.toml", "--dry-run", "--steps", "3")
+    assert "`--steps` does not apply to a training with phases" in steps.err
+    assert "phases.two.schedule.steps=3" in steps.err
+
+
 def tiny(wander: Wander) -> None:
     made = wander(
         *("model", "new", "tiny", "--environment", TICTACTOE, "--out", "tiny", "--episodes", "20"),

@@ -76,7 +76,7 @@ def list_keys() -> None:
 
 
 @app.command()
-def remove(
+def revoke(
     fingerprint: Annotated[
         str, Argument(help="first characters of the fingerprint (see `wander auth key list`)")
     ],
@@ -84,7 +84,7 @@ def remove(
     """Revoke a key on the hub. It cannot sign new runs, and runs that it signed show that it was revoked.
 
     \b
-    wander auth key remove 1f0c2d3e
+    wander auth key revoke 1f0c2d3e
     """
     from wander.wire.postings import KeyInfo
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.terminal.command import Option
+from wander_client.terminal.command import Option, refuse_options
 
 if TYPE_CHECKING:
     from wander.wire.changes import Whoami
@@ -22,7 +22,8 @@ def login(
     token_stdin: Annotated[bool, Option("--token-stdin", help="read the token from stdin")] = False,
     token_file: Annotated[Path | None, Option("--token-file", help="read the token from this file")] = None,
     wait: Annotated[
-        float, Option(min=0, help="seconds to wait for the file, and for a hub that is starting")
+        float,
+        Option(min=0, help="with --token-file: seconds to wait for the file, and for a hub that is starting"),
     ] = 0,
 ) -> None:
     """Check a token and store it for later commands.
@@ -40,6 +41,8 @@ def login(
         raise UsageError(
             "`--token-stdin` and `--token-file` cannot be used together", hint="pass only one of them"
         )
+    if token_file is None:
+        refuse_options("wait", because="requires `--token-file`")
     if token_file is not None:
         token, who = _from_file(token_file, time.monotonic() + wait)
     else:

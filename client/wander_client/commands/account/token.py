@@ -7,7 +7,7 @@ from typing import Annotated
 from wander_client.context import current
 from wander_client.failures import validate
 from wander_client.names import quote_part
-from wander_client.terminal.command import Argument, CommandGroup, Option
+from wander_client.terminal.command import Argument, CommandGroup, Option, refuse_options
 from wander_client.terminal.suggestions import choose
 
 app = CommandGroup(
@@ -54,6 +54,8 @@ def new(
     from wander.wire.changes import CreatedToken, NewToken
 
     here = current()
+    if never_expires:
+        refuse_options("days", because="cannot be used with `--never-expires`")
     requested = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
     scopes = [known for known in TOKEN_SCOPES if known in requested]
     body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}

@@ -10,8 +10,10 @@ from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.evaluate.options import NEWEST, CommandFlags, SettingFlags, read_options
+from wander_client.models.reference import require_asked
+from wander_client.runs.lookup import require_same_folder
 from wander_client.runs.shards import has_begun, require_no_shards
-from wander_client.terminal.command import Typed
+from wander_client.terminal.command import Typed, refuse_options
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
@@ -51,7 +53,7 @@ def evaluate(typed: Typed, wanted: SettingFlags, flags: CommandFlags) -> int:
     _require_together(options, flags)
     if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
         return _play_on_engine(options, flags)
-    if is_suite(options, flags) and not options.get("exhaustive"):
+    if is_suite(options, flags):
         from wander_client.suites import command as suite_command
 
         return suite_command.play(current(), options, flags)
@@ -66,6 +68,10 @@ def _require_together(options: dict[str, Any], flags: CommandFlags) -> None:
     """Raise `UsageError` for options that contradict each other or need another option."""
     if flags.only_failed and flags.resume is None:
         raise UsageError("`--only-failed` requires `--resume`", hint="pass `--resume RUN --only-failed`")
+    if flags.resume is None:
+        refuse_options("allow_changed_code", because="requires `--resume`")
+    if "base_url" in options:
+        require_asked([*options.get("model", ()), *options.get("players", {}).values()])
     if str(flags.resume) == NEWEST and not options.get("environment", "").endswith(".toml"):
         raise UsageError("`--resume` needs a run", hint="run `wander runs` to list your runs")
     if {"serve", "base_url"} <= options.keys():
@@ -93,6 +99,7 @@ def _play_on_engine(options: dict[str, Any], flags: CommandFlags) -> int:
     engine, context = load_engine(address.engine), current()
     out, suite = flags.out, None
     if flags.resume is not None:
+        require_same_folder(flags.resume, out)
         out = flags.resume
         suite, merged = engine.resume(context, out, address, options)
     elif is_suite(options, flags):
@@ -123,8 +130,9 @@ def _resume(run_dir: Path, options: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
-    if flags.out is not None and flags.out.resolve() != run_dir.resolve():
-        raise UsageError(f"`--out {flags.out}`: the run is in `{run_dir}`", hint="remove `--out`")
+    require_same_folder(run_dir, flags.out)
+    if len(options.get("model", ())) > 1:
+        raise UsageError(f"`{run_dir}` is a run of one model", hint="pass `-m` once")
     command = evaluations.resume_command(run_dir)
     settings = evaluations.settings_to_resume(current(), run_dir, options, command)
     return _play(settings, run_dir, flags, resuming=True)
@@ -164,6 +172,7 @@ def _play(
     if not resuming:
         require_no_shards(run_dir)
     if settings.exhaustive:
+        refuse_options("only_failed", "fail_under", because="does not apply to an exhaustive evaluation")
         from wander_client.evaluate.exhaustive import walk_and_report
 
         return walk_and_report(evaluation)

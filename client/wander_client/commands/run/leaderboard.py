@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
+from wander_client.errors import UsageError
 from wander_client.runs.board_text import cell_of, columns_of, metric_columns, protocol_text, title_of
 from wander_client.runs.lookup import short_ids
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, refuse_options
 
 if TYPE_CHECKING:
     from wander.wire import Leaderboard
@@ -59,6 +60,11 @@ def leaderboard(
     from wander_client.names import parse_name
 
     here = current()
+    if as_csv:
+        reason = "does not apply to `--csv`, which contains all rows and columns"
+        refuse_options("limit", "metrics", because=reason)
+        if here.output.json:
+            raise UsageError("`--csv` and `--json` cannot be used together", hint="pass only one of them")
     name = parse_name(environment)
     params: dict[str, Any] = {
         "version": name.version,

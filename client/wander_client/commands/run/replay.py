@@ -11,7 +11,7 @@ from wander_client.context import current
 from wander_client.environments.location import parse_arguments
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, refuse_options
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def replay(
     from wander_client.runs.lookup import find_run
 
     output = current().output
+    _require_effect(sample, env)
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     source = find_run(current(), run)
     new_arguments = None if arguments is None else parse_arguments([], arguments)
@@ -107,6 +108,16 @@ def replay(
     if report.differing or report.refused or report.undecided:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK
+
+
+def _require_effect(sample: int | None, env: Path | None) -> None:
+    """Raise `UsageError` for an option that requires another one."""
+    if sample is None:
+        refuse_options("seed", because="is the seed of a sample, and requires `--sample`")
+    if env is not None:
+        refuse_options("no_lock", because="applies to the pinned environment, and `--env` replaces it")
+    if not current().output.json:
+        refuse_options("stream", because="requires `--json`")
 
 
 def _progress_callback(bar: Progress, output: Output, total: int | None) -> Callable[[int, int], None]:
@@ -172,6 +183,8 @@ def verify(
     from wander_client.runs.lookup import find_run
 
     here = current()
+    if cancel:
+        refuse_options("sample", "level", "wait", because="cannot be used with `--cancel`")
     wanted = VerificationRequest(sample=sample, level=choose("--level", level, LEVELS_SOUGHT[::-1]))
     run_id = find_run(here, run).manifest.run_id
     with here.hub(login=True) as hub, require_posted(run_id, run or run_id):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, refuse_options
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens": "completion_tokens"}
 """Values of `--sort`, with the field of a row that each sorts by."""
+
+
+_SHOWN = 30
 
 
 def view(
@@ -38,8 +41,10 @@ def view(
     sort: Annotated[
         str | None, Option(help="reward, turns, seconds or tokens; -reward sorts the highest first")
     ] = None,
-    limit: Annotated[int, Option(min=1, help="rows to show")] = 30,
-    listed: Annotated[bool, Option("--list", help="print a list instead of opening the viewer")] = False,
+    limit: Annotated[int | None, Option(min=1, help="rows to show  [default: 30]")] = None,
+    listed: Annotated[
+        bool, Option("--list", help="print a list, as with --where, --step and --limit; open no viewer")
+    ] = False,
 ) -> None:
     """Read the rollouts of a run, on this machine or on the hub. In a terminal, this opens an interactive
     viewer; press `?` for its keys.
@@ -58,14 +63,17 @@ def view(
     here = current()
     source = find_run(here, run)
     if rollout is not None:
+        others = ("failed", "where", "step", "sort", "limit", "listed")
+        refuse_options(*others, because="selects rows of the list, but `--rollout` shows one rollout")
         _show_one(source, rollout)
         return
-    if not listed and not where and step is None and here.output.human and _on_a_terminal():
+    listed = listed or bool(where) or step is not None or limit is not None
+    if not listed and here.output.human and _on_a_terminal():
         if find_spec("textual") is not None:
             _browse(source, failed, sort)
             return
         here.output.note("run `pip install 'wander-client[tui]'` for an interactive viewer")
-    shown, matching = _choose(source, step, failed, where, sort, limit)
+    shown, matching = _choose(source, step, failed, where, sort, limit or _SHOWN)
     data = {
         "run_id": source.manifest.run_id,
         "location": source.location,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
 from wander_client.errors import FAILED
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, refuse_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,8 @@ def data(
     from wander_client.runs.text import shorten
 
     output = current().output
+    if keep_repeats:
+        refuse_options("near", because="drops duplicates, but `--keep-repeats` keeps them")
     conditions = [Condition.parse(text) for text in where or []]
     found_runs = [find_run(current(), run) for run in runs]
     rows, report = select_rows(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import model_path
-from wander_client.terminal.command import Argument, EnvironmentArguments, Option
+from wander_client.terminal.command import Argument, EnvironmentArguments, Option, refuse_options
 
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
@@ -49,6 +49,9 @@ def new_model(
     if kind != "tiny":
         raise UsageError(f"unknown kind of model `{kind}`", hint="the only kind is `tiny`")
     output = current().output
+    if transcripts:
+        reason = "applies to new rollouts, but `--transcripts` reads existing runs"
+        refuse_options("player", "episodes", "argument", because=reason)
     source = Transcripts(
         runs=transcripts or [],
         environment=environment,

@@ -39,6 +39,7 @@ def sft(
     The result is the folder OUT/model in Hugging Face format. Ctrl-C finishes the step and saves a
     checkpoint.
     """
+    from wander_client.runs.lookup import require_same_folder
     from wander_client.training.tuning import read_tuning, resume_tuning, tune
 
     if resume is not None and (rows is None or read_tuning(resume).is_own):
@@ -50,6 +51,8 @@ def sft(
             )
         _report(resume_tuning(current(), resume))
         return
+    if resume is not None:
+        require_same_folder(resume, out)
     out = out or resume
     if rows is None or out is None:
         raise UsageError(

@@ -23,6 +23,7 @@ from wander_client.terminal.command import (
     Typed,
     WorkerAddresses,
     WorkerTokenFile,
+    refuse_options,
 )
 from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
@@ -84,6 +85,7 @@ def train(
     The run's folder contains the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the current step and saves a checkpoint to resume from.
     """
+    from wander_client.runs.lookup import require_same_folder
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
@@ -97,6 +99,10 @@ def train(
         return _verify(own, started, steps) if verify else _resume(own, started, checkpoint, allow_changes)
     if environment is None:
         raise UsageError("missing argument `ENVIRONMENT`", hint="run `wander train --help` for examples")
+    if verify:
+        refuse_options("out", because="cannot be used with `--verify`, which keeps no run")
+    elif started is not None:
+        require_same_folder(started, out)
     _require_startable(environment, config, None if dry_run or started else out)
     overrides = [*(setting or []), *_overrides(None if verify else steps, log or [], *workers)]
     model = training.choose_model(here, model, started_from)
@@ -104,6 +110,8 @@ def train(
     policy = choose_policy(sandbox, sandbox_limit, default=by_default)
     asked = (here, environment, config, model, overrides, argument or [], policy)
     made = training_phases.new_command(*asked) or training.new_command(*asked)
+    if steps is not None and not verify:
+        _require_one_phase(made, steps)
     command = made if sandbox is False else training_phases.confine_mixture(here.settings, made)
     if sandbox or sandbox_limit or here.settings.sandbox:
         require_here(command.sandbox, training_phases.worker_addresses(command))
@@ -113,7 +121,7 @@ def train(
         if verify:
             return _verify(command, started, steps)
         return _resume(command, started, checkpoint, allow_changes)
-    return _begin(command, out, steps)
+    return _begin(command, out)
 
 
 def _phases_of(command: TrainingCommand | PhasedCommand) -> Sequence[Phase]:
@@ -128,6 +136,8 @@ def _find_started(verify: Path | None, resume: Path | None, *, changes: bool) ->
     """Return the folder of the run to resume or verify. `changes` is valid only with `--resume`."""
     from wander_client.runs.lookup import resumable_folder
 
+    if verify is not None and resume is not None:
+        raise UsageError("`--verify` and `--resume` cannot be used together", hint="pass only one of them")
     if resume is None and changes:
         raise UsageError("`--checkpoint` and `--allow-changes` require `--resume RUN`")
     word = verify or resume
@@ -158,18 +168,24 @@ def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | 
     return OK
 
 
-def _begin(command: TrainingCommand | PhasedCommand, out: Path | None, steps: int | None) -> int:
+def _require_one_phase(command: TrainingCommand | PhasedCommand, steps: int) -> None:
+    """Raise `UsageError` for `--steps` of a training with phases."""
     from wander_client.training.phases import PhasedCommand
-    from wander_client.training.run import fresh_run_dir, new_run_dir
 
-    if not isinstance(command, PhasedCommand):
-        return _run(command, out or new_run_dir(current(), command), resuming=False)
-    if steps is not None:
+    if isinstance(command, PhasedCommand):
         setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
         raise UsageError(
             "`--steps` does not apply to a training with phases",
             hint=f"set the steps of a phase: `--set {setting}`",
         )
+
+
+def _begin(command: TrainingCommand | PhasedCommand, out: Path | None) -> int:
+    from wander_client.training.phases import PhasedCommand
+    from wander_client.training.run import fresh_run_dir, new_run_dir
+
+    if not isinstance(command, PhasedCommand):
+        return _run(command, out or new_run_dir(current(), command), resuming=False)
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 

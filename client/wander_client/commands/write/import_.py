@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,13 @@ from wander_client.environments.sandbox import (
 )
 from wander_client.errors import ClientError, Unavailable
 from wander_client.names import parse_name
-from wander_client.terminal.command import Argument, CommandGroup, EnvironmentArguments, Option
+from wander_client.terminal.command import (
+    Argument,
+    CommandGroup,
+    EnvironmentArguments,
+    Option,
+    refuse_options,
+)
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -184,6 +191,12 @@ def _import(bring: Callable[[Path, Builder], tuple[Path, PackageOrigin]], option
     from wander_client.packages.publish import choose_owner, require_no_leaks
 
     here = current()
+    if options.no_check:
+        reason = "applies while the package is loaded, but `--no-check` does not load it"
+        refuse_options("argument", "pass_env", because=reason)
+    for name in options.pass_env or []:
+        if name not in os.environ:
+            here.output.warn(f"`{name}` is not set, so it is not passed to the environment")
     policy = policy_for_import(here, options.sandbox, options.sandbox_limit)
     allow_builds(here, options.build, None if options.sandbox is False else policy)
     builder = builder_of(here, policy)
@@ -236,8 +249,6 @@ def _try(
     policy: SandboxPolicy | None,
 ) -> _TrialResult:
     """Install a built package into its own virtual environment, load it there and check it."""
-    import os
-
     from wander.checks import check_environment
     from wander.checks.engine import LONGEST_PROBE
     from wander.errors import LoadError

@@ -9,8 +9,8 @@ from typing import Annotated
 from wander_client.context import current
 from wander_client.environments.sandbox import BuildFlag, allow_builds, builder_of, choose_policy
 from wander_client.errors import UsageError
-from wander_client.names import parse_environment, source_spec
-from wander_client.terminal.command import Argument, Option
+from wander_client.names import EnvironmentName, parse_environment, source_spec
+from wander_client.terminal.command import Argument, Option, refuse_options
 
 ExcludeNewer = Annotated[
     str | None,
@@ -52,12 +52,7 @@ def lock(
 
     here = current()
     allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))
-    source = parse_environment(source_spec(environment))
-    if attach and isinstance(source, Path):
-        raise UsageError(
-            "`--attach` needs a version on the hub, not a folder",
-            hint="run `wander env lock owner/name@version --attach`",
-        )
+    source = _find_source(environment, attach=attach)
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(here.hub(login=attach))
         if isinstance(source, Path):
@@ -102,3 +97,16 @@ def lock(
     else:
         here.output.answer(data, text.rstrip("\n"))
         here.output.note(summary)
+
+
+def _find_source(environment: str, *, attach: bool) -> Path | EnvironmentName:
+    """Return the folder or the name of the environment. Raises `UsageError` for options that do not fit."""
+    source = parse_environment(source_spec(environment))
+    if not isinstance(source, Path):
+        refuse_options("owner", because="applies to a folder, but this environment has an owner")
+    elif attach:
+        raise UsageError(
+            "`--attach` needs a version on the hub, not a folder",
+            hint="run `wander env lock owner/name@version --attach`",
+        )
+    return source

@@ -16,7 +16,7 @@ from wander_client.environments.sandbox import (
     choose_policy,
 )
 from wander_client.errors import Interrupted
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, refuse_options
 
 if TYPE_CHECKING:
     from wander_client.packages.publish import PublishedFolder
@@ -79,6 +79,8 @@ def publish(
     here = current()
     policy = choose_policy(sandbox, sandbox_limit, default=bool(here.settings.sandbox))
     allow_builds(here, build, policy)
+    if no_lock:
+        refuse_options("exclude_newer", "keep_host", because="applies to the lock, but `--no-lock` omits it")
     options = PublishOptions(
         owner=owner,
         dry_run=dry_run,

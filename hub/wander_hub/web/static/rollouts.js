@@ -6,6 +6,7 @@ const box = document.querySelector(".explorer");
 const body = box?.querySelector("tbody");
 const total = Number(box?.dataset.total);
 const height = body?.rows[0]?.getBoundingClientRect().height;
+const sent = [...(body?.rows ?? [])]; // the page's own rows stay until those of the hub have arrived
 const pages = new Map();
 let shown = "";
 
@@ -51,8 +52,9 @@ function show() {
   const rows = [];
   for (let place = first; place < last; place++) {
     const page = load(Math.floor(place / PAGE));
-    rows.push(page?.[place % PAGE] ?? null);
+    rows.push(page?.[place % PAGE] ?? sent[place - Number(box.dataset.offset)] ?? null);
   }
+  if (rows.includes(null)) showState("Loading…");
   const now = `${first}/${rows.map((one) => (one ? 1 : 0)).join("")}`;
   if (now === shown) return;
   shown = now;

@@ -20,7 +20,7 @@ MOST_TEXT = 1 << 20
 MOST_BYTES = 128 << 20
 """Maximum bytes of all files of a task."""
 MOST_FOLDERS = 100_000
-"""Maximum number of folders in which tasks are searched."""
+"""Maximum number of folders that are searched for tasks."""
 TASK_FILE = "task.toml"
 INSTRUCTION = "instruction.md"
 ENVIRONMENT, TESTS, SOLUTION, STEPS = "environment", "tests", "solution", "steps"

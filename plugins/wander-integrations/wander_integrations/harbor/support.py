@@ -1,5 +1,5 @@
-"""Lists what Wander does not honor of a Harbor task: what prevents playing it, and what makes no difference
-to its verifier."""
+"""Lists what Wander does not support of a Harbor task: what prevents playing it, and what its verifier does
+not notice."""
 
 from __future__ import annotations
 
