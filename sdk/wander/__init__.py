@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wander.envs.mcp.env import MCPEnv
     from wander.envs.multi_turn import MultiTurnEnv
     from wander.envs.rlm.env import RLMEnv
+    from wander.envs.sandbox import SandboxEnv
     from wander.envs.single_turn import SingleTurnEnv
     from wander.envs.tool.env import StatefulToolEnv, ToolEnv
     from wander.loading import load_environment
@@ -55,6 +56,7 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "MultiTurnEnv",
     "ProceduralRows",
     "RLMEnv",
+    "SandboxEnv",
     "SingleTurnEnv",
     "StatefulToolEnv",
     "ToolEnv",

@@ -195,7 +195,11 @@ class Environment(Player):
                     hint="override `gold`, or pass the messages themselves as `few_shot`",
                 )
             request = RolloutRequest.of(ScriptedClient(gold), example, [0], together=False)
-            state = (await self._play_one_episode(request, 0, request.rollout_ids[0])).state
+            host = RolloutHost(request.client, request.rollout_ids[0])
+            try:
+                state = (await self._play_one_episode(request, 0, request.rollout_ids[0], host)).state
+            finally:
+                await host.stop_boxes()
             if state["failure"] is not None:
                 raise ConfigError(
                     f"example `{example.example_id}` cannot be shown: {state['failure'].message}"
@@ -327,11 +331,19 @@ class Environment(Player):
 
         Failed rollouts are not scored, so they are left out of a group that is scored together.
         """
-        pairs = zip(request.indices, request.rollout_ids, strict=True)
+        hosts = [RolloutHost(request.client, rollout_id) for rollout_id in request.rollout_ids]
+        try:
+            return await self._play_and_score(request, hosts)
+        finally:
+            for host in hosts:
+                await host.stop_boxes()
+
+    async def _play_and_score(self, request: RolloutRequest, hosts: Sequence[RolloutHost]) -> list[Rollout]:
+        trios = zip(request.indices, request.rollout_ids, hosts, strict=True)
         if len(request.indices) == 1:  # avoids the cost of a separate task
-            episodes = [await self._play_one_episode(request, *pair) for pair in pairs]
+            episodes = [await self._play_one_episode(request, *trio) for trio in trios]
         else:
-            episodes = await asyncio.gather(*(self._play_one_episode(request, *pair) for pair in pairs))
+            episodes = await asyncio.gather(*(self._play_one_episode(request, *trio) for trio in trios))
         scoring = time.perf_counter()
         played = [episode.state for episode in episodes if episode.state["failure"] is None]
         if request.together and self.rubric.has_group_functions:
@@ -342,12 +354,14 @@ class Environment(Player):
         seconds = (time.perf_counter() - scoring) / max(1, len(episodes))
         return [episode.record(scoring_seconds=seconds) for episode in episodes]
 
-    async def _play_one_episode(self, request: RolloutRequest, index: int, rollout_id: str) -> _Episode:
+    async def _play_one_episode(
+        self, request: RolloutRequest, index: int, rollout_id: str, host: RolloutHost
+    ) -> _Episode:
         """Play an episode to its end without scoring it."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
         state = self.init_state(request.example, index=index, run_seed=request.run_seed)
-        state["host"] = RolloutHost(request.client, rollout_id)
+        state["host"] = host
         if (transcript := request.client.transcript(rollout_id)) is not None:
             _restore(state, transcript)
             return _Episode(state, started_at, 0.0)

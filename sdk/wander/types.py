@@ -379,6 +379,10 @@ class TableView(Record):
     """Whether the first array contains the names of the columns."""
 
 
+BOX_KINDS = ("shell", "agent")
+"""Kinds of environments whose model works in a box."""
+
+
 class EnvironmentInfo(Record):
     """Facts that an environment reports when it is loaded."""
 
@@ -417,7 +421,7 @@ class EnvironmentInfo(Record):
     @property
     def calls_tools(self) -> bool:
         """Whether environments of this kind always offer tools."""
-        return self.kind in ("tool", "stateful_tool", "mcp")
+        return self.kind in ("tool", "stateful_tool", "mcp", "shell")
 
     @property
     def reward_range(self) -> tuple[float, float] | None:

@@ -120,7 +120,7 @@ async def test_a_flood_of_model_calls_fails_its_rollout_alone(tmp_path: Path) ->
         failure = (await asyncio.wait_for(flood, 60)).failure
         assert failure is not None
         assert (failure.type, failure.boundary, failure.retryable) == ("TooManyCalls", "environment", False)
-        assert "more than 1000 completions at the same time" in failure.message
+        assert "more than 1000 requests at the same time" in failure.message
         assert not first.done()
         go_on.set()
         assert (await first).failure is (await last).failure is None

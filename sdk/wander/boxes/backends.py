@@ -1,21 +1,19 @@
-"""The choice of a backend for a box: `WANDER_BOXES`, or the first one that can start it.
+"""The choice of a backend for a box: the one that the policy names, or the first one that can start it.
 
-`WANDER_BOXES` is `auto` (the default), `none`, or the name of a backend. Packages add backends, such as
-rented sandboxes, by the entry point group `wander.boxes`, whose entries are classes derived from
-`BoxBackend`.
+Packages add backends, such as rented sandboxes, by the entry point group `wander.boxes`, whose entries are
+classes derived from `BoxBackend`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from importlib.metadata import entry_points
 
 from wander.boxes.base import Box, BoxBackend, BoxSpec
 from wander.boxes.bubblewrap import BubblewrapBackend
+from wander.boxes.policy import AUTO, BACKEND, BoxPolicy
 from wander.errors import SandboxError, did_you_mean
 
-VARIABLE = "WANDER_BOXES"
 GROUP = "wander.boxes"
 
 
@@ -27,21 +25,18 @@ def backends() -> dict[str, BoxBackend]:
     return found
 
 
-def choose_backend(spec: BoxSpec) -> BoxBackend:
+def choose_backend(spec: BoxSpec, name: str = AUTO) -> BoxBackend:
     """Return the backend that starts a box from the spec. Raises `SandboxError` if no backend can.
 
     It may start programs to find out what works on this machine.
     """
-    name = os.environ.get(VARIABLE, "").strip() or "auto"
-    if name == "none":
-        raise SandboxError("this machine does not run boxes", hint=f"unset `{VARIABLE}` to allow them")
     known = backends()
-    if name != "auto" and name not in known:
+    if name != AUTO and name not in known:
         raise SandboxError(
-            f"`{VARIABLE}={name}` is not a backend for boxes",
-            hint=did_you_mean(name, known) or f"use `auto` or one of {', '.join(known)}",
+            f"`{BACKEND}={name}` is not a backend for boxes",
+            hint=did_you_mean(name, known) or f"use `{AUTO}` or one of {', '.join(known)}",
         )
-    tried = {name: known[name]} if name != "auto" else known
+    tried = {name: known[name]} if name != AUTO else known
     reasons = {}
     for backend in tried.values():
         reason = backend.unavailable_reason(spec)
@@ -51,11 +46,13 @@ def choose_backend(spec: BoxSpec) -> BoxBackend:
     raise SandboxError(
         "no backend can start this box: " + "; ".join(f"{key}: {why}" for key, why in reasons.items()),
         hint="run `apt install bubblewrap`, or `apt install podman` for images, or set "
-        f"`{VARIABLE}` to another backend",
+        f"`{BACKEND}` to another backend",
     )
 
 
 async def start_box(spec: BoxSpec) -> Box:
     """Start a box on this machine. Raises `SandboxError`."""
-    backend = await asyncio.to_thread(choose_backend, spec)
-    return await backend.start(spec)
+    policy = BoxPolicy.from_environ()
+    allowed = policy.apply(spec)
+    backend = await asyncio.to_thread(choose_backend, allowed, policy.backend)
+    return await backend.start(allowed)

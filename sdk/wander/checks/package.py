@@ -32,6 +32,7 @@ SCAFFOLDED = frozenset(
         "Move money until everybody has the same amount.",
         "Ask a library about its books over MCP.",
         "Count what a long log reports.",
+        "Sort the numbers of a file.",
         "Add numbers and spell words backwards.",
         "Answer why, and let a judge compare.",
     }

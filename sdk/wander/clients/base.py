@@ -16,6 +16,7 @@ from wander.clients.sub_calls import conversation_id
 from wander.types import Message, Record, Rollout, SamplingArgs, Turn, TurnTokens, Usage
 
 if TYPE_CHECKING:
+    from wander.boxes.base import Box, BoxSpec
     from wander.clients.rate_limit import CallLimiter
 
 
@@ -133,6 +134,12 @@ class Client(ABC):
         """
         return None
 
+    async def start_box(self, rollout_id: str, spec: BoxSpec) -> Box:
+        """Start a box for a rollout on this machine. The caller stops it. Raises `SandboxError`."""
+        from wander.boxes.backends import start_box
+
+        return await start_box(spec)
+
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
         """Return the recorded calls to other models in a replayed rollout; None means to call the models.
 
@@ -213,6 +220,7 @@ class RolloutHost:
     def __init__(self, client: Client, rollout_id: str) -> None:
         self._client = client
         self._rollout_id = rollout_id
+        self._boxes: list[Box] = []
 
     @property
     def line(self) -> dict[str, Any] | None:
@@ -222,6 +230,17 @@ class RolloutHost:
     async def recall(self, about: Recollection, key: Any) -> Any:
         """Return a recorded fact, like `Client.recall`."""
         return await self._client.recall(self._rollout_id, about, key)
+
+    async def start_box(self, spec: BoxSpec) -> Box:
+        """Start a box that lives at most until the rollout is scored. Raises `SandboxError`."""
+        box = await self._client.start_box(self._rollout_id, spec)
+        self._boxes.append(box)
+        return box
+
+    async def stop_boxes(self) -> None:
+        """Stop all boxes of the rollout. May be called repeatedly."""
+        while self._boxes:
+            await self._boxes.pop().stop()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutHost:
         return self
@@ -257,6 +276,10 @@ class WrappedClient(Client):
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
         """Return a fact that the wrapped client has on record."""
         return await self._client.recall(rollout_id, about, key)
+
+    async def start_box(self, rollout_id: str, spec: BoxSpec) -> Box:
+        """Start a box by the wrapped client."""
+        return await self._client.start_box(rollout_id, spec)
 
     def lack(self, rollout_id: str) -> str | None:
         """Return what the wrapped client's record does not contain."""

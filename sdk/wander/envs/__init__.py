@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wander.envs.rlm import RLMEnv
     from wander.envs.rlm.repl import CellResult, Repl, ReplLimits
     from wander.envs.rlm.session import SubCallLimits
+    from wander.envs.sandbox import SandboxEnv, run_commands
     from wander.envs.single_turn import SingleTurnEnv
     from wander.envs.tool import StatefulToolEnv, ToolEnv
 
@@ -25,10 +26,12 @@ __all__ = [
     "RLMEnv",
     "Repl",
     "ReplLimits",
+    "SandboxEnv",
     "SingleTurnEnv",
     "StatefulToolEnv",
     "SubCallLimits",
     "ToolEnv",
+    "run_commands",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -135,7 +135,7 @@ class Rubric:
             "info": state["info"],
             "parser": self.parser or parser,
             "example": example,
-            **({"player": state["player"]} if "player" in state else {}),
+            **{name: state[name] for name in ("player", "box") if name in state},
         }
 
     async def close(self) -> None:

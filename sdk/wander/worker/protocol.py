@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from wander.boxes.base import BoxSpec
+from wander.boxes.forwarding import BoxMethod, BoxResult
 from wander.clients.base import ModelRequest, ModelResponse, Recollection, Transcript
 from wander.errors import (
     LoadError,
@@ -30,7 +32,7 @@ from wander.handle import Split
 from wander.rollout.activity import Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Protocol version, increased whenever a message changes. Host and worker must have the same version."""
 MESSAGE_LIMIT = 256 << 20
 """Maximum size of a message that a host accepts, in bytes. A rollout that needs a larger message fails."""
@@ -277,6 +279,38 @@ class Recalled(Record):
     fault: Fault | None = None
 
 
+class StartBox(Record):
+    """Worker: start a box for a rollout."""
+
+    type: Literal["start_box"] = "start_box"
+    id: int
+    play: int
+    rollout_id: str
+    spec: BoxSpec
+
+
+class UseBox(Record):
+    """Worker: call a method of a box."""
+
+    type: Literal["use_box"] = "use_box"
+    id: int
+    play: int
+    box: int
+    """The `id` of the `StartBox` that started it."""
+    call: BoxMethod
+
+
+class BoxAnswer(Record):
+    """Host: the result of a `StartBox` or a `UseBox`, or its failure."""
+
+    type: Literal["box_answer"] = "box_answer"
+    id: int
+    image_digest: str | None = None
+    """Identity of what the box was started from; None for other results."""
+    result: BoxResult | None = None
+    fault: Fault | None = None
+
+
 class Close(Record):
     """Host: tear the environment down and exit."""
 
@@ -304,7 +338,7 @@ class OutsideAnswer(Record):
 
 
 ToWorker = Annotated[
-    Load | WorkerRefused | Ping | GetExamples | Play | Cancel | Completed | Recalled | Close,
+    Load | WorkerRefused | Ping | GetExamples | Play | Cancel | Completed | Recalled | BoxAnswer | Close,
     Field(discriminator="type"),
 ]
 ToHost = Annotated[
@@ -317,7 +351,9 @@ ToHost = Annotated[
     | PartEnded
     | Noticed
     | Complete
-    | Recall,
+    | Recall
+    | StartBox
+    | UseBox,
     Field(discriminator="type"),
 ]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 from sandboxes import needs_sandbox
-from wander.boxes.backends import VARIABLE, choose_backend, start_box
+from wander.boxes.backends import choose_backend, start_box
 from wander.boxes.base import BoxSpec
+from wander.boxes.policy import BACKEND
 from wander.errors import SandboxError
 
 
 @needs_sandbox
 async def test_bubblewrap_is_the_default(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BACKEND, raising=False)
     assert choose_backend(BoxSpec()).name == "bwrap"
     box = await start_box(BoxSpec())
     assert (await box.exec("echo hi")).output == "hi\n"
@@ -23,7 +24,7 @@ async def test_bubblewrap_is_the_default(monkeypatch):
     [("none", "does not run boxes"), ("bwarp", "not a backend"), ("bwrap", "no images")],
 )
 async def test_a_box_that_cannot_be_started_is_an_error_with_a_hint(value, said, monkeypatch):
-    monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(BACKEND, value)
     with pytest.raises(SandboxError, match=said) as raised:
         await start_box(BoxSpec(image="debian"))
     assert raised.value.hint

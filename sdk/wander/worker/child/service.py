@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from wander.boxes.base import Box, BoxSpec
 from wander.clients.base import Client, ModelRequest, ModelResponse, Recollection, Transcript
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
@@ -26,11 +27,13 @@ from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
+from wander.worker.child.boxes import BoxRequests
 from wander.worker.child.stall_watch import StallWatch, log_line
 from wander.worker.note import PLAY, Note
 from wander.worker.protocol import (
     PAGE_BYTES,
     PROTOCOL,
+    BoxAnswer,
     Cancel,
     Close,
     Complete,
@@ -76,6 +79,7 @@ class Service:
         """Plays that were interrupted while they waited for the model."""
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
         self._recalls: dict[int, asyncio.Future[Any]] = {}
+        self.boxes = BoxRequests(channel.send)
         self._next_call = 0
         self._reported_scoring = 0.0
         """Seconds of scoring that were already reported to the host."""
@@ -129,6 +133,8 @@ class Service:
                 self._resolve_call(message)
             elif isinstance(message, Recalled):
                 self._resolve_recall(message)
+            elif isinstance(message, BoxAnswer):
+                self.boxes.resolve(message)
             elif isinstance(message, Play):
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
@@ -385,6 +391,10 @@ class _HostClient(Client):
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
         """Return the value that the host's client has on record."""
         return await self._service.recall(self._play.id, rollout_id, about, key)
+
+    async def start_box(self, rollout_id: str, spec: BoxSpec) -> Box:
+        """Have the host start a box."""
+        return await self._service.boxes.start(self._play.id, rollout_id, spec)
 
     def transcript(self, rollout_id: str) -> Transcript | None:
         """Return the transcript that the host wants scored again, or None if the rollout must be played."""

@@ -18,6 +18,7 @@ from wander.rollout.activity import PLAY, Notices, Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
+from wander.worker.host.boxes import PlayBoxes
 from wander.worker.host.link import LocalLink, WorkerOptions, explain_early_end, load_error, until_ended
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import (
@@ -41,6 +42,8 @@ from wander.worker.protocol import (
     Pong,
     Recall,
     Recalled,
+    StartBox,
+    UseBox,
     WorkerRefused,
     to_host,
 )
@@ -70,7 +73,9 @@ class _Playing:
     result: asyncio.Future[list[Rollout]]
     begun: float
     """Start time on the event loop's clock."""
+    boxes: PlayBoxes
     calls: set[asyncio.Task[None]] = field(default_factory=set)
+    """Model calls and requests to boxes that the host is working on."""
 
 
 class WorkerLost(Exception):
@@ -216,7 +221,8 @@ class WorkerSession:
             scripts=dict(client.scripts),
         )
         loop = asyncio.get_running_loop()
-        running = _Playing(asked, client, loop.create_future(), begun=loop.time())
+        boxes = PlayBoxes(client, names)
+        running = _Playing(asked, client, loop.create_future(), begun=loop.time(), boxes=boxes)
         self._heard_at = loop.time()
         self._playing[asked.id] = running
         self._channel.send(asked.model_dump_json())
@@ -229,6 +235,8 @@ class WorkerSession:
             del self._playing[asked.id]
             for call in running.calls:
                 call.cancel()
+            if boxes.used:
+                self._spawn(boxes.stop(list(running.calls)))
 
     def abandon(self, rollout_id: str, kind: str, reason: str) -> None:
         """Fail a rollout whose code waits for an answer over HTTP, and end the worker.
@@ -402,7 +410,7 @@ class WorkerSession:
     def _handle(self, line: bytes) -> None:
         message = to_host.validate_json(line)
         self._heard_at = asyncio.get_running_loop().time()
-        if isinstance(message, Complete):
+        if isinstance(message, Complete | StartBox | UseBox):
             self._start_call(message)
         elif isinstance(message, Played):
             self.scoring_seconds += message.scoring_seconds
@@ -433,19 +441,29 @@ class WorkerSession:
         else:
             answer.set_exception(message.fault.load_error())
 
-    def _start_call(self, asked: Complete) -> None:
+    def _start_call(self, asked: Complete | StartBox | UseBox) -> None:
         running = self._playing.get(asked.play)
         if running is None:
             return  # canceled in the meantime
         if len(running.calls) >= _MOST_CALLS * len(running.asked.indices):
             if not running.result.done():
                 self._channel.send(Cancel(id=asked.play).model_dump_json())
-                reason = f"it requested more than {_MOST_CALLS} completions at the same time"
+                reason = f"it made more than {_MOST_CALLS} requests at the same time"
                 running.result.set_result(_fail(running.asked, "TooManyCalls", reason))
             return
-        call = asyncio.create_task(self._call(running, asked.id, asked.request))
+        work = (
+            self._call(running, asked.id, asked.request)
+            if isinstance(asked, Complete)
+            else self._use_box(running, asked)
+        )
+        call = asyncio.create_task(work)
         running.calls.add(call)
         call.add_done_callback(running.calls.discard)
+
+    async def _use_box(self, running: _Playing, asked: StartBox | UseBox) -> None:
+        """Answer a request of the worker to a box."""
+        self._channel.send(await running.boxes.answer(asked))
+        self._heard_at = asyncio.get_running_loop().time()
 
     async def _recall(self, running: _Playing, asked: Recall) -> None:
         """Send a value from the record of the host's client to the worker."""

@@ -1,0 +1,76 @@
+"""The rules of a machine for boxes, from environment variables that its owner sets.
+
+- `WANDER_BOXES`: `auto` (the default), `none`, or the name of a backend (`bwrap`, `podman`, `docker`...).
+- `WANDER_BOX_LIMITS`: upper bounds for the limits of a box, such as `memory_mb=1024,seconds=600`.
+- `WANDER_BOX_IMAGES`: prefixes of the allowed images, such as `ghcr.io/acme/,docker.io/library/`. If it is
+  set, no Dockerfile is built. If it is empty, all images are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from wander.boxes.base import BoxLimits, BoxSpec
+from wander.errors import ConfigError, SandboxError
+from wander.types import Record, first_fault
+
+BACKEND, LIMITS, IMAGES = "WANDER_BOXES", "WANDER_BOX_LIMITS", "WANDER_BOX_IMAGES"
+AUTO, NONE = "auto", "none"
+
+
+class BoxPolicy(Record):
+    """The backend, the upper bounds and the allowed images of a machine."""
+
+    backend: str = AUTO
+    bounds: dict[str, float] = Field(default_factory=dict)
+    """Upper bound of each limit that has one."""
+    images: list[str] | None = None
+    """Prefixes of the allowed images; None allows every image, and Dockerfiles."""
+
+    @classmethod
+    def from_environ(cls) -> BoxPolicy:
+        """Return the policy of this process. Raises `ConfigError` for an invalid variable."""
+        images = os.environ.get(IMAGES)
+        return cls(
+            backend=os.environ.get(BACKEND, "").strip() or AUTO,
+            bounds=_read_bounds(os.environ.get(LIMITS, "")),
+            images=None if images is None else [part.strip() for part in images.split(",") if part.strip()],
+        )
+
+    def apply(self, spec: BoxSpec) -> BoxSpec:
+        """Return the spec with limits within the bounds. Raises `SandboxError` if the policy refuses it."""
+        if self.backend == NONE:
+            raise SandboxError("this machine does not run boxes", hint=f"unset `{BACKEND}` to allow them")
+        if self.images is not None:
+            if spec.dockerfile is not None:
+                raise SandboxError(
+                    "this machine builds no images from a Dockerfile",
+                    hint=f"push the image to a registry that `{IMAGES}` allows",
+                )
+            if spec.image is not None and not spec.image.startswith(tuple(self.images)):
+                allowed = ", ".join(f"`{prefix}`" for prefix in self.images) or "no image"
+                raise SandboxError(
+                    f"the image `{spec.image}` is not allowed on this machine",
+                    hint=f"`{IMAGES}` allows {allowed}",
+                )
+        lowered = {name: bound for name, bound in self.bounds.items() if getattr(spec.limits, name) > bound}
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update=lowered)}) if lowered else spec
+
+
+def _read_bounds(text: str) -> dict[str, float]:
+    given: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = pair.partition("=")
+        given[name.strip()] = value.strip()
+    try:
+        checked = BoxLimits.model_validate(given)
+    except ValidationError as error:
+        name, fault = first_fault(error)
+        raise ConfigError(
+            f"`{LIMITS}` is not valid: `{name}`: {fault}",
+            hint=f"write pairs like `memory_mb=1024,seconds=600`, with {', '.join(BoxLimits.model_fields)}",
+        ) from error
+    return {name: getattr(checked, name) for name in given}
