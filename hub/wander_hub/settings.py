@@ -184,6 +184,14 @@ class Settings(BaseSettings):
     """Whether to check every published version as `wander check` does; ignored if `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds for one replay or one check."""
+    boxes: Literal["off", "auto", "bwrap", "podman", "docker"] = "off"
+    """Whether the hub's workers start boxes for environments whose model works in a shell, and with which
+    backend. `off` leaves the runs of these environments at the level `complete`."""
+    box_limits: str = "memory_mb=2048,disk_mb=1024,processes=256,seconds=1800"
+    """Upper bounds for the limits of these boxes."""
+    box_images: tuple[str, ...] = ()
+    """Prefixes of the images that these boxes may be started from, such as `ghcr.io/acme/`; empty refuses all
+    images. Dockerfiles are never built."""
     tokenizers: Path | None = None
     """Folder of `ORG/NAME/tokenizer.json` files, named like the models of the runs. The hub then counts the
     completion tokens of these models' runs."""

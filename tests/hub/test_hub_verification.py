@@ -12,6 +12,7 @@ from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentPin, Platform, Problem
 from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
+from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.jobs.models import Job
@@ -169,6 +170,9 @@ COMPLETE = ("complete", "all expected rollouts were posted")
         ([ANSWERED], "complete"),
         ([UNDECIDED, JUDGED], "complete"),
         ([JUDGED, REFUSED], "complete"),
+        ([{"rescored": 1}], "rescored"),
+        ([{"other_output": 6}], "replayed"),
+        ([{"rescored": 1}, SAME], "replayed"),
         ([LOST], "unverifiable"),
         ([LOST, SAME], "replayed"),
         ([SAME, LOST], "replayed"),
@@ -275,6 +279,25 @@ async def test_a_hub_without_verification_says_what_to_do(hub, run, monkeypatch)
     answer = await ask(hub, sample=1)
     assert (answer.status_code, answer.json()["code"]) == (503, "verification_off")
     assert f"wander runs replay {RUN}" in answer.json()["hint"]
+
+
+async def test_a_hub_starts_boxes_only_if_its_operator_allows_them(hub, run_of, make_wheel, monkeypatch):
+    sha256 = await hub.publish(make_wheel())
+    with hub.database.write(HUB) as session:
+        session.query(Version).one().environment_kind = "shell"
+    manifest, rollouts = run_of(sha256, reward=0.5)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    assert await listed(hub) == []
+    answer = await ask(hub)
+    assert (answer.status_code, answer.json()["code"]) == (503, "boxes_off")
+    assert f"wander runs replay {RUN}" in answer.json()["hint"]
+    with hub.database.read(HUB) as session:
+        assert RUN not in service.list_jobless(session, hub.settings)
+    allowed = hub.settings.model_copy(update={"boxes": "bwrap"})
+    monkeypatch.setattr(hub.client._transport.app.state, "settings", allowed)
+    with hub.database.read(HUB) as session:
+        assert RUN in service.list_jobless(session, allowed)
+    assert (await ask(hub)).status_code == 201
 
 
 async def test_what_cannot_be_played_again_is_not_taken(hub, run, run_of, make_wheel):

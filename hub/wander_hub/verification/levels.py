@@ -102,6 +102,12 @@ def _proof(report: ReplayReport) -> Verdict | None:
         return "complete", f"{did}; {report.taken_as_recorded}"
     if report.method == "rescore":
         return "rescored", f"{did}; the answers of tools are self-reported"
+    if report.rescored:
+        did = f"the hub ran the commands of {count} again and compared the files that they left"
+        return "rescored", f"{did}; {report.rescored:,} left other files, and were only rescored"
+    if report.other_output:
+        did = f"the hub ran the commands of {count} again, which left the same files with the same rewards"
+        return "replayed", f"{did}; {report.other_output:,} printed something else"
     return "replayed", did
 
 

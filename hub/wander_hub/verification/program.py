@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -107,6 +107,7 @@ class ClientProgram:
         sandbox: bool,
         seconds: float,
         min_free_bytes: int = 0,
+        boxes: Mapping[str, str] | None = None,
     ) -> None:
         """`seconds` is the maximum time of one command, including the installation. If less than
         `min_free_bytes` of disk space is free, any failure counts as a fault of the disk.
@@ -117,6 +118,8 @@ class ClientProgram:
         self._sandbox = sandbox
         self._seconds = seconds
         self._min_free_bytes = min_free_bytes
+        self._boxes = boxes or {}
+        """Variables with the rules for boxes (`wander.boxes.policy`)."""
 
     def run(
         self, context: JobContext, words: list[str], version_id: int, seconds: float | None = None
@@ -182,6 +185,7 @@ class ClientProgram:
                 env={
                     **passed,
                     **folders,
+                    **self._boxes,
                     "WANDER_HUB_JOB": "1",
                     "WANDER_KEPT_FREE_BYTES": str(self._min_free_bytes),
                     "WANDER_HUB": self._hub_url,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Select, bindparam, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
-from wander.types import EnvironmentInfo
+from wander.types import BOX_KINDS, EnvironmentInfo
 from wander.wire import RunSummary
 from wander.wire.events import VerificationEvent
 from wander.wire.verification import (
@@ -108,6 +108,9 @@ def find_refusal(run: Run, settings: Settings, caller: Identity) -> HubProblem |
     if settings.verification == "off":
         hint = f"replay it yourself: `wander runs replay {run.run_id}`"
         return HubProblem(503, "verification_off", "this hub does not replay runs", hint=hint)
+    if _needs_boxes(settings, run):
+        hint = f"replay it yourself: `wander runs replay {run.run_id}`"
+        return HubProblem(503, "boxes_off", "this hub does not start the boxes that the run needs", hint=hint)
     if (why := unreplayable_reason(run)) is not None:
         return HubProblem(422, "not_replayable", f"`{run.run_id}` cannot be replayed: {why}")
     return None
@@ -130,6 +133,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
         wanted
         and run.level == "complete"
         and unreplayable_reason(run) is None
+        and not _needs_boxes(settings, run)
         and not _count(session, run_id)
     ):
         _submit(session, queue, settings, run, VerificationRequest(), None)
@@ -141,13 +145,21 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
     lacks = ~read.exists()
     if settings.verify_posts and settings.verification != "off":
         played = select(Verification.id).where(Verification.run_id == Run.run_id)
-        lacks |= (Run.level == "complete") & Version.deleted_at.is_(None) & ~played.exists()
+        playable = (Run.level == "complete") & Version.deleted_at.is_(None) & ~played.exists()
+        if settings.boxes == "off":
+            playable &= func.coalesce(Version.environment_kind, "").not_in(BOX_KINDS)
+        lacks |= playable
     query = (
         select(Run.run_id)
         .join(Version, Version.id == Run.version_id)
         .where(lacks, Run.kind == "evaluation", Run.rollouts_sha256.is_not(None), Run.withdrawn_at.is_(None))
     )
     return session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
+
+
+def _needs_boxes(settings: Settings, run: Run) -> bool:
+    """Return whether a run can only be replayed in boxes, and this hub does not start any."""
+    return settings.boxes == "off" and run.version.environment_kind in BOX_KINDS
 
 
 def unreplayable_reason(run: Run) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
+from wander.boxes.policy import BACKEND, IMAGES, LIMITS, NONE
 from wander.wire import RunSummary
 from wander.wire.verification import ReplayReport, VerifiedWith
 
@@ -152,6 +153,15 @@ def missing_for_verification(settings: Settings) -> str | None:
     return None
 
 
+def _box_variables(settings: Settings) -> dict[str, str]:
+    """Return the variables that tell the `wander` command which boxes it may start."""
+    return {
+        BACKEND: NONE if settings.boxes == "off" else settings.boxes,
+        LIMITS: settings.box_limits,
+        IMAGES: ",".join(settings.box_images),
+    }
+
+
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
 ) -> JobWorker:
@@ -170,6 +180,7 @@ def job_worker(
             sandbox=settings.verification == "sandbox",
             seconds=settings.verification_seconds,
             min_free_bytes=settings.min_free_bytes,
+            boxes=_box_variables(settings),
         )
         handlers[service.KIND] = Replayer(program, database, storage, settings.verification_seconds)
         if settings.check_versions:

@@ -12,6 +12,10 @@ different: it is replayed up to twice more, with no other rollout in flight, and
 If its process was lost or exceeded a limit, the rollout also counts as `unfinished`, because another replay
 may get further.
 
+If a rollout ran commands in a box (`wander.boxes`), their output may contain times or process ids. It is
+equal if the commands left the same final state, with the same rewards. If they did not, and `highest` is
+sought, the recorded final state is scored again.
+
 If observations from outside enter the rollouts, nobody can replay them. In that case the rubric scores the
 stored transcripts, with the answers of judges taken from the record, and `RESCORED` is compared. A rubric
 that needs state which only a live rollout creates fails there, so these rollouts are undecided as well.
@@ -63,6 +67,8 @@ COMPARED = (
 """Fields that must be equal in a replay, in the order of reported differences."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "player_metrics", "info")
 """Fields that must be equal when a transcript is scored again."""
+BOX = "box"
+"""Key of a rollout's `info` with the final state of its box."""
 _NOT_COMPARED = {
     *("name", "kind", "tags", "reference_scores"),  # pages read them from the environment
     *("arguments", "defaults"),  # compared by their effective values
@@ -121,7 +127,7 @@ async def replay_run(
     rescoring = level == "rescored" or (level == "highest" and not deterministic)
     method: Method = "rescore" if rescoring else "replay"
     report = ReplayReport.empty(manifest.run_id, manifest.expected_rollouts, method=method)
-    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere)
+    replay = _Replay(environment, manifest, report, level, concurrency, on_replayed, elsewhere)
     await replay.read_examples()
     report.refused = replay.contradiction()
     report.contradicted = report.refused is not None
@@ -189,8 +195,14 @@ class _Undecided(NamedTuple):
     unfinished: bool = False
 
 
-_Outcome = Divergence | _Undecided | None
-"""Outcome of a replayed rollout: a divergence, undecided, or None if it is equal."""
+class _Weaker(NamedTuple):
+    """A rollout whose commands printed something else, or whose final state could only be rescored."""
+
+    rescored: bool
+
+
+_Outcome = Divergence | _Undecided | _Weaker | None
+"""Outcome of a replayed rollout: a divergence, undecided, weaker evidence, or None if it is equal."""
 
 
 def _values(rollout: Rollout) -> dict[str, Any]:
@@ -219,6 +231,7 @@ class _Replay:
     environment: EnvironmentHandle
     manifest: RunManifest
     report: ReplayReport
+    level: LevelSought
     concurrency: int
     on_replayed: OnReplayed | None
     elsewhere: EnvironmentHandle | None = None
@@ -369,6 +382,10 @@ class _Replay:
             elsewhere = await self._look(self.elsewhere, client, example, recorded, sure=sure)
             self.report.twice += len(elsewhere)
             outcomes = [_attribute(*pair) for pair in zip(outcomes, elsewhere, strict=True)]
+        if self.level == "highest" and any(map(_differs_in_a_box, outcomes)):
+            transcripts = TranscriptClient(recorded, self.manifest.model.name)
+            scored = await self._look(self.environment, transcripts, example, recorded, sure=sure)
+            outcomes = [_settle(*pair) for pair in zip(outcomes, scored, strict=True)]
         return outcomes
 
     async def _look(
@@ -406,6 +423,9 @@ class _Replay:
                 report.undecided += 1
                 report.unfinished += outcome.unfinished
                 report.undecided_reason = report.undecided_reason or outcome.reason
+            elif isinstance(outcome, _Weaker):
+                report.rescored += outcome.rescored
+                report.other_output += not outcome.rescored
             elif outcome is not None:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
@@ -436,7 +456,7 @@ class _Replay:
 
     def _judge(self, recorded: Rollout, again: Rollout, client: RecordClient) -> _Outcome:
         """Return the divergence, the reason why no decision is possible, or None if the rollout is equal."""
-        failure, rescoring = again.failure, self.report.method == "rescore"
+        failure, rescoring = again.failure, isinstance(client, TranscriptClient)
         missing = client.missing.pop(f"{recorded.example_id}/{recorded.index}", None)
         if missing is None and failure is not None and failure.type == NOT_RECORDED:
             missing = failure.message
@@ -446,7 +466,11 @@ class _Replay:
             unfinished = failure.type in _UNFINISHED or failure.boundary == "sandbox"
             return _Undecided(failure.message, unfinished)
         if not rescoring:
-            return first_divergence(recorded, again)
+            divergence = first_divergence(recorded, again)
+            if divergence is None or BOX not in again.info:
+                return divergence
+            differs = first_divergence(_without_output(recorded), _without_output(again))
+            return _Weaker(rescored=False) if differs is None else differs.model_copy(update={"in_box": True})
         spoken = sum(message.get("role") == "assistant" for message in recorded.completion)
         if len(recorded.turns) > spoken:
             return _Undecided(f"the record has {len(recorded.turns)} turns, but {spoken} model messages")
@@ -458,6 +482,26 @@ class _Replay:
 
 def _without_calls(rollout: Rollout) -> dict[str, Any]:
     return {name: value for name, value in rollout.info.items() if name != OUTSIDE_CALLS}
+
+
+def _without_output(rollout: Rollout) -> Rollout:
+    """Return a rollout without the text of its tool messages."""
+    completion = [
+        {**message, "content": ""} if message.get("role") == "tool" else message
+        for message in rollout.completion
+    ]
+    return rollout.model_copy(update={"completion": completion})
+
+
+def _differs_in_a_box(outcome: _Outcome) -> bool:
+    return isinstance(outcome, Divergence) and outcome.in_box
+
+
+def _settle(replayed: _Outcome, scored: _Outcome) -> _Outcome:
+    """Return the outcome of a rollout that differed in a box when it was replayed, and was then rescored."""
+    if not _differs_in_a_box(replayed):
+        return replayed
+    return _Weaker(rescored=True) if scored is None else scored
 
 
 def _was_judged(recorded: Rollout) -> bool:
@@ -484,7 +528,8 @@ def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
     if isinstance(here, _Undecided) or (here is None) == (there is None):
         return here
     divergence = here or there
-    assert divergence is not None
+    if not isinstance(divergence, Divergence):
+        return divergence
     why = "only under some hash seeds, clocks, time zones, locales or host names"
     return divergence.model_copy(update={"difference": f"{divergence.difference} ({why})"})
 

@@ -83,6 +83,8 @@ class Divergence(Record):
     """Part of the rollout that differs: `completion`, `reward`..."""
     message: Integer | None = None
     """Index of the first message that differs, if the part consists of messages."""
+    in_box: bool = Field(default=False, exclude=True)
+    """Whether the rollout ran commands in a box, whose output may differ without anybody's fault."""
 
 
 class ReplayReport(Record):
@@ -113,6 +115,12 @@ class ReplayReport(Record):
     """Failure of the first undecided rollout."""
     unfinished: Count = 0
     """Number of rollouts whose process was lost or exceeded a limit. Another replay may finish them."""
+    rescored: Count = 0
+    """Number of rollouts whose commands left another final state in the replay, so that the recorded state
+    was only scored again, with the same rewards."""
+    other_output: Count = 0
+    """Number of rollouts whose commands printed something else in the replay, but left the same final state
+    with the same rewards."""
     sampled: bool = False
     """Whether only a random sample was replayed."""
     sample_seed: Integer | None = None
@@ -149,7 +157,7 @@ class ReplayReport(Record):
             return "claimed"
         if not self.agrees or self.answered:
             return "complete"
-        return "rescored" if self.method == "rescore" else "replayed"
+        return "rescored" if self.method == "rescore" or self.rescored else "replayed"
 
     @property
     def taken_as_recorded(self) -> str:
