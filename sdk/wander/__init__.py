@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.replay import ReplayClient
     from wander.clients.scripted import ScriptedClient
-    from wander.dataset import Dataset, ProceduralRows
+    from wander.dataset import ProceduralRows
     from wander.environment import Environment, LocalEnvironment
     from wander.envs.group import EnvGroup
     from wander.envs.mcp.connection import MCPServer
@@ -47,7 +47,6 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "State",
     "WanderError",
     # environments
-    "Dataset",
     "EnvGroup",
     "Environment",
     "LocalEnvironment",

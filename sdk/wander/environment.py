@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from wander.clients.base import RolloutHost, Transcript
+from wander.clients.base import RolloutHost
 from wander.clients.choices import choose
 from wander.clients.scripted import ScriptedClient, scripted_client_from_spec
 from wander.dataset import Dataset, ProceduralRows, Rows
@@ -41,6 +41,7 @@ from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
 from wander.rollout.json_values import as_json
+from wander.rollout.states import as_seen_by, restore
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -56,7 +57,6 @@ from wander.types import (
     Usage,
     canonical_json,
     copy_json,
-    seen_by,
 )
 
 Option = TypeVar("Option")
@@ -363,7 +363,7 @@ class Environment(Player):
         state = self.init_state(request.example, index=index, run_seed=request.run_seed)
         state["host"] = host
         if (transcript := request.client.transcript(rollout_id)) is not None:
-            _restore(state, transcript)
+            restore(state, transcript)
             return _Episode(state, started_at, 0.0)
         try:
             calls = ModelCalls(request.client, state, request.sampling, rollout_id, self._scripted(request))
@@ -417,7 +417,7 @@ class Environment(Player):
     async def _score_states(self, states: Sequence[State], *, together: bool) -> None:
         """Score a rollout, or a group together, from each player's view; all fail if scoring fails."""
         for player in self._players or (None,):
-            seen = states if player is None else [_as_seen_by(player, state) for state in states]
+            seen = states if player is None else [as_seen_by(player, state) for state in states]
             for state, score in zip(states, await self._scores(seen, together=together), strict=True):
                 if player is not None and score.reward is not None:
                     state["rewards"][player] = score.reward
@@ -517,28 +517,6 @@ class LocalEnvironment(EnvironmentHandle):
             if watch is not None:
                 watch.remove(activity)
             ACTIVITY.reset(token)
-
-
-def _restore(state: State, transcript: Transcript) -> None:
-    """Set a state to the end of a recorded rollout, as far as its record allows."""
-    for name in ("prompt", "completion"):
-        state[name] = copy_json(getattr(transcript, name))
-    state["turns"] = list(transcript.turns)
-    state["stop_reason"], state["truncated"] = transcript.stop_reason, transcript.truncated
-    state["public"] = copy_json(transcript.info)
-
-
-def _as_seen_by(player: str, state: State) -> State:
-    """Return a player's view of a finished rollout: its own turns, and the messages that it saw."""
-    return State(
-        {
-            **state,
-            "player": player,
-            "prompt": seen_by(player, state.prompt),
-            "completion": seen_by(player, state.completion),
-            "turns": [turn for turn in state.turns if turn.player == player],
-        }
-    )
 
 
 def _fail(state: State, error: BoundaryError) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests/house/public_names.txt"
 NAMESPACES = (
-    *("wander", "wander.checks", "wander.clients", "wander.data_sources", "wander.envs", "wander.errors"),
+    *(
+        "wander",
+        "wander.boxes",
+        "wander.checks",
+        "wander.clients",
+        "wander.data_sources",
+        "wander.envs",
+        "wander.errors",
+    ),
     *("wander.evals", "wander.handle", "wander.models", "wander.parsers"),
     *("wander.rubrics", "wander.sandbox", "wander.seeding", "wander.train", "wander.types"),
     *("wander.wire", "wander.wire.postings", "wander.worker", "wander_client", "wander_integrations"),
