@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wander.evals.stats.summary import summarize
+from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_manifest
 from wander.types import (
     EnvironmentInfo,
@@ -52,6 +53,15 @@ COMPLETION = [
 ]
 PLAIN_PROMPT = [{"role": "user", "content": "2 + 2?"}]
 PLAIN_COMPLETION = [{"role": "assistant", "content": "4"}]
+
+
+class SummarizedRun:
+    """A run folder with its summary as an attribute."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.manifest = folder.manifest
+        self.rollouts = folder.rollouts
+        self.summary = summarize(folder.rollouts(), expected=folder.manifest.expected_rollouts)
 
 
 class ConversationRun:

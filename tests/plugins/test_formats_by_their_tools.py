@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from exported_runs import ConversationRun
+from exported_runs import ConversationRun, SummarizedRun
 from wander.evals.export import Format, export_runs
+from wander.evals.foreign_run import import_results, read_results
 from wander_client.packages.interpreters import choose_python
 from wander_client.packages.uv import make_virtualenv, run_uv
 
@@ -78,3 +79,86 @@ print("valid")
 def test_the_validator_of_every_eval_ever_has_no_complaint(python: Path, tmp_path: Path) -> None:
     export(tmp_path / "out", "every-eval-ever")
     assert opened(python, VALIDATOR, tmp_path).endswith("valid\n")
+
+
+INSPECT = """
+from inspect_ai.log import read_eval_log, read_eval_log_sample, read_eval_log_sample_summaries, write_eval_log
+
+log = read_eval_log("out.eval", resolve_attachments=True)
+assert (log.status, log.eval.task, log.eval.config.epochs) == ("success", "alice/cups", 3)
+assert log.eval.model_generate_config.stop_seqs == ["END"]
+tools, _, plain, *_ = log.samples
+assert (tools.id, tools.epoch, tools.limit.type) == ("cup/0", 1, "turn")
+assert tools.output.stop_reason == "max_tokens"
+assert [len(event.input) for event in tools.events] == [2, 5, 7]
+assert tools.events[0].tools[0].name == "look"
+assert tools.messages[2].tool_calls[1].parse_error
+assert plain.scores["won"].as_float() == 1.0
+assert read_eval_log_sample("out.eval", "cup/1", 3).error.message == "Timeout: no answer in 60 s"
+assert len(read_eval_log_sample_summaries("out.eval")) == 6
+assert log.results.scores[0].metrics["mean"].value == 0.5625
+write_eval_log(log, "again.eval")  # packed with zstd, and its messages with new ids
+print("read")
+"""
+
+PLAYED = """
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, system_message, use_tools
+from inspect_ai.tool import tool
+
+@tool
+def add():
+    async def execute(x: int, y: int):
+        \"\"\"Add.
+
+        Args:
+            x: first
+            y: second
+        \"\"\"
+        return x + y
+    return execute
+
+outputs = [
+    ModelOutput.for_tool_call("mockllm/model", "add", {"x": 2, "y": 2}),
+    ModelOutput.from_content("mockllm/model", "the answer is 4"),
+    ModelOutput.from_content("mockllm/model", "no idea"),
+]
+for output in outputs:  # without a usage, Inspect downloads a tokenizer to count
+    output.usage = ModelUsage(input_tokens=5, output_tokens=2, total_tokens=7)
+samples = [Sample(id=n, input="2 + 2?", target="4", metadata={"kind": "sum"}) for n in (1, 2)]
+solver = [system_message("add"), use_tools(add()), generate()]
+adding = Task(samples, name="adding", solver=solver, scorer=includes())
+model = get_model("mockllm/model", custom_outputs=outputs)
+(log,) = eval(adding, model=model, display="none", max_samples=1, log_dir="logs", temperature=0.5)
+assert log.status == "success", log.error
+print("played")
+"""
+
+
+def test_inspect_opens_a_log_and_writes_it_again(python: Path, tmp_path: Path) -> None:
+    export(tmp_path / "out.eval", "inspect")
+    assert opened(python, INSPECT, tmp_path) == "read\n"
+    ours, theirs = (read_results(tmp_path / name) for name in ("out.eval", "again.eval"))
+    assert theirs.rollouts == ours.rollouts
+    assert (theirs.sampling, theirs.started_at) == (ours.sampling, ours.started_at)
+
+
+def test_a_log_that_inspect_played_is_imported(python: Path, tmp_path: Path) -> None:
+    assert opened(python, PLAYED, tmp_path) == "played\n"
+    run = import_results(tmp_path / "logs", tmp_path / "run")
+    right, wrong = run.rollouts()
+    assert [rollout.reward for rollout in (right, wrong)] == [1.0, 0.0]
+    assert [message["role"] for message in right.prompt] == ["system", "user"]
+    assert [message["role"] for message in right.completion] == ["assistant", "tool", "assistant"]
+    assert right.completion[1]["content"] == "4"
+    assert [turn.context_messages for turn in right.turns] == [2, 4]
+    assert right.tools is not None
+    assert (run.manifest.environment.name, run.manifest.sampling.temperature) == ("adding", 0.5)
+    assert run.manifest.notes.startswith("imported from Inspect 0.3.285, without token ids")
+    for _ in export_runs([SummarizedRun(run)], tmp_path / "out.eval", "inspect"):
+        pass
+    again = read_results(tmp_path / "out.eval")
+    assert again.rollouts == [right, wrong]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from wander.errors import RunError, install_command
-from wander.evals.foreign_run import import_results
+from wander.evals.foreign_run import GROUP, import_results
 from wander.evals.store.folder import RunFolder
 
 PROMPT = [{"role": "user", "content": "say 1"}]
@@ -158,7 +159,9 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 
 def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: [])
-    with pytest.raises(RunError, match="no reader of other libraries' results") as caught:
-        import_results(tmp_path, tmp_path / "run")
-    assert caught.value.hint == f"run `{install_command('wander-compat')}`"
+    place = folder(tmp_path, EARLIER, [])
+    ours = [entry for entry in entry_points(group=GROUP) if entry.value.startswith("wander.")]
+    monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: ours)
+    with pytest.raises(RunError, match="contains none of") as caught:
+        import_results(place, tmp_path / "run")
+    assert install_command("wander-compat") in str(caught.value.hint)

@@ -64,6 +64,6 @@ def test_a_run_without_results_or_with_tokens_is_rejected(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="token ids"):
         list(export_runs([run], tmp_path / "out", "every-eval-ever", tokens=True))
     run.summary = run.summary.model_copy(update={"reward_mean": None})
-    with pytest.raises(RunError, match="no result"):
+    with pytest.raises(RunError, match="was scored"):
         exported(tmp_path / "out", run)
     assert not list(tmp_path.iterdir())

@@ -15,11 +15,11 @@ from typing import Any
 
 from wander.errors import ModelError, RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
+from wander.evals.formats import received
 from wander.types import Failure, Message, Rollout, SamplingArgs, Turn
 
 from wander_compat.adapters.host_client import merge_sampling
 from wander_compat.boundaries import find_boundary
-from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
 _ROW_FIELDS = frozenset(
@@ -29,9 +29,10 @@ _ROW_FIELDS = frozenset(
 )
 
 
-def read_classic(folder: Path) -> ForeignRun:
+def read_classic(path: Path) -> ForeignRun:
     """Read one evaluation of the classic library. Raises `RunError`."""
-    metadata = rows.json_object(folder / "metadata.json")
+    folder = path.parent
+    metadata = received.json_object(folder / "metadata.json")
     versions = metadata.get("version_info") or {}
     later = "avg_metrics" in metadata or "version_info" in metadata
     foreign = ForeignRun(
@@ -46,11 +47,10 @@ def read_classic(folder: Path) -> ForeignRun:
         rollouts_per_example=metadata.get("rollouts_per_example"),
         reward_names=_metric_names(metadata),
     )
-    path = folder / "results.jsonl"
-    for number, row in rows.json_lines(path):
+    for number, row in received.json_lines(path):
         if "completion" not in row:
             raise RunError(f"line {number} of `{path}` has no `completion`")
-        with rows.blame_line(path, number):
+        with received.blame_line(path, number):
             _add(foreign, row, number)
     return foreign
 
@@ -105,7 +105,7 @@ def _add(foreign: ForeignRun, row: dict[str, Any], number: int) -> None:
         "reward": None if failure else _number(row.get("reward")),
         "metrics": {} if failure else _metrics(row, foreign.reward_names),
         "failure": failure,
-        "usage": rows.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
+        "usage": received.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
         **_times(row),
     }
     foreign.add(Rollout.model_validate(rollout))

@@ -13,17 +13,18 @@ from typing import Any
 
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
+from wander.evals.formats import received
 from wander.types import Failure, Message, Rollout, Turn, Usage
 from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 from wander_compat.boundaries import find_boundary
-from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
 
 
-def read_traces(folder: Path) -> ForeignRun:
+def read_traces(path: Path) -> ForeignRun:
     """Read one evaluation of `verifiers.v1`. Raises `RunError`."""
-    configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
+    folder = path.parent
+    configuration = received.json_object(folder / "configs" / "resolved" / "eval.json")
     if not configuration:
         with contextlib.suppress(OSError, ValueError):  # the folder's name is used instead
             configuration = read_toml_file(folder / "configs" / "eval.toml", SETTINGS)
@@ -37,14 +38,13 @@ def read_traces(folder: Path) -> ForeignRun:
         model=str(configuration.get("model") or rest.partition("--")[0] or UNKNOWN),
         source="verifiers.v1 traces",
     )
-    path = folder / "traces.jsonl"
-    for number, line in rows.json_lines(path):
+    for number, line in received.json_lines(path):
         traces = line["traces"] if isinstance(line.get("traces"), list) else [line]
         for trace in traces:
             if isinstance(trace, dict) and (trace.get("agent") or {}).get("trainable", True):
                 if not isinstance(trace.get("nodes"), list):
                     raise RunError(f"line {number} of `{path}` is neither an episode nor a trace")
-                with rows.blame_line(path, number):
+                with received.blame_line(path, number):
                     _add(foreign, trace, line, number)
     return foreign
 
@@ -130,7 +130,7 @@ def _turns(
                 message=messages[position],
                 context_messages=position,
                 finish_reason=call.get("finish_reason") or "stop",
-                usage=rows.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+                usage=received.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
                 model_seconds=max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)),
             )
         )
@@ -139,7 +139,7 @@ def _turns(
 
 def _usage(trace: dict[str, Any]) -> Usage:
     found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
-    each = (rows.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
+    each = (received.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
     return sum(each, Usage())
 
 

@@ -19,6 +19,7 @@ from wander.errors import ConfigError, require_extra
 from wander.evals.formats.atif import write_trajectories
 from wander.evals.formats.every_eval_ever import write_records
 from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder
+from wander.evals.formats.inspect_log import write_logs
 from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout
@@ -27,7 +28,7 @@ from wander.wire import RunManifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever"]
+Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever", "inspect"]
 Row = dict[str, Any]
 
 _SHARD = 50_000
@@ -35,12 +36,12 @@ _SHARD = 50_000
 
 
 def format_of(path: Path) -> Format:
-    """Return the export format for a file extension: `.jsonl`, `.parquet`, or none for a dataset folder."""
-    known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", "": "hf"}
+    """Return the export format for a file extension. A name without an extension is a dataset folder."""
+    known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".eval": "inspect", "": "hf"}
     if path.suffix not in known:
         raise ConfigError(
             f"cannot choose a format for `{path.name}`",
-            hint="name it `.jsonl` or `.parquet`, or pass `--format`",
+            hint="name it `.jsonl`, `.parquet` or `.eval`, or pass `--format`",
         )
     return known[path.suffix]
 
@@ -61,6 +62,8 @@ def export_runs(
         raise ConfigError(f"the format `{kind}` cannot contain token ids")
     if kind == "every-eval-ever":
         return write_records(runs, path)
+    if kind == "inspect":
+        return write_logs(runs, path)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
     if kind == "jsonl":
         return _write_lines(rows, path)

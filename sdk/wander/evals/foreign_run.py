@@ -1,4 +1,4 @@
-"""Convert results of other libraries into runs. Entry points name the reader of each file format.
+"""Convert results of other libraries into runs. Entry points name the reader of each kind of file.
 
 An import invents nothing. An imported rollout lacks token ids, its platform is unknown, and its seed is only
 a label, so the hub gives such a run the level `claimed`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ UNKNOWN = "unknown"
 
 @dataclass
 class ForeignRun:
-    """Results in a folder of another library."""
+    """Results of another library."""
 
     environment: str
     model: str
@@ -38,16 +39,19 @@ class ForeignRun:
     sampling: SamplingArgs = field(default_factory=SamplingArgs)
     base_url: str | None = None
     owner: str | None = None
-    """Owner of the environment, or None if the folder names only the environment."""
+    """Owner of the environment, or None if the results name only the environment."""
     version: str | None = None
     """Version of the environment."""
     started_at: datetime | None = None
+    ended_at: datetime | None = None
     rollouts_per_example: int | None = None
     reward_names: list[str] = field(default_factory=list)
     examples: dict[str, Example] = field(default_factory=dict)
     rollouts: list[Rollout] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Number of rollouts of each example."""
+    lacks: list[str] = field(default_factory=list)
+    """Values that the other library did not record, for the run's notes."""
 
     def add(self, rollout: Rollout) -> None:
         """Add a rollout as the next one of its example."""
@@ -80,19 +84,20 @@ class ForeignRun:
 GROUP = "wander.importers"
 
 
-def import_results(folder: Path, out: Path, published: VersionDetail | None = None) -> RunFolder:
-    """Write the results in a folder as a finished run folder, with manifest, rollouts and summary.
+def import_results(source: Path, out: Path, published: VersionDetail | None = None) -> RunFolder:
+    """Write the results in a file or folder as a finished run folder, with manifest, rollouts and summary.
 
     `out` must not contain a run. `published` is the version of the environment that the user names; it
     replaces the name in the results. The wheel that produced the results stays unknown.
 
     Raises: `RunError` if the results cannot be read.
     """
-    foreign = read_results(folder)
+    foreign = read_results(source)
     if published is not None:
         foreign.owner, foreign.environment = published.owner, published.name
         foreign.version = published.version
     examples = list(foreign.examples.values())
+    lacks = ", ".join(foreign.lacks)
     info = EnvironmentInfo(name=foreign.environment, kind=UNKNOWN, eval_examples=len(examples))
     manifest = RunManifest(
         run_id=new_run_id(),
@@ -110,37 +115,47 @@ def import_results(folder: Path, out: Path, published: VersionDetail | None = No
         task_set_sha256=task_set_digest(examples),
         started_at=foreign.started_at or datetime.now(UTC),
         platform=Platform(wander=__version__, python=UNKNOWN, system=UNKNOWN, machine=UNKNOWN),
-        notes=f"imported from {foreign.source}",
+        notes=f"imported from {foreign.source}" + (f", without {lacks}" if lacks else ""),
     )
     run = RunFolder.create(out, manifest)
     try:
         for rollout in foreign.rollouts:
             run.append(rollout)
-        run.finish(summarize_run(run.manifest, run.rollouts()), ended_at=manifest.started_at)
+        run.finish(
+            summarize_run(run.manifest, run.rollouts()), ended_at=foreign.ended_at or manifest.started_at
+        )
     finally:
         run.close()
     return run
 
 
-def read_results(folder: Path) -> ForeignRun:
-    """Read the results in a folder of any supported library.
+def read_results(path: Path) -> ForeignRun:
+    """Read results of any supported library from a file, or from a folder with such a file.
 
-    An entry point of the group `wander.importers` has the name of a file. It refers to the function that
-    reads a folder with such a file.
+    An entry point of the group `wander.importers` has the name of a file, or a pattern such as `*.eval`. It
+    refers to the function that reads a file with this name.
 
     Raises: `RunError` if no reader fits, or if the results cannot be read.
     """
     readers = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    if not readers:
-        hint = f"run `{install_command('wander-compat')}`"
-        raise RunError("no reader of other libraries' results is installed", hint=hint)
-    reader = next((entry for entry in readers if (folder / entry.name).is_file()), None)
-    if reader is None:
-        raise RunError(
-            f"`{folder}` contains none of {', '.join(f'`{entry.name}`' for entry in readers)}",
-            hint="name the folder of one evaluation, which contains its `metadata.json`",
-        )
-    foreign: ForeignRun = reader.load()(folder)
-    if not foreign.rollouts:
-        raise RunError(f"`{folder}` contains no rollouts")
-    return foreign
+    for reader in readers:
+        if path.is_dir():
+            pattern = f"**/{reader.name}" if "*" in reader.name else reader.name
+            files = sorted(file for file in path.glob(pattern) if file.is_file())
+        else:
+            files = [path] if fnmatch(path.name, reader.name) and path.is_file() else []
+        if len(files) > 1:
+            raise RunError(
+                f"`{path}` contains {len(files)} files that match `{reader.name}`", hint="name one of them"
+            )
+        if files:
+            foreign: ForeignRun = reader.load()(files[0])
+            if not foreign.rollouts:
+                raise RunError(f"`{files[0]}` contains no rollouts")
+            return foreign
+    known = ", ".join(f"`{reader.name}`" for reader in readers)
+    raise RunError(
+        f"`{path}` contains none of {known}",
+        hint="name the file or the folder of one evaluation; for results of verifiers, run "
+        f"`{install_command('wander-compat')}`",
+    )

@@ -283,7 +283,8 @@ def export_runs(
         Option("--out", "-o", help="output: a file, or a new folder"),
     ],
     format: Annotated[
-        str | None, Option(help="jsonl, parquet, hf, atif or every-eval-ever  [default: from the file name]")
+        str | None,
+        Option(help="jsonl, parquet, hf, atif, every-eval-ever or inspect  [default: from the file name]"),
     ] = None,
     tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:

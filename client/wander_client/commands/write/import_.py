@@ -124,20 +124,23 @@ def prime(
 
 @app.command()
 def results(
-    folder: Annotated[Path, Argument(help="folder of one evaluation")],
+    source: Annotated[Path, Argument(help="file or folder of one evaluation")],
     environment: Annotated[
         str | None,
         Option(help="owner/name[@version] of the evaluated environment, so that you can post the run"),
     ] = None,
     out: Annotated[Path | None, Option(help="folder of the new run")] = None,
 ) -> None:
-    """Convert results of verifiers into a run.
+    """Convert results of verifiers, Inspect or Every Eval Ever into a run.
 
     \b
     wander env import results outputs/evals/my-env--gpt-5/1a2b3c4d
     wander env import results ./old --environment acme/my-env@1.2.0 --out runs/old
+    wander env import results logs/2026-01-02T03-04-05_gsm8k.eval
 
-    Reads `metadata.json` and `results.jsonl` in both of their schemas, and `traces.jsonl` of verifiers.v1.
+    Reads `metadata.json` and `results.jsonl` in both of their schemas, `traces.jsonl` of verifiers.v1,
+    `.eval` logs of Inspect, and `UUID_samples.jsonl` of Every Eval Ever. The notes of the run name what is
+    missing.
     Failed rollouts get no reward, even if the file has one. If you post such a run, its level is `claimed`.
     """
     from wander.evals.foreign_run import import_results
@@ -149,8 +152,8 @@ def results(
     if environment is not None:
         with here.hub() as hub:
             published = exact_version(hub, parse_name(environment))
-    source = folder.expanduser().resolve()
-    target = out or here.settings.runs_dir / f"imported-{source.name}"
+    source = source.expanduser().resolve()
+    target = out or here.settings.runs_dir / f"imported-{source.stem if source.is_file() else source.name}"
     run = import_results(source, target, published)
     summary = run.summary()
     pin = run.manifest.environment
@@ -167,6 +170,7 @@ def results(
     if summary is not None:
         mean = "none" if summary.reward_mean is None else f"{summary.reward_mean:.4g}"
         lines.append(f"  {summary.rollouts} rollouts, {summary.failed} failed, mean reward {mean}")
+    lines.append(f"  {run.manifest.notes}")
     here.output.answer(data, "\n".join(lines))
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
 

@@ -1,8 +1,8 @@
 """Writes rollouts as trajectories in Harbor's Agent Trajectory Interchange Format (ATIF) 1.7.
 
 The source of each field is `harbor.models.trajectories` of Harbor 0.26. A tool's result belongs to the step
-of the call, so tool messages become observations of the assistant's step. What ATIF has no field for
-(reward, metrics, seed, failure) is in `extra`.
+of the call, so tool messages become observations of the assistant's step. Values
+without a field in ATIF (reward, metrics, seed, failure) are in `extra`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes runs as records of Every Eval Ever 0.3: an aggregate file, and a line for each scored rollout.
 
 The source of each field are the two JSON Schemas of the package `every-eval-ever`. Its instance-level records
-must have a score, so failed rollouts are counted in the aggregate and have no line. Metrics and seeds are
+must have a score, so failed rollouts are only counted, in the aggregate. Metrics and seeds are
 texts in `metadata`, because the schema allows only texts there.
 """
 
@@ -40,7 +40,7 @@ def write_records(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
     with new_folder(path) as folder:
         for run in runs:
             if run.summary.reward_mean is None:
-                raise RunError(f"no rollout of `{run.manifest.run_id}` was scored, so it has no result")
+                raise RunError(f"no rollout of `{run.manifest.run_id}` was scored")
             model_id = _model_id(run.manifest.model.name)
             collection = run.manifest.environment.full_name.replace("/", "_")
             place = Path("data", *map(_component, (collection, *model_id.split("/", 1))))

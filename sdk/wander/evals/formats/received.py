@@ -1,4 +1,4 @@
-"""Read rows of other libraries' results. Errors are a `RunError` with file and line."""
+"""Reads rows of other libraries' results. Errors are a `RunError` with file and line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+
 from wander.errors import RunError
 from wander.evals.store.jsonl import numbered_lines, open_record, parse_object, read_whole
 from wander.types import Usage, first_fault
