@@ -18,6 +18,7 @@ from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.rollout.activity import PLAY, Activity, Notices, Silence, SilenceWatch
 from wander.worker.host.environment import WorkerEnvironment
+from wander.worker.host.link import LocalLink
 from wander.worker.note import NOTE_BYTES, Note, read_note, read_silence
 from wander.worker.protocol import LastWords
 
@@ -167,6 +168,22 @@ async def test_the_place_in_a_worker_is_named_once(tmp_path: Path, place: str, *
     found = await noticed(tmp_path, place, sync=sync, worker=True)
     assert (found[-1].place, found[-1].examples) == (place, ["1"])
     assert len({each.place for each in found}) == len(found)
+
+
+async def test_a_place_that_the_worker_names_late_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, the host notices that the worker is blocked before the worker's own thread does."""
+    asked, last_silence = 0, LocalLink.last_silence
+
+    def late(link: LocalLink) -> Silence | None:
+        nonlocal asked
+        asked += 1
+        return last_silence(link) if asked > 6 else None
+
+    monkeypatch.setattr(LocalLink, "last_silence", late)
+    found = await noticed(tmp_path, "graded", sync=True, worker=True)
+    assert [each.place for each in found] == [PLAY, "graded"]
 
 
 async def test_a_dataset_that_never_comes_is_named(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Playable(Protocol):
 class SteppedRollout:
     """One episode of one example. Use it from one event loop; `close` ends it early.
 
-    The caller samples, so it takes no sampling arguments. Raises `ConfigError` for an environment whose
+    The caller samples, so it does not take sampling arguments. Raises `ConfigError` for an environment whose
     rewards compare the rollouts of a group, because an episode is a single rollout.
     """
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from wander.errors import DatasetError
 
 IGNORED = frozenset({"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "SHELL"})
-"""Instructions that have no effect on a box, in which commands are started one by one."""
+"""Instructions without an effect on a box, which starts commands one by one."""
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{(\w+)\}|(\w+))")
 
 

@@ -133,6 +133,8 @@ class WorkerSession:
         """Time of the last message to or from the worker, on the event loop's clock."""
         self._reported: set[tuple[str, str | None]] = set()
         """Reported places and examples, because the worker and its host may notice the same silence."""
+        self._noticed: tuple[str, float] | None = None
+        """The last silence that the worker reported, which may still be in its note."""
         self.scoring_seconds = 0.0
         """Seconds that synchronous reward functions blocked the worker."""
         self._overdue: set[int] = set()
@@ -371,10 +373,16 @@ class WorkerSession:
                 continue
             self._channel.send(Ping().model_dump_json())
             await asyncio.sleep(tick)
-            if self._heard_at == heard_at != reported_at:
-                reported_at, silent = heard_at, loop.time() - heard_at
-                silence = link.last_silence() or Silence(place=PLAY, examples=waiting, seconds=silent)
-                self._report(silence.model_copy(update={"seconds": silent}))
+            if self._heard_at != heard_at:
+                continue
+            silent, noted = loop.time() - heard_at, link.last_silence()
+            if noted is not None and _key_of(noted) != self._noticed:
+                reported_at, self._noticed = heard_at, _key_of(noted)
+                self._report(noted.model_copy(update={"seconds": silent}))
+            elif reported_at != heard_at and silent >= notices.seconds + 2 * tick:
+                # The worker has had time to name the place. If it does so later, that is reported as well.
+                reported_at = heard_at
+                self._report(Silence(place=PLAY, examples=waiting, seconds=silent))
 
     def _report(self, silence: Silence) -> None:
         """Report rollouts without progress once. Limit what an untrusted worker can report."""
@@ -428,6 +436,7 @@ class WorkerSession:
         elif isinstance(message, Pong):
             self._pong = True
         elif isinstance(message, Noticed):
+            self._noticed = _key_of(message.silence)
             self._report(message.silence)
         elif isinstance(message, Examples):
             self._resolve_examples(message)
@@ -539,6 +548,11 @@ class WorkerSession:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _key_of(silence: Silence) -> tuple[str, float]:
+    """Return what a worker's message about a silence and its note have in common."""
+    return silence.place, silence.seconds
 
 
 def _check_answer(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
