@@ -73,9 +73,12 @@ def make_data_folder(settings: Settings) -> None:
 
 
 def _require_own(settings: Settings) -> None:
-    # A mounted volume contains `lost+found`, and snapshots and file managers add hidden names.
+    # A mounted volume contains `lost+found`, snapshots and file managers add hidden names, and a service
+    # manager may have opened the hub's log there.
     present = os.listdir(settings.data) if settings.data.is_dir() else ()
-    names = {name for name in present if not name.startswith(".") and name != "lost+found"}
+    names = {
+        name for name in present if not name.startswith(".") and not name.endswith((".log", "lost+found"))
+    }
     marks = {DATABASE} if settings.database_url is None else {DATABASE, "objects"}
     if names <= _OWN_NAMES or names & marks:
         return

@@ -81,7 +81,7 @@ def test_a_folder_of_something_else_is_refused_and_keeps_its_files(
 
 
 def test_a_mounted_volume_and_a_folder_of_a_hub_are_accepted(tmp_path: Path) -> None:
-    for name in ("lost+found", ".snapshot"):
+    for name in ("lost+found", ".snapshot", "hub.log"):
         (tmp_path / name).mkdir()
     settings = Settings(data=tmp_path)
     make_data_folder(settings)
