@@ -7,19 +7,23 @@ classes derived from `BoxBackend`.
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from importlib.metadata import entry_points
 
 from wander.boxes.base import Box, BoxBackend, BoxSpec
 from wander.boxes.bubblewrap import BubblewrapBackend
+from wander.boxes.containers import ContainerBackend
 from wander.boxes.policy import AUTO, BACKEND, BoxPolicy
 from wander.errors import SandboxError, did_you_mean
 
 GROUP = "wander.boxes"
 
 
+@cache
 def backends() -> dict[str, BoxBackend]:
     """Return the backends by name, in the order in which they are tried."""
-    found: dict[str, BoxBackend] = {backend.name: backend for backend in (BubblewrapBackend(),)}
+    built_in = (BubblewrapBackend(), ContainerBackend("podman"), ContainerBackend("docker"))
+    found: dict[str, BoxBackend] = {backend.name: backend for backend in built_in}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         found[entry.name] = entry.load()()
     return found

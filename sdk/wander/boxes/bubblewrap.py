@@ -63,6 +63,8 @@ class BubblewrapBackend(BoxBackend):
         if spec.root is not None:
             if not Path(spec.root).is_dir():
                 return f"the root folder `{spec.root}` does not exist"
+            if os.path.realpath(spec.root) == "/":
+                return "the root folder cannot be `/`: leave `root` out to show the system's folders"
             missing = [path for path in (_FIRST, "/bin/sh") if not os.path.lexists(f"{spec.root}{path}")]
             if missing:
                 return f"the root folder `{spec.root}` has no `{missing[0]}`"
@@ -116,7 +118,7 @@ async def _start(spec: BoxSpec, digest: str, support: Support, group: ControlGro
                 groups=group.joined,
                 uid=FIRST_UID + process.pid if support.as_root else None,
                 filter_code=code,
-                limits=command_limits(spec, group),
+                limits=command_limits(spec, has_group=bool(group.folders)),
                 info=info,
                 complete=complete,
             )

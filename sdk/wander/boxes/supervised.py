@@ -14,13 +14,14 @@ import sys
 from abc import abstractmethod
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from wander.boxes import supervisor
 from wander.boxes.base import ENVIRONMENT, OUTPUT_BYTES, Box, BoxSpec, CommandResult, FinalState
 from wander.boxes.state import Archive, Snapshot, check_state, compare, outermost_paths, read_archive
+from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import SandboxError
 from wander.sandbox.control_groups import CLOSE_PAUSE, CLOSE_ROUNDS, ControlGroup
@@ -132,18 +133,25 @@ class SupervisedBox(Box):
     """A box with a supervisor. A backend adds how the box ends (`_end`)."""
 
     def __init__(
-        self, spec: BoxSpec, image_digest: str, held: Supervisor, first: int, group: ControlGroup
+        self,
+        spec: BoxSpec,
+        image_digest: str,
+        held: Supervisor,
+        first: int,
+        group: ControlGroup,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.spec = spec
         self.image_digest = image_digest
         self._supervisor = held
         self._first = os.pidfd_open(first)
         self._group = group
+        self._environment = {**ENVIRONMENT, **variables, **spec.environment}
         self._roots = outermost_paths(spec.recorded_paths)
         self._start: Snapshot = {}
         self._ending = "its first process was killed"
         self._stopping: asyncio.Task[None] | None = None
-        self._endpoint: Any = None
+        self._endpoint: ModelEndpoint | None = None
         self._program: asyncio.Task[CommandResult] | None = None
         self._timer = asyncio.get_running_loop().call_later(spec.limits.seconds, self._expire)
 
@@ -170,7 +178,7 @@ class SupervisedBox(Box):
             "do": "exec",
             "command": command if isinstance(command, str) else list(command),
             "folder": working_folder or self.spec.working_folder,
-            "environment": {**ENVIRONMENT, **self.spec.environment, **(environment or {})},
+            "environment": {**self._environment, **(environment or {})},
             "seconds": seconds,
             "output_bytes": output_bytes,
         }
@@ -245,7 +253,7 @@ class SupervisedBox(Box):
         if self._program is not None:
             raise SandboxError("the box already runs a program")
         listener = await self._listen(port)
-        self._endpoint = import_module("wander.endpoint.server").ModelEndpoint()
+        self._endpoint = ModelEndpoint()
         await self._endpoint.serve([listener])
         variables = {**endpoint_variables(port), **(environment or {})}
         running = self.exec(command, seconds=seconds, environment=variables)
@@ -253,7 +261,7 @@ class SupervisedBox(Box):
 
     async def next_call(self) -> EndpointCall | CommandResult:
         """Wait for the program's next model call or its end; see `Box.next_call`."""
-        if self._program is None:
+        if self._program is None or self._endpoint is None:
             raise SandboxError("the box runs no program")
         call = asyncio.ensure_future(self._endpoint.next_call())
         try:
@@ -370,8 +378,11 @@ def endpoint_variables(port: int) -> dict[str, str]:
     }
 
 
-def command_limits(spec: BoxSpec, group: ControlGroup) -> dict[str, tuple[int, int]]:
-    """Return the limits of every command, by their names in `resource`."""
+def command_limits(spec: BoxSpec, *, has_group: bool) -> dict[str, tuple[int, int]]:
+    """Return the limits of every command, by their names in `resource`.
+
+    Memory is limited per process if no control group limits it for all processes together.
+    """
     limits = {
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
@@ -380,7 +391,7 @@ def command_limits(spec: BoxSpec, group: ControlGroup) -> dict[str, tuple[int, i
         "RLIMIT_FSIZE": (spec.limits.disk_mb + 1) * _MIB,  # the file system is full before
         "RLIMIT_NPROC": spec.limits.processes,
     }
-    if not group.folders:
+    if not has_group:
         limits["RLIMIT_AS"] = spec.limits.memory_mb * _MIB
     return {name: (most, most) for name, most in limits.items()}
 

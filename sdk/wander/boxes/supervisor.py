@@ -44,14 +44,13 @@ _CLONE_NEWUSER = 0x10000000
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _CHUNK = 1 << 16
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-_OOM_SELF, _OOM_COMMANDS = b"500", b"1000"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Enter the box and serve its host until the host closes the socket.
+    """Enter the box, serve its host until the host closes the socket, and end the box.
 
-    - `groups`: files that this process writes its id to.
+    - `groups`: files of control groups that every command joins.
     - `uid`: the box's user on the host, or null to stay the same user.
     - `process`: id of the box's first process, or null to read it from the descriptor `info` (bubblewrap's
       JSON).
@@ -60,11 +59,9 @@ def main(plan: dict[str, Any]) -> None:
     - `filter`: descriptor of the system call filter.
     - `limits`: limits of every command, by their names in `resource`.
     """
-    for procs in plan["groups"]:
-        with open(procs, "w") as file:
-            file.write(str(os.getpid()))
-    killed_first = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(killed_first, _OOM_SELF)
+    groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in plan["groups"]]
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if the machine runs short of memory, the kernel should kill boxes first
     code = _read_all(plan["filter"])
     os.umask(0o022)
     if plan["uid"] is not None:
@@ -72,13 +69,16 @@ def main(plan: dict[str, Any]) -> None:
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
     process = plan["process"] or _wait_until_complete(plan["info"], plan["complete"])
+    first = os.pidfd_open(process)
     _enter(process)
     sys.path.clear()
     sys.meta_path.clear()
     _give_up_rights(code)
     control = socket.socket(fileno=plan["control"])
     control.send(json.dumps({"process": process}).encode())
-    Supervisor(control, plan["limits"], killed_first).serve()
+    Supervisor(control, plan["limits"], groups).serve()
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(first, signal.SIGKILL)
 
 
 def _wait_until_complete(info: int, complete: int) -> int:
@@ -220,10 +220,10 @@ class Command:
 class Supervisor:
     """Serves requests. Each comes with a socket for its answer."""
 
-    def __init__(self, control: socket.socket, limits: dict[str, list[int]], killed_first: int) -> None:
+    def __init__(self, control: socket.socket, limits: dict[str, list[int]], groups: list[int]) -> None:
         self._control = control
         self._limits = limits
-        self._killed_first = killed_first
+        self._groups = groups
         # The filter may deny epoll.
         self._selector = selectors.PollSelector()
         self._deadlines: dict[int, tuple[float, Callable[[], None]]] = {}
@@ -268,7 +268,7 @@ class Supervisor:
     def _exec(self, request: dict[str, Any], channel: socket.socket, stdin: int) -> None:
         reading, writing = os.pipe()
         try:
-            process = self._fork(lambda: _run(request, self._limits, stdin, writing))
+            process = _fork(lambda: self._run(request, stdin, writing))
         except OSError:
             os.close(reading)
             raise
@@ -310,7 +310,7 @@ class Supervisor:
             except (OSError, ValueError) as error:
                 _answer(channel, {"error": type(error).__name__, "text": str(error)})
 
-        process = self._fork(work)
+        process = _fork(work)
         channel.close()
         ended = os.pidfd_open(process)
 
@@ -329,47 +329,45 @@ class Supervisor:
         self._deadlines.pop(ended, None)
         os.close(ended)
 
-    def _fork(self, work: Callable[[], None]) -> int:
-        """Run `work` in a child inside the box. If memory runs short, children are killed first."""
-        os.pwrite(self._killed_first, _OOM_COMMANDS, 0)
+    def _run(self, request: dict[str, Any], stdin: int, output: int) -> None:
+        """Become a command. Returns only by exiting."""
+        for group in self._groups:
+            os.write(group, b"0")
+        os.setsid()
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, 1 << 30)  # the sockets to the host
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        os.nice(5)  # the host goes first
+        for name, (soft, hard) in self._limits.items():
+            resource.setrlimit(getattr(resource, name), (soft, hard))
+        words = request["command"]
+        if isinstance(words, str):
+            shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
+            words = [shell, "-c", words]
         try:
-            process = os.fork()
+            os.chdir(request["folder"])
+            os.execvpe(words[0], words, request["environment"])  # noqa: S606 - the words come from the host
+        except OSError as error:
+            what = error.filename if error.filename == request["folder"] else words[0]
+            os.write(2, f"cannot run `{what}`: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+            missing = isinstance(error, FileNotFoundError) and what == words[0]
+            os._exit(NOT_FOUND if missing else NOT_RUNNABLE)
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Run `work` in a child inside the box."""
+    process = os.fork()
+    if process == 0:
+        status = NOT_RUNNABLE
+        try:
+            work()
+            status = 0
         finally:
-            os.pwrite(self._killed_first, _OOM_SELF, 0)
-        if process == 0:
-            status = NOT_RUNNABLE
-            try:
-                work()
-                status = 0
-            finally:
-                os._exit(status)
-        return process
-
-
-def _run(request: dict[str, Any], limits: dict[str, list[int]], stdin: int, output: int) -> None:
-    """Become a command. Returns only by exiting."""
-    os.setsid()
-    os.dup2(stdin, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.closerange(3, 1 << 30)  # the sockets to the host
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-        signal.signal(number, signal.SIG_DFL)
-    os.nice(5)  # the host goes first
-    for name, (soft, hard) in limits.items():
-        resource.setrlimit(getattr(resource, name), (soft, hard))
-    words = request["command"]
-    if isinstance(words, str):
-        shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
-        words = [shell, "-c", words]
-    try:
-        os.chdir(request["folder"])
-        os.execvpe(words[0], words, request["environment"])  # noqa: S606 - the words come from the host
-    except OSError as error:
-        what = error.filename if error.filename == request["folder"] else words[0]
-        os.write(2, f"cannot run `{what}`: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-        missing = isinstance(error, FileNotFoundError) and what == words[0]
-        os._exit(NOT_FOUND if missing else NOT_RUNNABLE)
+            os._exit(status)
+    return process
 
 
 def _listen(channel: socket.socket, port: int) -> None:
