@@ -150,6 +150,7 @@ class SupervisedBox(Box):
         self._roots = outermost_paths(spec.recorded_paths)
         self._start: Snapshot = {}
         self._ending = "its first process was killed"
+        self._is_killed = False
         self._stopping: asyncio.Task[None] | None = None
         self._endpoint: ModelEndpoint | None = None
         self._program: asyncio.Task[CommandResult] | None = None
@@ -261,6 +262,7 @@ class SupervisedBox(Box):
 
     async def next_call(self) -> EndpointCall | CommandResult:
         """Wait for the program's next model call or its end; see `Box.next_call`."""
+        self._require_running()
         if self._program is None or self._endpoint is None:
             raise SandboxError("the box runs no program")
         call = asyncio.ensure_future(self._endpoint.next_call())
@@ -271,6 +273,7 @@ class SupervisedBox(Box):
                 return arrived
         finally:
             call.cancel()
+        self._require_running()
         program, self._program = self._program, None
         await self._endpoint.close()
         return program.result()
@@ -308,13 +311,14 @@ class SupervisedBox(Box):
         self._kill()
 
     def _kill(self) -> None:
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     def _require_running(self) -> None:
         if self._stopping is not None:
             raise SandboxError("the box was stopped")
-        if select.select([self._first], [], [], 0)[0]:
+        if self._is_killed or select.select([self._first], [], [], 0)[0]:
             if self._group.out_of_memory():
                 self._ending = f"it ran out of memory ({self.spec.limits.memory_mb} MiB)"
             raise SandboxError(f"the box has ended: {self._ending}")

@@ -54,7 +54,7 @@ def _is_gone(identity: str) -> bool:
     own_boot, own_namespace = _machine_identity().split("-")
     if boot != own_boot:
         return True
-    # A host in another process namespace cannot be seen from here, so its containers are left alone.
+    # A host in another process namespace cannot be seen from here, so its containers are kept.
     return namespace == own_namespace and begun != _start_time(int(process))
 
 

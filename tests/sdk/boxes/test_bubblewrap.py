@@ -50,8 +50,8 @@ async def test_commands_that_cannot_run_are_results(box):
 async def test_a_time_limit_kills_the_group_but_not_the_background_or_the_box(box):
     await box.exec("setsid sleep 7777 >/dev/null 2>&1 &")
     begun = time.monotonic()
-    result = await box.exec("echo begun; sleep 8888 & sleep 8888", seconds=0.5)
-    assert time.monotonic() - begun < 5
+    result = await box.exec("echo begun; sleep 8888 & sleep 8888", seconds=3)
+    assert time.monotonic() - begun < 60
     assert (result.output, result.exit_status, result.timed_out) == ("begun\n", 124, True)
     listed = await box.exec("ps -ef || ps")
     assert "8888" not in listed.output
@@ -59,12 +59,11 @@ async def test_a_time_limit_kills_the_group_but_not_the_background_or_the_box(bo
 
 
 async def test_a_background_process_keeps_running_and_holds_no_command_up(box):
-    begun = time.monotonic()
-    result = await box.exec("(sleep 0.3; echo late; echo done > /work/late) & echo now")
+    wait = "until test -e /work/go; do sleep 0.05; done"
+    result = await box.exec(f"({wait}; echo late; echo done > /work/late) & echo now")
     assert result.output == "now\n"
-    assert time.monotonic() - begun < 0.3
-    while (await box.exec("cat /work/late 2>/dev/null")).output != "done\n":
-        assert time.monotonic() - begun < 10
+    done = await box.exec("touch go; until test -s late; do sleep 0.05; done; cat late")
+    assert done.output == "done\n"
 
 
 async def test_output_is_cut_in_the_middle(box):
@@ -76,9 +75,9 @@ async def test_output_is_cut_in_the_middle(box):
 
 
 async def test_a_flood_of_output_ends_with_the_time_limit(box):
-    result = await box.exec("yes", seconds=0.5, output_bytes=100)
+    result = await box.exec("yes", seconds=2, output_bytes=100)
     assert result.timed_out
-    assert result.left_out_bytes > 1_000_000
+    assert result.left_out_bytes > 0
 
 
 async def test_files_go_in_and_out(box):
