@@ -12,7 +12,18 @@ from typing import Literal
 from wander_hub.http.problems import HubProblem
 
 _LARGEST = 2**31
-KINDS = ("single_turn", "multi_turn", "tool", "stateful_tool", "mcp", "rlm", "shell", "group", "environment")
+KINDS = (
+    "single_turn",
+    "multi_turn",
+    "tool",
+    "stateful_tool",
+    "mcp",
+    "rlm",
+    "shell",
+    "agent",
+    "group",
+    "environment",
+)
 """Kinds of the SDK's classes. Other classes may report other kinds."""
 
 Sort = Literal["relevance", "updated", "newest", "runs", "downloads"]

@@ -60,6 +60,9 @@ class BoxSpec(Record):
     """Folders whose changes are the final state; empty for only the working folder."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of every command."""
+    programs: list[str] = Field(default_factory=list)
+    """Names of agent programs (`wander.boxes.programs`) that the host installs and shows read-only in
+    `/opt`."""
     allowed_hosts: list[str] = Field(default_factory=list)
     """Hosts that the box may reach; empty for no network at all."""
     limits: BoxLimits = Field(default_factory=BoxLimits)

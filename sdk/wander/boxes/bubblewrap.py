@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.boxes.base import Box, BoxBackend, BoxSpec
+from wander.boxes.programs import FOLDER, install
 from wander.boxes.supervised import SupervisedBox, Supervisor, close_group, command_limits, digest_folder
 from wander.errors import SandboxError
 from wander.sandbox import launcher
@@ -79,12 +80,13 @@ class BubblewrapBackend(BoxBackend):
         if reason is not None:
             raise SandboxError(f"cannot start a box with bubblewrap: {reason}")
         digest = await asyncio.to_thread(_digest, spec.root)
+        programs = {name: await asyncio.to_thread(install, name) for name in spec.programs}
         support = require_support()
         memory = spec.limits.memory_mb + spec.limits.disk_mb  # files in memory count, too
         group = await asyncio.to_thread(
             new_group_folders, memory * _MIB + _SHARED_MEMORY, spec.limits.processes
         )
-        return await _start(spec, digest, support, group or ControlGroup())
+        return await _start(spec, digest, programs, support, group or ControlGroup())
 
 
 class _BubblewrapBox(SupervisedBox):
@@ -102,7 +104,9 @@ class _BubblewrapBox(SupervisedBox):
         await self._process.wait()
 
 
-async def _start(spec: BoxSpec, digest: str, support: Support, group: ControlGroup) -> Box:
+async def _start(
+    spec: BoxSpec, digest: str, programs: dict[str, Path], support: Support, group: ControlGroup
+) -> Box:
     """Start bubblewrap and a supervisor at the same time."""
     process = held = None
     code = compile_filter(support.machine, local_sockets=True, one_owner=True)
@@ -113,7 +117,8 @@ async def _start(spec: BoxSpec, digest: str, support: Support, group: ControlGro
     os.write(alive, b"1")
     try:
         try:
-            process = await _launch(spec, support, group, code, (alive_end, complete_end, info_end, errors))
+            pipes = (alive_end, complete_end, info_end, errors)
+            process = await _launch(spec, programs, support, group, code, pipes)
             held = await Supervisor.start(
                 groups=group.joined,
                 uid=FIRST_UID + process.pid if support.as_root else None,
@@ -154,7 +159,12 @@ async def _start(spec: BoxSpec, digest: str, support: Support, group: ControlGro
 
 
 async def _launch(
-    spec: BoxSpec, support: Support, group: ControlGroup, code: bytes, pipes: tuple[int, int, int, int]
+    spec: BoxSpec,
+    programs: dict[str, Path],
+    support: Support,
+    group: ControlGroup,
+    code: bytes,
+    pipes: tuple[int, int, int, int],
 ) -> Process:
     """Start the launcher, which becomes bubblewrap."""
     stdin, stdout, info, errors = pipes
@@ -162,7 +172,7 @@ async def _launch(
     made = [_memory_file(content) for content in (code, *contents.values())]
     handed_on = [info, *made]
     numbers = iter(range(launcher.FIRST_DESCRIPTOR, launcher.FIRST_DESCRIPTOR + len(handed_on)))
-    binds, arguments = _files(spec)
+    binds, arguments = _files(spec, programs)
     words: list[str | int] = [*support.command, *_ISOLATION, *("--info-fd", str(next(numbers)))]
     words += ["--seccomp", str(next(numbers)), *arguments]
     words += ["--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev"]
@@ -197,10 +207,18 @@ async def _launch(
             os.close(descriptor)
 
 
-def _files(spec: BoxSpec) -> tuple[list[tuple[str, int, int]], list[str | int]]:
+def _files(spec: BoxSpec, programs: dict[str, Path]) -> tuple[list[tuple[str, int, int]], list[str | int]]:
     """Return the binds of the launcher, and bubblewrap's arguments for the box's file system."""
-    if spec.root is not None:
-        return [_identify(spec.root)], ["--bind-fd", 1, "/"]
+    binds, arguments = _system_files(spec)
+    if spec.root is not None:  # the launcher puts its overlay after the binds
+        binds, arguments = [_identify(spec.root)], ["--bind-fd", 1 + len(programs), "/"]
+    for name, folder in programs.items():
+        arguments += ["--ro-bind-fd", len(binds), f"{FOLDER}/{name}"]
+        binds.append(_identify(str(folder)))
+    return binds, arguments
+
+
+def _system_files(spec: BoxSpec) -> tuple[list[tuple[str, int, int]], list[str | int]]:
     shown, links = system_folders()
     shown += [path for path in _SHOWN_ETC if os.path.exists(path)]
     size = str(spec.limits.disk_mb * _MIB)

@@ -1,6 +1,7 @@
 """The record of model calls that code inside a rollout made, in addition to the rollout's own turns.
 
-The calls are stored in the rollout's `info["rlm"]["sub_calls"]`. To a client, each of them looks like a
+The calls of code in a REPL are stored in the rollout's `info["rlm"]["sub_calls"]`, and further conversations
+of an agent program in `info["agent"]["sub_calls"]`. To a client, each of them looks like a
 separate rollout with the id `<rollout id>/sub:<path>`, so a `ReplayClient` answers it like any other rollout.
 A player's part of a rollout has the id `<rollout id>/as:<player>` (`ModelRequest.conversation`).
 """
@@ -16,6 +17,10 @@ from wander.errors import RunError
 from wander.types import Failure, Message, Record, Rollout, Turn, Usage, first_fault
 
 _PART = re.compile(r"/(?:sub:\d+(?:\.\d+)*|as:[\w-]+)\Z")
+
+
+AGENT = "agent"
+"""Key of a rollout's `info` with the record of an agent program."""
 
 
 class SubCall(Record):
@@ -34,6 +39,8 @@ class SubCall(Record):
     answer: str | None = None
     """Text that the code received; None if the call failed."""
     failure: Failure | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
+    """Function schemas that an agent program offered in the last call of the conversation."""
 
     def usage(self) -> Usage:
         """Return the tokens that the call used."""
@@ -51,8 +58,9 @@ def sub_call_id(rollout_id: str, path: str) -> str:
 
 def read_sub_calls(rollout: Rollout) -> list[SubCall]:
     """Return the sub-calls of a stored rollout, ordered by path; raises `RunError` if they are malformed."""
-    record: Any = rollout.info.get("rlm")
-    calls: Any = record.get("sub_calls", []) if isinstance(record, dict) else []
+    records = [rollout.info.get(name) for name in ("rlm", AGENT)]
+    lists: list[Any] = [record.get("sub_calls", []) for record in records if isinstance(record, dict)]
+    calls: Any = next((calls for calls in lists if calls != []), [])
     if calls == []:
         return []
     try:
@@ -62,6 +70,12 @@ def read_sub_calls(rollout: Rollout) -> list[SubCall]:
             f"the sub-calls of rollout `{rollout.example_id}/{rollout.index}` cannot be read: "
             f"{': '.join(first_fault(error))}"
         ) from error
+
+
+def with_sub_usage(rollout: Rollout) -> Rollout:
+    """Return a rollout whose usage includes its sub-calls."""
+    usage = sum((call.usage() for call in read_sub_calls(rollout)), rollout.usage)
+    return rollout.model_copy(update={"usage": usage})
 
 
 def conversation_id(rollout_id: str, player: str | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from wander.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from wander.envs.agent import AgentEnv
     from wander.envs.group import EnvGroup
     from wander.envs.mcp import MCPEnv, MCPServer
     from wander.envs.multi_turn import MultiTurnEnv
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from wander.envs.tool import StatefulToolEnv, ToolEnv
 
 __all__ = [
+    "AgentEnv",
     "CellResult",
     "EnvGroup",
     "MCPEnv",

@@ -104,16 +104,22 @@ class SandboxEnv(ToolEnv):
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Start the box, let the model work in it, and record its final state."""
-        box = await self.start_box(state)
+        box = await self.start_played_box(state)
         state["played_box"] = box
         await box.keep_as_start()
         await super().play(state, model)
         await self._record(box, state)
         await box.stop()
 
-    async def start_box(self, state: State) -> Box:
-        """Start a box for this rollout, with the task's files."""
+    async def start_played_box(self, state: State) -> Box:
+        """Start the box in which the model works."""
+        return await self.start_box(state)
+
+    async def start_box(self, state: State, *, programs: Sequence[str] = ()) -> Box:
+        """Start a box for this rollout, with the task's files and with agent programs."""
         spec = self.box_spec(state)
+        if programs:
+            spec = spec.model_copy(update={"programs": [*spec.programs, *programs]})
         box: Box = await state["host"].start_box(spec)
         await call_hook(self.setup_box, box, state)
         return box

@@ -113,13 +113,14 @@ def _rules() -> dict[str, list[Instruction]]:
         "fcntl": unless(FILE_REQUESTS),
         # Process 1 must exit together with bubblewrap's outermost process. Processes in the sandbox can write
         # to its memory (`/proc/1/mem`). Without this rule, they could make it survive the death of its host.
+        # A request for another signal does nothing and succeeds, because Codex runs no commands if it fails.
         "prctl": [
             _argument(0),
             (_JUMP_EQUAL, 1, 0, _SET_DEATH_SIGNAL),
             allow,
             _argument(1),
             (_JUMP_EQUAL, 1, 0, _SIGKILL),
-            refuse,
+            _refuse(0),
             allow,
         ],
         # Only TCP is allowed, and its only network is the sandbox's own loopback. Sockets of other families

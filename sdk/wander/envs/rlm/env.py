@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from wander.clients.sub_calls import read_sub_calls
+from wander.clients.sub_calls import with_sub_usage
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.metrics import report_metric
 from wander.envs.multi_turn import MultiTurnEnv
@@ -154,12 +154,7 @@ class RLMEnv(MultiTurnEnv):
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
         """Play and score the request, and add the tokens of sub-calls to the usage."""
-        return [
-            played.model_copy(
-                update={"usage": sum((call.usage() for call in read_sub_calls(played)), played.usage)}
-            )
-            for played in await super().play_request(request)
-        ]
+        return [with_sub_usage(played) for played in await super().play_request(request)]
 
     def _opening(self, state: State) -> Messages:
         """Return the prompt, with an explanation of the REPL before it and of the context after it."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from wander.clients.sub_calls import AGENT, read_sub_calls
 from wander.seeding import derived_rng
 from wander.types import Rollout, TurnTokens
 
@@ -92,14 +93,18 @@ def draw_learner(players: Iterable[str], seed: int) -> str | None:
 def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Trajectory]:
     """Join the turns of a rollout, or of one of its players, to sequences; empty if a turn has no tokens.
 
-    A turn continues the latest sequence that its context starts with. Otherwise it starts a new sequence.
+    The turns of an agent program include those of its further conversations. A turn continues the latest
+    sequence that its context starts with. Otherwise it starts a new sequence.
     """
-    own = [turn.tokens for turn in rollout.turns if turn.player == player]
-    turns = [tokens for tokens in own if tokens is not None]
-    if len(turns) != len(own):
+    turns = list(rollout.turns)
+    if AGENT in rollout.info:
+        turns += [turn for call in read_sub_calls(rollout) for turn in call.turns]
+    own = [turn.tokens for turn in turns if turn.player == player]
+    known_tokens = [tokens for tokens in own if tokens is not None]
+    if len(known_tokens) != len(own):
         return []
     parts: list[tuple[list[TurnTokens], list[int]]] = []
-    for turn in turns:
+    for turn in known_tokens:
         known = [*turn.prompt_ids, *turn.completion_ids]
         for number in reversed(range(len(parts))):
             part, ids = parts[number]
