@@ -75,6 +75,16 @@ def test_the_hub_has_no_path_of_the_publisher(
         notes=f"played in {person}",
     )
     failing(evaluated, f"[Errno 2] No such file: '{person}/rows.jsonl' (also {person}: gone)")
+    for kind in ("atif", "every-eval-ever", "eval-results", "inspect"):
+        hub.wander("runs", "export", str(evaluated), "-o", str(home / "exported" / kind), "--format", kind)
+    for file in (home / "exported").rglob("*"):
+        if file.suffix == ".eval":
+            with zipfile.ZipFile(file) as archive:
+                exported = b"".join(map(archive.read, archive.namelist()))
+        else:
+            exported = file.read_bytes() if file.is_file() else b""
+        assert str(person).encode() not in exported, file
+    assert len([*(home / "exported").iterdir()]) == 4
     posted = hub.wander("post", str(evaluated), "--json")
     assert posted.status == 0, posted.out
     assert "`root`" in posted.json["warnings"][0], "which anybody else would look for in vain"

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import wander
+import yaml
 from command_line import HubRoom, Result
 from received_folders import REPLACEMENTS, make_socket
 from saved_runs import write_run
@@ -430,7 +431,14 @@ def test_a_card_keeps_names_of_others_inside_their_place(text: str, tmp_path: Pa
 
     plain, written = card(manifest, "Llama"), card(changed, " ".join(text.split()))
     assert len(written) == len(plain)
-    for before, after in zip(plain, written, strict=True):
+    (start, end), (_, same) = (
+        [at for at, line in enumerate(lines) if line == "---"] for lines in (plain, written)
+    )
+    assert (start, end) == (0, same)
+    metadata = yaml.safe_load("\n".join(written[1:end]))  # not Markdown: the hub removes it
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["dataset"]["name"] == text
+    for before, after in zip(plain[end:], written[end:], strict=True):
         assert [signs(after).count(sign) for sign in SIGNS] == [signs(before).count(sign) for sign in SIGNS]
 
 

@@ -162,3 +162,26 @@ def test_a_log_that_inspect_played_is_imported(python: Path, tmp_path: Path) -> 
         pass
     again = read_results(tmp_path / "out.eval")
     assert again.rollouts == [right, wrong]
+
+
+HUGGING_FACE = """
+from pathlib import Path
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+(file,) = Path("out/.eval_results").iterdir()
+(entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+assert (entry.dataset_id, entry.task_id, entry.value) == ("alice/cups", "default", 0.5625)
+assert "95% interval" in entry.notes
+card = ModelCard("---\\n" + Path("out/model-index.yaml").read_text() + "---\\n# A model\\n")
+assert card.data.model_name == "org/model-1"
+values = {result.metric_type: result.metric_value for result in card.data.eval_results}
+assert values["reward"] == 0.5625 and "metric.won" in values and "pass@1" not in values
+assert {result.dataset_revision for result in card.data.eval_results} == {"1.2"}
+print("read")
+"""
+
+
+def test_hugging_face_reads_results_and_card_metadata(python: Path, tmp_path: Path) -> None:
+    export(tmp_path / "out", "eval-results")
+    assert opened(python, HUGGING_FACE, tmp_path) == "read\n"

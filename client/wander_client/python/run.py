@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from wander.types import Rollout
 
@@ -168,13 +168,11 @@ class Run(os.PathLike[str]):
         The formats are those of `wander runs export`. Without a format, the file name chooses one. `tokens`
         adds token IDs and log-probabilities.
         """
-        from wander.evals.export import Format, export_runs, format_of
-
-        from wander_client.terminal.suggestions import choose
+        from wander_client.runs.exporting import start_export
 
         place = Path(path)
-        kind = choose("--format", format, get_args(Format)) if format else format_of(place)
-        for _ in export_runs([self._local()], place, kind, tokens=tokens):
+        _, export = start_export([self._local()], place, format, tokens=tokens)
+        for _ in export:
             pass
         return place
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from wander.evals.formats.eval_results import model_index
 from wander.evals.report.document import escape_markdown, interval_text
 from wander.train.records.checkpoints import read_saved
 from wander.train.records.files import read_evaluations
@@ -29,8 +31,13 @@ def write_card(
     `trained` is the folder and the manifest of the run that made the weights, and `evaluated` are evaluations
     of exactly these weights.
     """
+    evaluated = sorted(evaluated, key=lambda pair: pair[0].run_id)
+    head = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", "- wander"]
+    if any(summary.reward_mean is not None for _, summary in evaluated):
+        # JSON is also YAML, and Hugging Face shows these results next to the card.
+        head.append(f"model-index: {json.dumps(model_index(title, evaluated), allow_nan=False)}")
     lines = [
-        *("---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- wander", "---"),
+        *("---", *head, "---"),
         f"# {title}",
         "",
         f"A policy of {facts.parameters:,} parameters ({_code(facts.architecture)}), made with Wander.",
@@ -78,9 +85,9 @@ def _code(text: str) -> str:
 
 
 def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
-    """Return the table of evaluations, the oldest first."""
+    """Return the table of evaluations."""
     rows = []
-    for manifest, summary in sorted(evaluated, key=lambda pair: pair[0].run_id):
+    for manifest, summary in evaluated:
         pin, mean = manifest.environment, summary.reward_mean
         version = f"@{pin.version}" if pin.version else ""
         spread = interval_text(summary.reward_low, summary.reward_high)

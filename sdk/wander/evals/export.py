@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError, require_extra
 from wander.evals.formats.atif import write_trajectories
+from wander.evals.formats.eval_results import write_results
 from wander.evals.formats.every_eval_ever import write_records
 from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder
 from wander.evals.formats.inspect_log import write_logs
@@ -28,7 +29,7 @@ from wander.wire import RunManifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever", "inspect"]
+Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever", "eval-results", "inspect"]
 Row = dict[str, Any]
 
 _SHARD = 50_000
@@ -37,11 +38,17 @@ _SHARD = 50_000
 
 def format_of(path: Path) -> Format:
     """Return the export format for a file extension. A name without an extension is a dataset folder."""
-    known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".eval": "inspect", "": "hf"}
+    known: dict[str, Format] = {
+        ".jsonl": "jsonl",
+        ".parquet": "parquet",
+        ".eval": "inspect",
+        ".yaml": "eval-results",
+        "": "hf",
+    }
     if path.suffix not in known:
         raise ConfigError(
             f"cannot choose a format for `{path.name}`",
-            hint="name it `.jsonl`, `.parquet` or `.eval`, or pass `--format`",
+            hint="name it `.jsonl`, `.parquet`, `.eval` or `.yaml`, or pass `--format`",
         )
     return known[path.suffix]
 
@@ -62,6 +69,8 @@ def export_runs(
         raise ConfigError(f"the format `{kind}` cannot contain token ids")
     if kind == "every-eval-ever":
         return write_records(runs, path)
+    if kind == "eval-results":
+        return write_results(runs, path)
     if kind == "inspect":
         return write_logs(runs, path)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))

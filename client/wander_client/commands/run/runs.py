@@ -284,7 +284,9 @@ def export_runs(
     ],
     format: Annotated[
         str | None,
-        Option(help="jsonl, parquet, hf, atif, every-eval-ever or inspect  [default: from the file name]"),
+        Option(
+            help="jsonl, parquet, hf, atif, every-eval-ever, eval-results, inspect  [default: from the name]"
+        ),
     ] = None,
     tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
@@ -299,18 +301,17 @@ def export_runs(
     `messages`, `prompt` and `completion` are conversations in the format of TRL. To select and clean rows for
     training, use `wander runs data` instead.
     """
-    from wander.evals.export import Format, export_runs, format_of
-
+    from wander_client.runs.exporting import start_export
     from wander_client.runs.lookup import find_run
     from wander_client.terminal.output import counted
 
     output = current().output
-    kind = choose("--format", format, get_args(Format)) if format else format_of(out)
     sources = [find_run(current(), word) for word in runs]
     total = sum(source.summary.rollouts for source in sources)
     rows = 0
+    kind, export = start_export(sources, out, format, tokens=tokens)
     with output.progress("exporting", total, unit="rollouts") as progress:
-        for rows in export_runs(sources, out, kind, tokens=tokens):
+        for rows in export:
             progress.update(rows)
     data = {
         "path": str(out),
