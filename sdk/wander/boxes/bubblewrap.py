@@ -16,7 +16,7 @@ from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
 
-from wander.boxes.base import Box, BoxBackend, BoxSpec
+from wander.boxes.base import SYSTEM, Box, BoxBackend, BoxSpec
 from wander.boxes.programs import FOLDER, install
 from wander.boxes.supervised import SupervisedBox, Supervisor, close_group, command_limits, digest_folder
 from wander.errors import SandboxError
@@ -255,7 +255,7 @@ def _digest(root: str | None) -> str:
             "machine": os.uname().machine,
             "release": release.read_text() if release.exists() else "",
         }
-        return f"system:{hashlib.sha256(canonical_json(system).encode()).hexdigest()}"
+        return f"{SYSTEM}{hashlib.sha256(canonical_json(system).encode()).hexdigest()}"
     key = _identify(root)
     if key not in _digests:
         _digests[key] = f"root:{digest_folder(Path(root))}"

@@ -212,6 +212,9 @@ def _faults(first: ProbeResult) -> CheckResult:
             continue
         if first.has_judge and failure.boundary == "rubric":
             continue
+        if failure.boundary == "sandbox":
+            message = f"its rollouts need a box, which cannot be started here: {failure.message}"
+            return check_result("rollout.faults", "skip", message)
         return _fail("rollout.faults", play, f": {failure.boundary}: {failure.message}")
     if first.closing is not None:
         return check_result("rollout.faults", "fail", f"its teardown raised {first.closing.message}")

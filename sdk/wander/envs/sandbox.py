@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from wander.boxes.base import Box, BoxSpec, CommandResult, FinalState
+from wander.boxes.base import Box, BoxSpec, CommandResult, FinalState, is_same_image
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.tool.env import ToolEnv
 from wander.envs.tool.schema import FunctionTool, Tool
@@ -160,7 +160,7 @@ class SandboxEnv(ToolEnv):
             fault = ": ".join(first_fault(error)) if isinstance(error, ValidationError) else "it has no state"
             raise RubricError(f"the final state of the box cannot be read: {fault}") from error
         box = await self.start_box(state)
-        if isinstance(record, dict) and record.get("image") != box.image_digest:
+        if isinstance(record, dict) and not is_same_image(record.get("image"), box.image_digest):
             raise SandboxError(
                 f"the box was started from `{record.get('image')}`, and is now `{box.image_digest}`",
                 hint="score the rollout on a machine with the same image",

@@ -40,6 +40,7 @@ from wander.clients.base import NOT_RECORDED, Client
 from wander.clients.players import require_players
 from wander.clients.replay import RecordClient, ReplayClient, TranscriptClient
 from wander.errors import ConfigError, RunError
+from wander.evals.replayed_boxes import BOX, without_output
 from wander.evals.store.examples import PAGE, PackedExamples, RolloutOrder
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -67,8 +68,6 @@ COMPARED = (
 """Fields that must be equal in a replay, in the order of reported differences."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "player_metrics", "info")
 """Fields that must be equal when a transcript is scored again."""
-BOX = "box"
-"""Key of a rollout's `info` with the final state of its box."""
 _NOT_COMPARED = {
     *("name", "kind", "tags", "reference_scores"),  # pages read them from the environment
     *("arguments", "defaults"),  # compared by their effective values
@@ -469,7 +468,7 @@ class _Replay:
             divergence = first_divergence(recorded, again)
             if divergence is None or BOX not in again.info:
                 return divergence
-            differs = first_divergence(_without_output(recorded), _without_output(again))
+            differs = first_divergence(without_output(recorded), without_output(again))
             return _Weaker(rescored=False) if differs is None else differs.model_copy(update={"in_box": True})
         spoken = sum(message.get("role") == "assistant" for message in recorded.completion)
         if len(recorded.turns) > spoken:
@@ -484,15 +483,6 @@ def _without_calls(rollout: Rollout) -> dict[str, Any]:
     return {name: value for name, value in rollout.info.items() if name != OUTSIDE_CALLS}
 
 
-def _without_output(rollout: Rollout) -> Rollout:
-    """Return a rollout without the text of its tool messages."""
-    completion = [
-        {**message, "content": ""} if message.get("role") == "tool" else message
-        for message in rollout.completion
-    ]
-    return rollout.model_copy(update={"completion": completion})
-
-
 def _differs_in_a_box(outcome: _Outcome) -> bool:
     return isinstance(outcome, Divergence) and outcome.in_box
 
@@ -501,6 +491,8 @@ def _settle(replayed: _Outcome, scored: _Outcome) -> _Outcome:
     """Return the outcome of a rollout that differed in a box when it was replayed, and was then rescored."""
     if not _differs_in_a_box(replayed):
         return replayed
+    if isinstance(scored, _Undecided) and not scored.unfinished:
+        return replayed  # the recorded final state cannot be scored at all
     return _Weaker(rescored=True) if scored is None else scored
 
 
