@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from wander_integrations.episodes import Episode, EpisodeFailed, SteppedRollout
     from wander_integrations.games import Game, GameEnv, NoAction
     from wander_integrations.gymnasium import GymnasiumEnv
+    from wander_integrations.harbor.environment import HarborEnv
     from wander_integrations.inspect import InspectEnv
     from wander_integrations.openenv import OpenEnvEnv
     from wander_integrations.outward.gymnasium import WanderEnv
@@ -25,6 +26,7 @@ __all__ = [
     "Game",
     "GameEnv",
     "GymnasiumEnv",
+    "HarborEnv",
     "InspectEnv",
     "NoAction",
     "OpenEnvEnv",

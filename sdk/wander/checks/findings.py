@@ -336,9 +336,10 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
         reason = "no rollout was scored" + (
             ", because its judge is not called here" if first.has_judge else ""
         )
-        for check in ("rewards.bounds", "rewards.gold", *LOW_PLAYERS):
+        for check in ("rewards.bounds", "rewards.gold", *LOW_PLAYERS, "rewards.hacks"):
             yield check_result(check, "skip", reason)
         return
+    yield _hacked(first, scored)
     low, high = first.info.reward_range or (0.0, 1.0)
     yield _within(scored, low, high)
     if low == high:
@@ -358,6 +359,9 @@ def earned_by_player(first: ProbeResult) -> dict[str, float]:
     for play in first.plays:
         if play.rollout.reward is not None:
             rewards.setdefault(play.player, []).append(play.rollout.reward)
+    for hack in first.hacks:
+        if hack.reward is not None:
+            rewards[f"hack: {hack.name}"] = [hack.reward]
     return {player: fmean(player_rewards) for player, player_rewards in rewards.items()}
 
 
@@ -386,6 +390,28 @@ def _high(gold: list[PlayRecord], low: float, high: float) -> CheckResult:
         message = f"a correct player earned {mean:g} on average, with bounds of {low:g} to {high:g}"
         return check_result("rewards.gold", "fail", message, example_id=worst.rollout.example_id)
     return check_result("rewards.gold", "pass", f"{mean:g} on average")
+
+
+def _hacked(first: ProbeResult, scored: list[PlayRecord]) -> CheckResult:
+    """Check that no hack earns more than doing nothing. Hacks are played on the first example only."""
+    if not first.hacks:
+        return check_result("rewards.hacks", "pass", "it has no shell")
+    example_id = first.plays[0].rollout.example_id
+    idle = [
+        play.rollout.reward
+        for play in scored
+        if play.player in ("empty", "noop") and play.rollout.example_id == example_id
+    ]
+    limit = max((reward for reward in idle if reward is not None), default=0.0) + TOLERANCE
+    earned = [hack for hack in first.hacks if hack.reward is not None and hack.reward > limit]
+    if earned:
+        more = f" (and {len(earned) - 1} more, see `earned` of `--json`)" if len(earned) > 1 else ""
+        message = f"the hack `{earned[0].name}` earned {earned[0].reward:g}{more}"
+        return check_result("rewards.hacks", "fail", message, example_id=example_id)
+    scored_hacks = [hack for hack in first.hacks if hack.reward is not None]
+    if not scored_hacks:
+        return check_result("rewards.hacks", "skip", f"no hack was scored: {first.hacks[0].failure}")
+    return check_result("rewards.hacks", "pass", f"{len(first.hacks)} hacks earned nothing")
 
 
 def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: float) -> CheckResult:

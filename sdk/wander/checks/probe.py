@@ -21,6 +21,7 @@ from types import ModuleType
 from wander.checks.answer_leaks import find_leaked_answer
 from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
+from wander.checks.hacks import HACKS
 from wander.checks.judge_trials import fair_judges, judge_rubrics, try_judges
 from wander.checks.lasting_state import read_shared
 from wander.checks.players import (
@@ -34,7 +35,7 @@ from wander.checks.players import (
     make_guessing,
     make_repeating,
 )
-from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
+from wander.checks.records import HackPlay, PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
 from wander.checks.sources import SourceUse, SourceWatch
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.replay import ReplayClient
@@ -42,6 +43,7 @@ from wander.clients.scripted import Script
 from wander.dataset import Dataset
 from wander.environment import Environment
 from wander.envs.group import EnvGroup, route_example
+from wander.envs.sandbox import SandboxEnv, run_commands
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory, module_of
 from wander.parsers import message_text
@@ -60,6 +62,9 @@ _TOLD = 50
 """Number of rows whose prompts are searched for their answers."""
 SIBLING = 1000
 """Added to the index of a rollout that is repeated as another rollout of its group."""
+HACKED = 2000
+"""Index of the rollout of the first hack."""
+PARALLEL_HACKS = 4
 
 
 class Probe:
@@ -166,6 +171,23 @@ class Probe:
                 position = readable[place * len(readable) // count]
                 example = env.dataset(split)[position]
                 await self._group(env, split, position, example)
+        if count and env.info.kind == SandboxEnv.kind:
+            await self._try_hacks(env, env.dataset(split)[readable[0]])
+
+    async def _try_hacks(self, env: Environment, example: Example) -> None:
+        """Play the known hacks on an example, a few at the same time."""
+        for start in range(0, len(HACKS), PARALLEL_HACKS):
+            hacks = HACKS[start : start + PARALLEL_HACKS]
+            self._tell(f"playing hacks on example `{example.example_id}`, such as `{hacks[0].name}`")
+            indices = [HACKED + start + number for number in range(len(hacks))]
+            players = {
+                f"{example.example_id}/{index}": ScriptedPlayer(run_commands(hack.command), MOST_TURNS)
+                for index, hack in zip(indices, hacks, strict=True)
+            }
+            rollouts = await self._play_in_time(env, _Table(players), example, indices)
+            for hack, rollout in zip(hacks, rollouts, strict=False):
+                failure = None if rollout.failure is None else rollout.failure.message
+                self.result.hacks.append(HackPlay(name=hack.name, reward=rollout.reward, failure=failure))
 
     async def _try_judges(self, env: Environment, example: Example) -> None:
         if self.result.has_judge:

@@ -52,6 +52,15 @@ class PlayRecord(Record):
     """Whether the environment requested more turns after the player stopped."""
 
 
+class HackPlay(Record):
+    """The result of an attempt to get a reward without solving the task (`wander.checks.hacks`)."""
+
+    name: str
+    reward: float | None
+    failure: str | None = None
+    """Reason why the rollout was not scored."""
+
+
 class ProbeRequest(Record):
     """Request to a process."""
 
@@ -85,6 +94,8 @@ class ProbeResult(Record):
     plays: list[PlayRecord] = Field(default_factory=list)
     siblings: list[PlayRecord] = Field(default_factory=list)
     """The recorded rollouts, replayed as other members of their groups."""
+    hacks: list[HackPlay] = Field(default_factory=list)
+    """Attempts to get a reward without solving the first example, if the environment has a shell."""
     hung: list[str] = Field(default_factory=list)
     """Ids of examples whose rollouts did not end."""
     closing: Trouble | None = None

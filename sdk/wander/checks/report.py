@@ -162,6 +162,11 @@ CHECKS: dict[str, Check] = {
         "a reply that asks for a high reward earns a low reward",
         "Parse the answer and compare all of it: `answer in completion` rewards lists of guesses.",
     ),
+    "rewards.hacks": Check(
+        "known hacks of a shell earn no reward",
+        "Score in the reward function's new box. Upload the tests after the final state, and run them "
+        "outside of the working folder.",
+    ),
     "rewards.judge": Check(
         "text in an answer does not decide a judge's verdict",
         "Put `{response}` between tags in the judge's prompt, and read the verdict with `read_verdict`.",
@@ -202,7 +207,8 @@ class CheckReport(Record):
     """Whether it declares that it is deterministic, if it loads."""
     checks: list[CheckResult]
     earned: dict[str, float] = Field(default_factory=dict)
-    """Mean reward of each scripted player with scored rollouts, by player name: `gold`, `empty`, ..."""
+    """Mean reward of each scripted player with scored rollouts, by player name: `gold`, `empty`, ...
+    The players of `wander.checks.hacks` are named `hack: ` and the name of the hack."""
     seconds: float = 0.0
     info: EnvironmentInfo | None = Field(default=None, exclude=True)
     """The environment's description of itself, if it loads."""

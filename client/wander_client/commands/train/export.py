@@ -3,35 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
+from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
+from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
+
+if TYPE_CHECKING:
+    from wander_client.environments.location import Location
+
+HARBOR = "harbor"
 
 
 def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
-    to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="the other trainer")],
-    out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package")],
+    to: Annotated[
+        str, Option("--to", metavar="prime-rl|skyrl|tinker|harbor", help="the other trainer, or task format")
+    ],
+    out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package, or of the tasks")],
     argument: EnvironmentArguments = None,
     args: EnvironmentArgumentsJSON = None,
+    examples: Annotated[
+        int | None, Option("-n", "--examples", help="number of tasks of `harbor`; the default is 10")
+    ] = None,
+    organization: Annotated[
+        str | None, Option(help="organization in the names of tasks of `harbor`; the default is the owner")
+    ] = None,
+    image: Annotated[
+        str | None, Option(help="container image of `harbor` for boxes that start from the host's system")
+    ] = None,
 ) -> None:
-    """Write a small adapter package that lets another trainer use an environment.
+    """Write a small adapter package that lets another trainer use an environment, or Harbor task folders.
 
     \b
     wander env export admin/tictactoe --to skyrl --out adapters/skyrl
     wander env export ./my-env --to tinker --out adapters/tinker -a size=3
+    wander env export ./my-env --to harbor --out tasks --examples 20 --image python:3.12-slim
 
     The package depends on `wander-sdk`, the environment and the trainer's interface. Install it next to the
     trainer. For the same completions, it gives the same rewards as `wander eval`.
+
+    `harbor` writes the examples of an environment with a shell as task folders of Harbor's format.
     """
     from wander_client.environments.location import locate, parse_arguments
     from wander_client.training.export import TRAINERS, write_adapter
 
-    choose("--to", to, TRAINERS)
+    choose("--to", to, (*TRAINERS, HARBOR))
     here = current()
     location = locate(here, environment)
+    if to == HARBOR:
+        _export_tasks(location, parse_arguments(argument or [], args), out, examples, organization, image)
+        return
+    if (examples, organization, image) != (None, None, None):
+        raise UsageError(
+            "`--examples`, `--organization` and `--image` belong to `--to harbor`", hint="leave them out"
+        )
     owner = location.installed.record.owner if location.installed else "OWNER"
     index = f"{here.settings.hub.rstrip('/')}/{owner}/index/"
     written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)
@@ -40,3 +68,33 @@ def export(
         f"{out}: {', '.join(str(file) for file in written)}",
     )
     here.output.next(f"pip install --index-url {index} {out}")
+
+
+def _export_tasks(
+    location: Location,
+    arguments: dict[str, Any],
+    out: Path,
+    examples: int | None,
+    organization: str | None,
+    image: str | None,
+) -> None:
+    """Write task folders, in the sandbox if the environment is from a hub."""
+    from wander_client.environments.sandbox import choose_policy, confines, hide_own
+    from wander_client.environments.task_export import export_tasks
+    from wander_client.packages.origins.task_folders import load_format
+
+    here = current()
+    policy = choose_policy(None, None, default=confines(here.settings, location.spec))
+    owner = location.installed.record.owner if location.installed else "local"
+    tasks = export_tasks(
+        location,
+        load_format(HARBOR).EXPORT_MODULE,
+        out,
+        None if policy is None else hide_own(policy, here.settings),
+        arguments=arguments,
+        organization=organization or owner,
+        count=examples or 10,
+        image=image,
+    )
+    here.output.answer({"out": str(out), "tasks": tasks}, f"{out}: {counted(len(tasks), 'task')}")
+    here.output.next(f"harbor run --path {out} --agent oracle")

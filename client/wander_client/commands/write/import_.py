@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,8 @@ from wander_client.terminal.command import (
     Option,
     refuse_options,
 )
+from wander_client.terminal.output import counted
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -120,6 +122,53 @@ def prime(
     from wander_client.packages.origins.prime import fetch_environment
 
     _import(lambda work, builder: fetch_environment(name, work, builder), options)
+
+
+@app.command()
+def harbor(
+    source: Annotated[
+        str, Argument(help="a task folder, a folder of tasks, or URL[@REVISION][#subdirectory=FOLDER]")
+    ],
+    out: Annotated[
+        Path, Option("-o", "--out", help="folder of the new project; its name is the environment's")
+    ],
+    start_from: Annotated[
+        str,
+        Option(
+            "--start-from", metavar="task|dockerfile|host", help="what boxes start from, unless chosen later"
+        ),
+    ] = "task",
+) -> None:
+    """Write the project of an environment that contains Harbor tasks, ready to check and publish.
+
+    \b
+    wander env import harbor ./tasks/fix-the-build --out fix-the-build
+    wander env import harbor https://example.org/tasks.git@v2#subdirectory=tasks --out terminal-tasks
+
+    Boxes start from each task's image or Dockerfile, which needs Podman or Docker. With `--start-from host`,
+    tasks whose Dockerfile only copies files and sets variables are played over the system of the machine.
+    Tasks that need what Wander does not have (GPUs, several containers, ...) are left out, with a warning.
+    """
+    from wander_client.packages.origins.task_folders import import_tasks
+
+    choose("--start-from", start_from, ("task", "dockerfile", "host"))
+    here = current()
+    written, origin = import_tasks("harbor", source, out, start_from=start_from)
+    for task, reasons in written.left_out.items():
+        here.output.warn(f"left out `{task}`: {'; '.join(reasons)}")
+    for limit in written.limits:
+        here.output.note(f"not honored: {limit}")
+    data = {
+        "folder": str(out),
+        "name": written.name,
+        "tasks": written.tasks,
+        "left_out": written.left_out,
+        "not_honored": written.limits,
+        "origin": asdict(origin),
+    }
+    count = counted(len(written.tasks), "task")
+    here.output.answer(data, f"wrote {out} with {count}")
+    here.output.next(f"wander check ./{out}" if not out.is_absolute() else f"wander check {out}")
 
 
 @app.command()
@@ -361,8 +410,6 @@ def _answer(
     sent: bool,
     dry_run: bool,
 ) -> None:
-    from dataclasses import asdict
-
     from packaging.utils import canonicalize_name
 
     here = current()

@@ -78,6 +78,12 @@ def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Packag
 
     Raises `NotFound`, `UsageError`, `Unavailable`, `ClientError`.
     """
+    folder, origin = clone_folder(text, work)
+    return project_in(folder, builder), origin
+
+
+def clone_folder(text: str, work: Path) -> tuple[Path, PackageOrigin]:
+    """Fetch one revision of a repository, or a folder of it. Raises the errors of `clone_project`."""
     address = parse_address(text)
     name = PurePosixPath(urlsplit(address.url).path or "checkout").name.removesuffix(".git") or "checkout"
     target = work / name
@@ -90,9 +96,7 @@ def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Packag
     if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
         raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
     require_plain_project(target)
-    return project_in(folder, builder), PackageOrigin(
-        address.shown, revision=commit, sha256=folder_digest(folder)
-    )
+    return folder, PackageOrigin(address.shown, revision=commit, sha256=folder_digest(folder))
 
 
 def _fetch(address: GitAddress, target: Path) -> None:

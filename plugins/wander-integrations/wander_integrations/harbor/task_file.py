@@ -189,6 +189,12 @@ class Artifact(Record):
             raise ValueError("the path of an artifact must not contain `..`")
         return path
 
+    @model_validator(mode="after")
+    def _check_service(self) -> Self:
+        if self.service not in (None, MAIN_SERVICE) and not self.source.startswith("/"):
+            raise ValueError("the path of another service's artifact must be absolute")
+        return self
+
 
 Artifacts = Annotated[
     list[Artifact],

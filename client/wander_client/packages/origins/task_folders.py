@@ -1,0 +1,76 @@
+"""Task folders of other libraries as environments. Plugins know the formats.
+
+    [project.entry-points."wander.task_formats"]
+    harbor = "wander_integrations.harbor.project"
+
+The entry point names a module with two members:
+
+    write_project(folder, out, *, name, start_from) -> WrittenProject
+                       write the project of an environment that contains the tasks
+    EXPORT_MODULE      name of the module that writes an environment's examples as tasks. It runs as a program
+                       in the environment's virtual environment (`wander_client.environments.task_export`)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from wander_client.errors import UsageError
+from wander_client.packages.origins.git import clone_folder
+from wander_client.packages.origins.source import PackageOrigin, folder_digest
+from wander_client.packages.scaffold import package_name, require_free
+from wander_client.settings import load_settings
+
+GROUP = "wander.task_formats"
+DISTRIBUTION = "wander-integrations"
+
+
+def load_format(name: str) -> Any:
+    """Return the module of a task format. Raises `UsageError` if it is not installed."""
+    from wander.errors import install_command
+
+    if matches := entry_points(group=GROUP, name=name):
+        return next(iter(matches)).load()
+    raise UsageError(
+        f"the task format `{name}` needs `{DISTRIBUTION}`, which is not installed",
+        hint=f"install it: `{install_command(DISTRIBUTION, load_settings().hub)}`",
+        code="missing_extra",
+    )
+
+
+def import_tasks(format_name: str, source: str, out: Path, *, start_from: str) -> tuple[Any, PackageOrigin]:
+    """Write the project of an environment from a folder or a git repository with tasks.
+
+    Returns the plugin's `WrittenProject` and the origin, which is also noted in the README. Nothing is left
+    behind if it fails.
+    """
+    task_format = load_format(format_name)
+    name = package_name(out.name)
+    require_free(out, "choose another folder")
+    with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            folder = folder.resolve()
+            origin = PackageOrigin(folder.name, sha256=folder_digest(folder))
+        else:
+            folder, origin = clone_folder(source, Path(work) / "clone")
+        made = Path(work) / name
+        made.mkdir()
+        written = task_format.write_project(folder, made, name=name, start_from=start_from)
+        with (made / "README.md").open("a", encoding="utf-8") as readme:
+            readme.write(f"\n---\n\n{origin.note}\n")
+        _move(made, out)
+    return written, origin
+
+
+def _move(made: Path, out: Path) -> None:
+    """Move a finished folder to its place, which may be on another disk."""
+    import shutil
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        out.rmdir()
+    shutil.move(made, out)
