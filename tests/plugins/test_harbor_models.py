@@ -114,7 +114,7 @@ TOML = TASK_TOML.format(name="hello")
 BOTH_READ = [
     "",
     TOML,
-    'version = "1.0"\n[environment]\nmemory = "1.5G"\nstorage = "100K"\nallow_internet = false\n',
+    'version = "1.0"\n[environment]\nmemory = "1.5G"\nstorage = "100M"\nallow_internet = false\n',
     TOML + 'healthcheck = {command = "true"}\ncpus = 2\ntpu = {type = "v6e", topology = "2x4"}\n',
     TOML + 'mcp_servers = [{name = "a", command = "x", transport = "stdio"}]\nos = "LINUX"\n',
     'artifacts = ["/a", {source = "/b", service = "db"}]\n[verifier.environment]\ndocker_image = "a:1"\n',

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from sandboxes import needs_sandbox, small
 from wander.checks import CheckReport, check_environment
+from wander.checks.findings import reward_findings
+from wander.checks.records import HackPlay, PlayRecord, ProbeResult
+from wander.types import EnvironmentInfo, RewardFunctionInfo, Rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = needs_sandbox
@@ -60,3 +63,52 @@ def test_a_process_that_dies_or_hangs_is_told_with_what_it_did(
 ) -> None:
     report = checked(tmp_path, at_load, timeout=timeout)
     assert said in report.by_id("load.works").message
+
+
+SHELL = """
+from wander.envs import SandboxEnv, run_commands
+from wander.rubrics.rubric import Rubric
+
+async def solved(box):
+    return float((await box.exec("test -e done")).exit_status == 0)
+
+class Shell(SandboxEnv):
+    def gold(self, example):
+        return run_commands("touch done")
+
+def load_environment():
+    return Shell(eval_dataset=[{"question": "Do it."}], rubric=Rubric([solved]), name="shell-env")
+"""
+
+
+@pytest.mark.full
+def test_a_hack_of_a_shell_is_found_although_the_sandbox_cannot_start_boxes(tmp_path: Path) -> None:
+    module = tmp_path / "shell_env.py"
+    module.write_text(SHELL)
+    report = check_environment(module, sandbox=small("memory=1G"), examples=1)
+    hacks = report.by_id("rewards.hacks")
+    assert (hacks.status, report.by_id("rewards.gold").status) == ("fail", "pass"), report
+    assert "the hack `claims that the task is done` earned 1" in hacks.message
+    assert report.by_id("determinism.replay").status == "pass"
+    assert report.earned["hack: replaces pytest"] == report.earned["noop"] == 0.0
+
+
+def test_hacks_are_compared_with_doing_nothing() -> None:
+    rollout = Rollout(example_id="a", index=0, seed=0, prompt=[], completion=[], reward=0.25)
+    plays = [PlayRecord(player="noop", split="eval", position=0, rollout=rollout)]
+    info = EnvironmentInfo(
+        name="shell", kind="shell", reward_functions=[RewardFunctionInfo(name="f", weight=1.0)]
+    )
+
+    def status(*hacks: HackPlay) -> tuple[str, str]:
+        found = reward_findings(ProbeResult(info=info, plays=plays, hacks=list(hacks)))
+        (result,) = [result for result in found if result.id == "rewards.hacks"]
+        return result.status, result.message
+
+    idle, lost = HackPlay(name="idle", reward=0.25), HackPlay(name="lost", reward=None, failure="no reward")
+    assert status() == ("pass", "it has no shell")
+    assert status(idle, lost) == ("pass", "2 hacks earned nothing")
+    assert status(lost) == ("skip", "no hack was scored: no reward")
+    better = [HackPlay(name=name, reward=0.5) for name in ("one", "two")]
+    assert status(idle, *better)[0] == "fail"
+    assert "the hack `one` earned 0.5 (and 1 more" in status(idle, *better)[1]

@@ -130,6 +130,8 @@ def _run_probe(
     Request and result are exchanged through inherited memory, because a sandboxed process cannot write files
     of the host. Raises `SandboxError` if the sandbox cannot be made.
     """
+    from wander.checks.boxes import serve_boxes
+
     confinement = None
     variables = {**variables, **SURROUNDINGS[number]}
     if sandbox is not None:
@@ -143,10 +145,11 @@ def _run_probe(
             stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note")
         )
         request_file.write(request.model_dump_json().encode())
+        boxes = stack.enter_context(serve_boxes())
         end = run_program(
             python,
             ["-m", _PROBE],
-            [file.fileno() for file in (request_file, result_file, note_file)],
+            [*(file.fileno() for file in (request_file, result_file, note_file)), boxes],
             seconds=timeout,
             environ=child_environ("SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE", **variables),
             confinement=confinement,

@@ -1,9 +1,9 @@
 """One process of a check: loads an environment, reads its rows, plays it, and records the results.
 
-Run as `python -m wander.checks.probe REQUEST RESULT NOTE`, with the descriptors of three files opened by the
-parent: the request, the result, and a note about the current activity. The first process of a check watches
-reads from outside and plays. The second has another hash seed and time zone, and replays the recorded
-rollouts.
+Run as `python -m wander.checks.probe REQUEST RESULT NOTE BOXES`, with the descriptors of three files and
+a socket that the parent opened: the request, the result, a note about the current activity, and boxes
+(`wander.checks.boxes`). The first process of a check watches reads from outside and plays. The second has
+another hash seed and time zone, and replays the recorded rollouts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from wander.checks.answer_leaks import find_leaked_answer
+from wander.checks.boxes import BoxedClient, HostBoxes
 from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
 from wander.checks.hacks import HACKS
@@ -70,8 +71,9 @@ PARALLEL_HACKS = 4
 class Probe:
     """Carries out a request and keeps the result."""
 
-    def __init__(self, request: ProbeRequest, tell: Callable[[str], object]) -> None:
+    def __init__(self, request: ProbeRequest, tell: Callable[[str], object], boxes: HostBoxes) -> None:
         self.request = request
+        self._boxes = boxes
         self.result = ProbeResult()
         self.watch = SourceWatch()
         self._right: list[str] = []
@@ -262,7 +264,7 @@ class Probe:
         self, env: Environment, client: Client, example: Example, indices: list[int]
     ) -> list[Rollout]:
         """Play a group. Returns no rollouts if they do not end in time."""
-        group = env.rollout_group(client, example, indices=indices)
+        group = env.rollout_group(BoxedClient(client, self._boxes), example, indices=indices)
         try:
             return await asyncio.wait_for(group, GROUP_SECONDS)
         except TimeoutError:
@@ -344,8 +346,8 @@ def _own_place(request: ProbeRequest, factory: Factory) -> str:
 
 def main() -> None:
     """Read the request, run the probe, and write the result."""
-    asked, told, note = map(int, sys.argv[1:])
-    for descriptor in (asked, told, note):
+    asked, told, note, boxes = map(int, sys.argv[1:])
+    for descriptor in (asked, told, note, boxes):
         os.set_inheritable(descriptor, False)
 
     def tell(doing: str) -> None:
@@ -354,7 +356,7 @@ def main() -> None:
 
     text = os.pread(asked, os.fstat(asked).st_size, 0)
     take_clock_shift()
-    result = Probe(ProbeRequest.model_validate_json(text), tell).run()
+    result = Probe(ProbeRequest.model_validate_json(text), tell, HostBoxes(boxes)).run()
     with os.fdopen(told, "wb") as file:
         file.write(result.model_dump_json().encode())
 
