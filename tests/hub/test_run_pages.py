@@ -392,3 +392,24 @@ async def test_rows_are_drawn_as_a_table_where_the_environment_says_so(hub, run_
     ]
     assert [one.count('class="changed"') for one in tables] == [0, 1, 0]
     assert "state-steps" not in page
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_the_files_that_a_model_left_are_listed(hub, run_of, broken):
+    manifest, rollouts = run_of(await hub.publish())
+    files = [
+        {"path": "/work/<b>.txt", "kind": "file", "size": 1234, "sha256": "0" * 64, "text": "secret text"},
+        {"path": "/work/old", "kind": "removed"},
+    ]
+    state = {"digest": "1" * 64, "files": [{"path": 3}] if broken else files}
+    rollouts[0]["info"] = {"box": {"image": "system:1", "state": state}, "other": 7}
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
+    assert ("Files left in the box" in page) is not broken
+    if not broken:
+        text = re.sub(r"<wbr>", "", page)
+        assert "/work/&lt;b&gt;.txt" in text
+        assert re.search(r">1[,.]2", text)
+        assert "removed" in text
+        assert "secret text" not in text
+    assert "other" in page

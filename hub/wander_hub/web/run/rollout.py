@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
+from wander.boxes.base import ChangedFile, FinalState
 from wander.types import Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
 
@@ -27,6 +30,8 @@ from wander_hub.web.visit import Visit
 _NEAR_SIBLINGS = 64
 _TOKENS = 2000
 """Number of tokens of a turn on a page."""
+_MOST_FILES = 100
+"""Changed files of a box that a page lists."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,31 @@ class Step:
     key: str
     label: str
     target: str
+
+
+@dataclass(frozen=True)
+class BoxView:
+    """The box in which the model worked, as recorded."""
+
+    image: str
+    files: list[ChangedFile]
+    """First changed files."""
+    omitted: int
+    """Number of further changed files."""
+    digest: str
+
+
+def read_box(rollout: Rollout) -> BoxView | None:
+    """Return the recorded box of a rollout, or None if there is no valid one. The record is untrusted."""
+    record = rollout.info.get("box")
+    if not isinstance(record, dict):
+        return None
+    try:
+        state = FinalState.model_validate(record.get("state"))
+    except ValidationError:
+        return None
+    files = state.files[:_MOST_FILES]
+    return BoxView(str(record.get("image"))[:100], files, len(state.files) - len(files), state.digest[:64])
 
 
 @dataclass(frozen=True)
@@ -59,6 +89,13 @@ class RolloutView:
     """Query string of the filters that select the previous and the next rollout."""
     back: str = ""
     """Address of the list that contains the rollout."""
+    box: BoxView | None = None
+    """The box in which the model worked."""
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The published values that the page does not show elsewhere."""
+        return {name: value for name, value in self.rollout.info.items() if name != "box" or not self.box}
 
     @property
     def boards(self) -> list[ShownMessage]:
@@ -133,6 +170,7 @@ def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first
         steps=_steps(visit.session, visit.storage, found, number, siblings, wanted),
         asked=asked,
         back=f"/runs/{run_id}{asked}#rollouts",
+        box=read_box(whole),
     )
 
 
