@@ -16,8 +16,10 @@ from wander.clients.replay import TranscriptClient
 from wander.clients.sub_calls import read_sub_calls
 from wander.envs import AgentEnv
 from wander.errors import ConfigError, ContextOverflow, ModelError
+from wander.sandbox import SandboxPolicy
 from wander.train.rollouts.rows import trajectories_of
 from wander.types import Message, State, TurnTokens, Usage
+from wander.worker.host.environment import WorkerEnvironment
 
 LIBRARY = '''
 import json, os, subprocess, sys, time, urllib.error, urllib.request
@@ -287,6 +289,51 @@ while True:
     assert len(read_sub_calls(rollout)) == compacts
     assert (rollout.reward, rollout.truncated) == ((1.0, False) if compacts else (0.0, True))
     assert rollout.stop_reason == ("program_exited" if compacts else "context_overflow")
+
+
+WORKER_MODULE = """
+from wander import Rubric
+from wander.envs import AgentEnv
+
+CODE = {library!r} + {program!r}
+
+
+async def solved(box):
+    return float((await box.exec("cat /work/out")).output.strip() == "done")
+
+
+class Program(AgentEnv):
+    async def setup_box(self, box, state):
+        await box.upload({{"/work/agent.py": CODE}})
+
+
+def load_environment():
+    rows = [{{"question": f"Write done into out ({{number}})."}} for number in range(2)]
+    return Program(eval_dataset=rows, rubric=Rubric([solved]), agent="python3 agent.py", name="program")
+"""
+
+
+@pytest.mark.parametrize("confined", [False, True])
+async def test_a_program_is_played_from_a_worker(tmp_path, confined):
+    module = tmp_path / "agent_environment.py"
+    module.write_text(WORKER_MODULE.format(library=LIBRARY, program=SIDE))
+    environment = await WorkerEnvironment.start(
+        None,
+        None,
+        path=module,
+        log_path=tmp_path / "worker.log",
+        **({"sandbox": SandboxPolicy()} if confined else {}),
+    )
+    try:
+        examples = await environment.examples("eval", 0, 2)
+        rollouts = await asyncio.gather(
+            *(environment.rollout(ScriptedClient(write_done), example) for example in examples)
+        )
+    finally:
+        await environment.close()
+    for rollout in rollouts:
+        assert (rollout.reward, rollout.failure) == (1.0, None), rollout.failure
+        assert len(read_sub_calls(rollout)) == 3
 
 
 MISBEHAVIOR = {
