@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.boxes.base import Box, BoxBackend, BoxSpec
+from wander.boxes.programs import FOLDER, install
 from wander.boxes.supervised import SupervisedBox, Supervisor, command_limits, digest_folder
 from wander.boxes.sweep import HOST_LABEL, host_identity, remove_orphans
 from wander.errors import SandboxError
@@ -70,9 +71,10 @@ class ContainerBackend(BoxBackend):
             await asyncio.to_thread(remove_orphans, self.name)
         image = await self._build(spec.dockerfile) if spec.dockerfile is not None else str(spec.image)
         facts = await self._inspect_image(image)
+        programs = {name: await asyncio.to_thread(install, name) for name in spec.programs}
         name = f"wander-box-{secrets.token_hex(8)}"
         try:
-            await self._run(*_start_words(self.name, name, facts["Id"], spec))
+            await self._run(*_start_words(self.name, name, facts["Id"], spec, programs))
             return await self._attach(name, facts, spec)
         except BaseException:
             await asyncio.shield(self.remove(name))
@@ -201,7 +203,7 @@ class _ContainerBox(SupervisedBox):
         await self._backend.remove(self._name)
 
 
-def _start_words(program: str, name: str, image: str, spec: BoxSpec) -> list[str]:
+def _start_words(program: str, name: str, image: str, spec: BoxSpec, programs: dict[str, Path]) -> list[str]:
     """Return the arguments that start a container."""
     limits = spec.limits
     memory = f"{limits.memory_mb}m"
@@ -212,6 +214,7 @@ def _start_words(program: str, name: str, image: str, spec: BoxSpec) -> list[str
         *("--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}"),
         *(f"--pids-limit={limits.processes + 8}", "--shm-size=64m", *_ULIMITS),
         *("--env=WANDER_BOX=1", *(["--no-healthcheck"] if program == "podman" else [])),
+        *(f"--volume={folder}:{FOLDER}/{shown}:ro" for shown, folder in programs.items()),
         *(image, "-c", _FIRST),
     ]
 

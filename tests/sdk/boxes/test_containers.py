@@ -186,7 +186,7 @@ def test_only_containers_of_hosts_that_are_gone_are_orphans(image):
 
 def test_docker_gets_the_same_arguments_and_says_why_it_cannot_be_used():
     spec = BoxSpec(image="debian", limits=SMALL)
-    podman_words, docker_words = (_start_words(name, "x", "id", spec) for name in ("podman", "docker"))
+    podman_words, docker_words = (_start_words(name, "x", "id", spec, {}) for name in ("podman", "docker"))
     assert set(podman_words) - set(docker_words) == {"--no-healthcheck"}
     assert {"--network=none", "--cap-drop=ALL", "--memory=128m", "--pids-limit=40"} <= set(docker_words)
     if shutil.which("docker") is None:
