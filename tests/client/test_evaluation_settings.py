@@ -176,3 +176,8 @@ def test_a_misplaced_key_is_told_where_it_belongs(wander: Wander, home: Path) ->
     error = wander("eval", "suite.toml", "--json").json["error"]
     assert "`eval[1].concurrency` is not a setting of a suite" in error["message"]
     assert error["hint"] == "`concurrency` belongs at the top of the file"
+
+
+def test_an_agent_is_an_argument_of_the_environment():
+    options = read_options({"agent": "codex", "arguments": ["max_turns=3"]})
+    assert options == {"arguments": {"max_turns": 3, "agent": "codex"}}

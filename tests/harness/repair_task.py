@@ -42,13 +42,13 @@ def repair_env(**options: Any) -> RepairEnv:
 
 def repair(request: ModelRequest) -> Message | str:
     """Run the next step with the shell tool, or say that it is done."""
-    names = [tool["function"]["name"] for tool in request.tools or ()]
-    shell = next((name for name in names if name in SHELLS), None)
+    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
+    shell = next((name for name in tools if name in SHELLS), None)
     step = sum(message["role"] == "assistant" for message in request.messages)
     if shell is None or step >= len(STEPS):
         return "Both files are repaired."
     arguments = {SHELLS[shell]: STEPS[step]}
-    if shell in ("Bash", "bash"):
+    if "description" in tools[shell]["parameters"]["properties"]:
         arguments["description"] = "step"
     function = {"name": shell, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{step}", "type": "function", "function": function}

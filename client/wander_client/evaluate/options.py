@@ -78,6 +78,10 @@ class SettingFlags:
         int | None, Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: 32]")
     ] = None
     arguments: EnvironmentArguments = None
+    agent: Annotated[
+        str | None,
+        Option(metavar="NAME", help="program that plays: codex, claude-code, opencode, mini-swe-agent"),
+    ] = None
     players: Annotated[
         list[str] | None,
         Option("--player", metavar="NAME=MODEL", help="model of another player of the environment"),
@@ -144,6 +148,8 @@ def read_options(typed: Mapping[str, Any]) -> dict[str, Any]:
             **overrides.get("arguments", {}),
             **parse_arguments(settings.pop("arguments"), None),
         }
+    if "agent" in settings:
+        overrides["arguments"] = {**overrides.get("arguments", {}), "agent": settings.pop("agent")}
     if "players" in settings:
         overrides["players"] = {**overrides.get("players", {}), **_players(settings.pop("players"))}
     limits = settings.pop("sandbox_limit", None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from wander import Example, ProceduralRows, Rubric, SandboxEnv, State
+from wander import Example, ProceduralRows, Rubric, State
 from wander.boxes import Box, BoxLimits, BoxSpec
-from wander.envs import run_commands
+from wander.envs import AgentEnv, run_commands
 from wander.errors import ConfigError
 from wander.seeding import derived_rng
 
@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
     "The files are in the working folder. When you have finished, answer without calling a tool."
 )
 BOX = BoxSpec(limits=BoxLimits(memory_mb=512, disk_mb=64, processes=128, seconds=900))
+AGENT_BOX = BoxSpec(limits=BoxLimits(memory_mb=3072, disk_mb=1024, processes=512, seconds=3600))
 REFERENCE_SCORES: dict[str, float] = {}
 """Mean rewards of the runs in `reference/`."""
 
@@ -30,7 +31,7 @@ def draw(info: dict[str, Any]) -> Drawn:
     return TASKS[info["task"]].draw(derived_rng("terminal_tasks", info["seed"]))
 
 
-class TerminalTasksEnv(SandboxEnv):
+class TerminalTasksEnv(AgentEnv):
     """A task in a shell."""
 
     async def setup_box(self, box: Box, state: State) -> None:
@@ -56,10 +57,12 @@ def load_environment(
     levels: int = len(LEVELS),
     max_turns: int = 12,
     seed: int = 0,
+    agent: str | None = None,
 ) -> TerminalTasksEnv:
     """Return the environment. Example i has the difficulty i mod `levels` and one of its tasks.
 
-    Each box has 512 MiB of memory, 64 MiB for files and no network.
+    Each box has 512 MiB of memory, 64 MiB for files and no network. With `agent`, an agent program plays
+    (`wander.envs.AgentEnv`), makes up to 100 model calls, and has 3 GiB of memory and 1 GiB for files.
     """
     if num_examples < 1 or not 1 <= levels <= len(LEVELS):
         raise ConfigError(
@@ -84,11 +87,12 @@ def load_environment(
     return TerminalTasksEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
-        box=BOX,
+        agent=agent,
+        box=BOX if agent is None else AGENT_BOX,
         command_seconds=10.0,
         output_chars=2000,
-        max_turns=max_turns,
-        system_prompt=SYSTEM_PROMPT,
+        max_turns=max_turns if agent is None else None,
+        system_prompt=SYSTEM_PROMPT if agent is None else None,
         rubric=Rubric([solved]),
         strata=levels,
         seed=seed,

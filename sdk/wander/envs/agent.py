@@ -18,10 +18,11 @@ from wander.errors import ConfigError, EnvironmentFault
 from wander.handle import RolloutRequest
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import stop
-from wander.types import Rollout, State
+from wander.types import EnvironmentInfo, Rollout, State, Turn
 
 EXITED, PROGRAM_TIMEOUT, OVERFLOW = "program_exited", "program_timeout", "context_overflow"
-_OUTPUT_BYTES = 4000
+_OUTPUT_CHARS = 4000
+"""Number of characters at the end of the program's output that are recorded."""
 _LONGEST_INSTRUCTION = 100_000
 """Bytes of an instruction. Linux limits an environment variable to 128 KiB."""
 _GRACE_SECONDS = 5.0
@@ -29,13 +30,15 @@ _GRACE_SECONDS = 5.0
 
 
 class AgentEnv(SandboxEnv):
-    """An environment whose model is called by an agent program in the box, until the program exits.
+    """An environment with a shell that an agent program can play, with the rollout's model as its model.
 
     - `agent`: name of a program (`codex`, `claude-code`, `opencode`, `mini-swe-agent`), or a shell command.
       The task, which is the text of the prompt, is in `$WANDER_INSTRUCTION`. The model's address is in
-      `$OPENAI_BASE_URL` and `$ANTHROPIC_BASE_URL`.
+      `$OPENAI_BASE_URL` and `$ANTHROPIC_BASE_URL`. If it is None, the model plays by itself, as in a
+      `SandboxEnv`.
     - `program_seconds`: maximum time of the program.
-    - `max_turns`: maximum number of model calls.
+    - `max_turns`: maximum number of model calls. The default is 100, or 20 without a program.
+    - `deterministic`: by default, only rollouts without a program are, because programs read the clock.
 
     Each model call of the program is a turn of the rollout, with the rollout's sampling, seeds and limits. A
     call that extends the conversation continues it. Other calls, such as those of side agents or after a
@@ -53,52 +56,68 @@ class AgentEnv(SandboxEnv):
         dataset: Rows | ProceduralRows | None = None,
         eval_dataset: Rows | ProceduralRows | None = None,
         *,
-        agent: str = "mini-swe-agent",
+        agent: str | None = None,
         program_seconds: float = 1800.0,
-        max_turns: int = 100,
-        deterministic: bool = False,
+        max_turns: int | None = None,
+        deterministic: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dataset, eval_dataset, max_turns=max_turns, deterministic=deterministic, **kwargs)
+        super().__init__(
+            dataset,
+            eval_dataset,
+            max_turns=(20 if agent is None else 100) if max_turns is None else max_turns,
+            deterministic=agent is None if deterministic is None else deterministic,
+            **kwargs,
+        )
         if not program_seconds > 0:
             raise ConfigError(f"`program_seconds` must be positive, got `{program_seconds!r}`")
-        self.program = program_named(agent)
+        self.program = None if agent is None else program_named(agent)
         self.program_seconds = program_seconds
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        """Facts about the environment."""
+        info = super().info
+        return info if self.program is not None else info.model_copy(update={"kind": SandboxEnv.kind})
 
     async def start_played_box(self, state: State) -> Box:
         """Start the box of the agent, which also has the program."""
-        names = [self.program.name] if self.program.registry else []
+        names = [self.program.name] if self.program is not None and self.program.registry else []
         return await self.start_box(state, programs=names)
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
         """Hold if the program has used all of its model calls."""
-        return self.max_turns != -1 and len(_calls_of(state).turns) >= self.max_turns
+        return self.max_turns != -1 and len(_turns_of(state)) >= self.max_turns
 
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> bool:
         """Hold if the completions have used all of their tokens."""
         if (limit := self.max_total_completion_tokens) is None:
             return False
-        reached = sum(turn.usage.completion_tokens for turn in _calls_of(state).turns) >= limit
+        reached = sum(turn.usage.completion_tokens for turn in _turns_of(state)) >= limit
         state["truncated"] = state["truncated"] or reached
         return reached
 
+    @stop(priority=10)
     def no_tools_called(self, state: State) -> bool:
-        """Return False, because the program decides when it is done."""
-        return False
+        """Hold if the model answered without calling a tool. A program decides by itself when it is done."""
+        return self.program is None and super().no_tools_called(state)
 
     async def _take_turns(self, state: State, model: ModelCalls) -> str:
         """Run the program, and return why the rollout ended."""
-        calls = state["agent_calls"] = AgentCalls(model, main_offers_tools=self.program.offers_tools)
+        program = self.program
+        if program is None:
+            return await super()._take_turns(state, model)
+        calls = state["agent_calls"] = AgentCalls(model, main_offers_tools=program.offers_tools)
         await self._set_up(state)
         box: Box = state["played_box"]
         instruction = _instruction_of(state)
-        if self.program.files:
-            await box.upload(self.program.files)
-        environment = {**self.program.environment, INSTRUCTION: instruction}
+        if program.files:
+            await box.upload(program.files)
+        environment = {**program.environment, INSTRUCTION: instruction}
         await box.start_program(
-            f"{self.program.command} < /dev/null", seconds=self.program_seconds, environment=environment
+            f"{program.command} < /dev/null", seconds=self.program_seconds, environment=environment
         )
         state["program_runs"] = True
         result: CommandResult | None = None
@@ -107,7 +126,7 @@ class AgentEnv(SandboxEnv):
         finally:
             calls.end()
             state["program_runs"] = result is None
-            state["public"][AGENT] = self._describe(calls, result)
+            state["public"][AGENT] = {"program": program.describe(), **_outcome(result), **calls.record()}
         if result is not None and not calls.turns:
             tail = result.output.strip()[-500:]
             status = f"exited with status {result.exit_status}"
@@ -160,12 +179,6 @@ class AgentEnv(SandboxEnv):
         await box.answer(calls.refuse(call, f"the rollout has ended: {reason}"))
         return reason
 
-    def _describe(self, calls: AgentCalls, result: CommandResult | None) -> dict[str, Any]:
-        ended = {} if result is None else {"exit_status": result.exit_status, "timed_out": result.timed_out}
-        output = "" if result is None else result.output[-_OUTPUT_BYTES:]
-        program = self.program.describe()
-        return {"program": program, **ended, "output": output, **calls.record()}
-
     async def _record(self, box: Box, state: State) -> None:
         """End the program if it still runs, and record the box's final state."""
         if state.get("program_runs"):
@@ -177,9 +190,18 @@ class AgentEnv(SandboxEnv):
         return [with_sub_usage(played) for played in await super().play_request(request)]
 
 
-def _calls_of(state: State) -> AgentCalls:
-    calls: AgentCalls = state["agent_calls"]
-    return calls
+def _turns_of(state: State) -> list[Turn]:
+    """Return the turns of all conversations."""
+    calls: AgentCalls | None = state.get("agent_calls")
+    return state.turns if calls is None else calls.turns
+
+
+def _outcome(result: CommandResult | None) -> dict[str, Any]:
+    """Return how the program ended; empty if it was still running."""
+    if result is None:
+        return {}
+    output = result.output[-_OUTPUT_CHARS:]
+    return {"exit_status": result.exit_status, "timed_out": result.timed_out, "output": output}
 
 
 def _instruction_of(state: State) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,7 +154,8 @@ async def test_further_conversations_are_sub_calls_with_their_own_tokens():
 
     env = ProgramEnv(SIDE, max_turns=50)
     # The first conversation has no tools, so it is a title and not the work on the task.
-    env.program = type(env.program)(env.program.name, env.program.command, offers_tools=True)
+    assert env.program is not None
+    env.program = replace(env.program, offers_tools=True)
     rollout = await play(env, ScriptedClient(answer))
     assert rollout.failure is None, rollout.failure
     assert rollout.reward == 1.0
@@ -375,3 +377,13 @@ async def test_real_agents_repair_two_files(agent):
     # All turns are one conversation: what the program sent back was recognized.
     assert len(rollout.turns) >= len(STEPS)
     assert all(len(call.turns) == 1 for call in read_sub_calls(rollout))
+
+
+async def test_without_a_program_the_model_plays_by_itself():
+    env = repair_env()
+    assert (env.info.kind, env.max_turns, env.deterministic) == ("shell", 20, True)
+    rollout = await play(env, ScriptedClient(repair))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "no_tools_called")
+    assert "agent" not in rollout.info
+    env = repair_env(agent="codex")
+    assert (env.info.kind, env.max_turns, env.deterministic) == ("agent", 100, False)
