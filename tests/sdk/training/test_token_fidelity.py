@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
+from wander.clients.sub_calls import read_sub_calls
+from wander.envs import AgentEnv
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
@@ -303,3 +305,56 @@ def test_fine_tuning_learns_every_answer_of_a_transcript_once(model, tokenizer, 
         assert "turn 8\n</think>" not in context
         with pytest.raises(RewrittenHistory):
             form.transcript(messages)
+
+
+AGENT = """
+import json, os, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append({"role": "assistant", "content": message["content"]})
+
+messages = [{"role": "user", "content": os.environ["WANDER_INSTRUCTION"]}]
+for turn in range(4):
+    ask(messages)
+    side = [{"role": "user", "content": f"a side question {turn % 2}?"}]
+    ask(side)
+    messages.append({"role": "user", "content": f"question {turn + 1}?"})
+ask(messages)
+"""
+
+
+class Program(AgentEnv):
+    async def setup_box(self, box, state):
+        await box.upload({"/work/agent.py": AGENT})
+
+
+async def test_the_calls_of_an_agent_program_hold_exactly_the_sampled_tokens(model, tokenizer):
+    rows = [{"question": f"question 0 of row {n}?"} for n in range(2)]
+    rubric = Rubric([lambda completion: 1.0])
+    handle = LocalEnvironment(Program(rows, rubric=rubric, agent="python3 agent.py"))
+    client = PolicyClient(model, tokenizer(SMOLLM2))
+    sampling = SamplingArgs(max_tokens=12)
+    rollouts = await asyncio.gather(
+        *(
+            handle.rollout(client, example, rollout_id=example.example_id, sampling=sampling)
+            for example in await handle.examples("train")
+        )
+    )
+    await client.close()
+    await handle.close()
+    for rollout in rollouts:
+        assert rollout.failure is None, rollout.failure
+        assert (len(rollout.turns), len(read_sub_calls(rollout))) == (5, 4)
+        sequences = trajectories_of(rollout)
+        assert len(sequences) == 5  # its own conversation, and four side questions
+        last = rollout.turns[-1].tokens
+        assert sequences[0].prompt_ids + sequences[0].completion_ids == last.prompt_ids + last.completion_ids
+        turns = [*rollout.turns, *(turn for call in read_sub_calls(rollout) for turn in call.turns)]
+        learned = sum(sum(sequence.mask) for sequence in sequences)
+        assert learned == sum(len(turn.tokens.completion_ids) for turn in turns)
+        for sequence in sequences:
+            assert sampled_logprobs(sequence) == pytest.approx(scored(model, sequence), abs=1e-4)
+        assert len(Row.of(rollout).sequences) == 5
