@@ -188,6 +188,7 @@ async def _launch(
         "binds": binds,
         "program": dict(support.program),
         "ignores": ["SIGCHLD"],
+        "host": os.getpid(),
         "overlay": None if spec.root is None else (0, spec.limits.disk_mb * _MIB),
         "command": words,
     }

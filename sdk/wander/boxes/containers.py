@@ -213,7 +213,7 @@ def _start_words(program: str, name: str, image: str, spec: BoxSpec, programs: d
         *("--cap-drop=ALL", *(f"--cap-add={capability}" for capability in _CAPABILITIES)),
         *("--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}"),
         *(f"--pids-limit={limits.processes + 8}", "--shm-size=64m", *_ULIMITS),
-        *("--env=WANDER_BOX=1", *(["--no-healthcheck"] if program == "podman" else [])),
+        *(["--no-healthcheck"] if program == "podman" else []),
         *(f"--volume={folder}:{FOLDER}/{shown}:ro" for shown, folder in programs.items()),
         *(image, "-c", _FIRST),
     ]

@@ -12,9 +12,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from wander.sandbox.control_groups import new_group_folders
+
 HOST_LABEL = "wander.host"
 """Label of a container that names its host: boot, process namespace, process id and start time."""
 PROGRAMS = ("podman", "docker")
+_GROUP_BYTES = 64 << 20
 
 
 @functools.cache
@@ -26,6 +29,13 @@ def _machine_identity() -> str:
 def host_identity() -> str:
     """Return the identity of this process, which no later process has."""
     return f"{_machine_identity()}-{os.getpid()}-{_start_time(os.getpid())}"
+
+
+def remove_left_groups() -> None:
+    """Remove the control groups of killed hosts, as creating a group does."""
+    group = new_group_folders(_GROUP_BYTES, 8)
+    if group is not None:
+        group.remove()
 
 
 def find_orphans(program: str) -> list[str]:

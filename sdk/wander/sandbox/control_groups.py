@@ -142,11 +142,7 @@ def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> C
     folders: list[Path] = []
     try:
         for parent, values in zip(parents, settings, strict=True):
-            for left in parent.glob(f"{_PREFIX}*"):  # left behind by hosts that were killed
-                pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-                if not Path("/proc", pid).exists():
-                    with contextlib.suppress(OSError):  # it is still in use
-                        left.rmdir()
+            remove_left_groups(parent)
             (parent / name).mkdir()
             folders.append(parent / name)
             for file, value in values.items():
@@ -159,6 +155,15 @@ def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> C
             folder.rmdir()
         raise
     return ControlGroup("cgroup", folders=folders, events=folders[0] / events)
+
+
+def remove_left_groups(parent: Path) -> None:
+    """Remove the groups in a parent group that killed hosts left behind."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):  # it is still in use
+                left.rmdir()
 
 
 def _try_to_join(folders: list[Path]) -> None:

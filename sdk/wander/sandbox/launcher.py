@@ -25,7 +25,7 @@ FIRST_DESCRIPTOR = 3
 FAILED = 125
 """Exit status if no sandbox was created; the reason is on standard error."""
 _CLONE_NEWNS, _CLONE_NEWUSER, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x10000000, 0x1000, 0x4000, 1 << 18
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 """Numbers of system calls without a function in the C library; the same on all machines."""
 _OPEN_TREE_CLONE, _EMPTY_PATH, _MOVE_EMPTY_PATH, _AT_FDCWD = 1, 0x1000, 4, -100
@@ -48,6 +48,7 @@ def main(plan: dict[str, Any]) -> None:
       whose changes stay in memory, at most that many bytes, and whose index follows those of the binds.
     - `limits`: soft and hard limits, by their names in `resource`.
     - `ignores`: names of signals that the command begins with ignoring; optional.
+    - `host`: process id of the parent with which this process ends; optional.
     - `command`: command to become; a number in it stands for the descriptor of the bind with that index.
     """
     for procs in plan["groups"]:
@@ -77,6 +78,11 @@ def main(plan: dict[str, Any]) -> None:
             hard = min(hard, most)  # a limit cannot be raised
         resource.setrlimit(kind, (min(soft, hard), hard))
     command = [str(opened[word]) if isinstance(word, int) else word for word in plan["command"]]
+    if "host" in plan:
+        # Last, because a new user clears it. bubblewrap sets it again, but the host may be gone before that.
+        _check(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "end with the host")
+        if os.getppid() != plan["host"]:
+            sys.exit(FAILED)
     for name in plan.get("ignores", ()):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""`wander sandbox`: test the sandbox on this machine."""
+"""`wander sandbox`: test the sandbox on this machine, and remove what killed processes left."""
 
 from __future__ import annotations
 
@@ -40,6 +40,31 @@ def check(
         {**asdict(report), "held": not report.escaped}, lambda: _show(report, everything=everything)
     )
     return FAILED if report.escaped else OK
+
+
+@app.command()
+def sweep() -> None:
+    """Remove containers and control groups of boxes whose process was killed.
+
+    \b
+    wander sandbox sweep
+    wander sandbox sweep --json
+
+    Boxes in use are kept. The next box that starts on this machine also removes them.
+    """
+    from wander.boxes.sweep import PROGRAMS, remove_left_groups, remove_orphans
+
+    output = current().output
+    removed = [name for program in PROGRAMS for name in remove_orphans(program)]
+    remove_left_groups()
+
+    def show() -> None:
+        for name in removed:
+            output.line(f"removed {name}")
+        if not removed:
+            output.note("no container was left")
+
+    output.answer({"removed": removed}, show)
 
 
 def _show(report: SandboxReport, *, everything: bool) -> None:
