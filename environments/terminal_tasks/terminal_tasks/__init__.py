@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 from typing import Any
 
-from wander import Example, ProceduralRows, Rubric, State
+from wander import Example, Messages, ProceduralRows, Rubric, State
 from wander.boxes import Box, BoxLimits, BoxSpec
 from wander.envs import AgentEnv, run_commands
 from wander.errors import ConfigError
@@ -22,7 +24,12 @@ SYSTEM_PROMPT = (
 )
 BOX = BoxSpec(limits=BoxLimits(memory_mb=512, disk_mb=64, processes=128, seconds=900))
 AGENT_BOX = BoxSpec(limits=BoxLimits(memory_mb=3072, disk_mb=1024, processes=512, seconds=3600))
-REFERENCE_SCORES: dict[str, float] = {}
+SHOWN: list[Messages] = json.loads(Path(__file__).with_name("shown.json").read_text(encoding="utf-8"))
+"""Conversations of the expert for `show_examples`, about tasks of neither split."""
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.000,
+    "random player, easy": 0.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 
@@ -57,6 +64,7 @@ def load_environment(
     levels: int = len(LEVELS),
     max_turns: int = 12,
     seed: int = 0,
+    show_examples: int = 0,
     agent: str | None = None,
 ) -> TerminalTasksEnv:
     """Return the environment. Example i has the difficulty i mod `levels` and one of its tasks.
@@ -64,10 +72,10 @@ def load_environment(
     Each box has 512 MiB of memory, 64 MiB for files and no network. With `agent`, an agent program plays
     (`wander.envs.AgentEnv`), makes up to 100 model calls, and has 3 GiB of memory and 1 GiB for files.
     """
-    if num_examples < 1 or not 1 <= levels <= len(LEVELS):
+    if num_examples < 1 or not 1 <= levels <= len(LEVELS) or not 0 <= show_examples <= len(SHOWN):
         raise ConfigError(
-            f"`num_examples` is {num_examples}, `levels` is {levels}",
-            hint=f"give num_examples >= 1 and 1 <= levels <= {len(LEVELS)}",
+            f"`num_examples` is {num_examples}, `levels` is {levels}, `show_examples` is {show_examples}",
+            hint=f"give num_examples >= 1, 1 <= levels <= {len(LEVELS)}, 0 <= show_examples <= {len(SHOWN)}",
         )
 
     def rows(split: str) -> ProceduralRows:
@@ -93,6 +101,7 @@ def load_environment(
         output_chars=2000,
         max_turns=max_turns if agent is None else None,
         system_prompt=SYSTEM_PROMPT if agent is None else None,
+        few_shot=[message for conversation in SHOWN[:show_examples] for message in conversation],
         rubric=Rubric([solved]),
         strata=levels,
         seed=seed,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from wander.clients import ModelRequest
 from wander.envs import run_commands
 from wander.parsers import message_text
@@ -12,7 +10,6 @@ from wander.types import Message
 
 from terminal_tasks.tasks import TASKS, WORDS
 
-Player = Callable[[ModelRequest], Message | str]
 LOOKS = ("ls", "pwd", "cat *", "ls -R", "wc -l *", "sh tests.sh", "sh build.sh", "head -n 2 *.csv")
 
 
@@ -39,15 +36,11 @@ def idle(request: ModelRequest) -> str:
     return "done"
 
 
-def random(seed: int = 0) -> Player:
-    """Return a player that looks around and writes random answers."""
-
-    def play(request: ModelRequest) -> Message | str:
-        rng = derived_rng("random terminal_tasks player", seed, request.seed)
-        if request.turn >= 3:
-            return "done"
-        answer = rng.choice([rng.choice(WORDS), str(rng.randint(0, 40))])
-        command = rng.choice([*LOOKS, f"echo {answer} > answer.txt", f"echo {answer} > top.txt"])
-        return run_commands(command)[0]
-
-    return play
+def random(request: ModelRequest) -> Message | str:
+    """Look around, and write random answers."""
+    if request.turn >= 3:
+        return "done"
+    rng = derived_rng("random terminal_tasks player", request.seed)
+    answer = rng.choice([rng.choice(WORDS), str(rng.randint(0, 40))])
+    command = rng.choice([*LOOKS, f"echo {answer} > answer.txt", f"echo {answer} > top.txt"])
+    return run_commands(command)[0]

@@ -387,7 +387,8 @@ def _draw_events(rng: Random) -> Drawn:
     rows = [f"{minute},{user},{event}" for minute, (user, event) in enumerate(events, 100)]
     expected = {
         f"{folder}/{user}.txt": lines([event for name, event in events if name == user])
-        for user in {name for name, _ in events}
+        for user in users
+        if user in dict(events)
     }
     return Drawn({"folder": folder}, {"events.csv": lines(["minute,user,event", *rows])}, expected=expected)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from terminal_tasks import draw, load_environment
+from terminal_tasks import SHOWN, TerminalTasksEnv, draw, load_environment, solved
 from terminal_tasks.players import commands_for, expert, idle, random
 from terminal_tasks.tasks import FAULTS, LEVELS, STATS, TASKS
-from wander import ReplayClient, ScriptedClient
+from wander import ReplayClient, Rubric, ScriptedClient
 from wander.envs import run_commands
 from wander.seeding import derived_rng
 
@@ -65,7 +65,7 @@ async def test_the_expert_solves_it_and_doing_nothing_does_not(name):
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_random_player_does_not_solve_it_and_every_rollout_is_replayed(name):
     env = load_environment()
-    for index, client in enumerate((ScriptedClient(random()), ScriptedClient(expert))):
+    for index, client in enumerate((ScriptedClient(random), ScriptedClient(expert))):
         example = example_of(name, 2)
         rollout = await played(client, example)
         assert (rollout.reward or 0) <= index
@@ -98,3 +98,14 @@ async def test_passing_the_visible_test_is_not_enough():
 def test_every_fault_changes_the_script():
     assert all(STATS.replace(right, wrong) != STATS for right, wrong in FAULTS)
     assert sum(map(len, LEVELS)) == 12
+
+
+@needs_box
+async def test_the_shown_conversations_are_what_the_expert_does():
+    names = ("count_requests", "find_token", "top_words")
+    for number, (name, conversation) in enumerate(zip(names, SHOWN, strict=True)):
+        info = {"task": name, "seed": 10**15 + number}
+        rows = [{"question": TASKS[name].question.format(**draw(info).fields), "info": info}]
+        env = TerminalTasksEnv(rows, command_seconds=10.0, output_chars=2000, rubric=Rubric([solved]))
+        rollout = await env.rollout(ScriptedClient(expert), env.dataset("train")[0])
+        assert (rollout.reward, [*rollout.prompt, *rollout.completion]) == (1.0, conversation)
