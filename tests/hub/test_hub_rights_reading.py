@@ -31,6 +31,7 @@ PRIVATE = {
     "version": "0.1.0",
     "filename": "hidden_treasure-0.1.0-py3-none-any.whl",
     "run_id": RUN,
+    "format": "inspect",
     "number": "0",
     "place": "0",
     "user": "alice",

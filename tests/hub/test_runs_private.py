@@ -37,6 +37,7 @@ async def test_a_private_run_is_for_its_submitter_and_who_has_a_role_there(hub, 
     assert (made.status_code, made.json()["private"]) == (201, True)
     paths = [f"/api/v1/runs/{RUN}", f"/api/v1/runs/{RUN}/rollouts", f"/api/v1/runs/{RUN}/rollouts/0"]
     paths += [f"/api/v1/runs/{RUN}/verifications", f"/api/v1/runs/{RUN}/links"]
+    paths += [f"/api/v1/runs/{RUN}/exports/{kind}" for kind in ("atif", "eval-results", "inspect")]
     for path in (*paths, f"/api/v1/runs/{RUN}/rollouts.jsonl", f"/runs/{RUN}", f"/runs/{RUN}/rollouts/0"):
         for user, status in ((None, 404), ("carol", 404), ("bob", 200), ("alice", 200), ("admin", 200)):
             answer = await hub.get(path, headers=hub.auth(user) if user else {})
@@ -91,7 +92,8 @@ async def test_a_withdrawn_run_leaves_a_tombstone_and_nothing_else(hub, pinned, 
     assert told["manifest"] == manifest
     assert [told[name] for name in kept] == [before.json()[name] for name in kept]
     assert told["artifacts"] == []
-    for part in ("/rollouts", "/rollouts/0", "/rollouts.jsonl", "/artifacts/notes.txt"):
+    parts = ("/rollouts", "/rollouts/0", "/rollouts.jsonl", "/artifacts/notes.txt", "/exports/inspect")
+    for part in parts:
         answer = await hub.get(path + part)
         assert (answer.status_code, answer.json()["code"]) == (410, "run_withdrawn"), part
     page = await hub.get(f"/runs/{RUN}", headers={"Accept": "text/html"})

@@ -17,6 +17,7 @@ from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
 from wander_hub.runs.explorer import RolloutQuery
+from wander_hub.runs.exports import ExportFormat, export
 from wander_hub.runs.models import RunArtifact
 
 router = HubRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -96,6 +97,19 @@ def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) 
     """Download all rollouts of a run as JSON lines."""
     run = service.with_rollouts(service.find(session, run_id))
     return StreamingResponse(service.rollout_lines(session, storage, run), media_type="application/jsonl")
+
+
+@router.get(
+    "/{run_id}/exports/{format}",
+    responses={**_BYTES, **refusals(404, 410, 422)},
+    response_class=StreamingResponse,
+)
+def export_run(
+    session: ReadSession, storage: HubStorage, base_url: BaseUrl, run_id: RunId, format: ExportFormat
+) -> Response:
+    """Download a run in the format of another tool: Inspect, ATIF or Hugging Face's `.eval_results`."""
+    run = service.with_rollouts(service.find(session, run_id))
+    return export(session, storage, run, format, base_url)
 
 
 @router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=refusals(404, 410, 422))

@@ -19,6 +19,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutQuery, RunBreakdown
+from wander_hub.runs.exports import MOST_EXPORTED
 from wander_hub.runs.models import Run
 from wander_hub.storage import spare_missing
 from wander_hub.verification import evidence
@@ -90,6 +91,11 @@ class RunView:
         """Stop reasons of the rollouts, the most frequent first."""
         found = self.run.summary.stop_reasons.items()
         return [reason for reason, _ in sorted(found, key=lambda one: -one[1])[:_MOST_ENDINGS]]
+
+    @property
+    def exportable(self) -> bool:
+        """False if the run has too many rollouts to export it in formats of other tools."""
+        return self.run.summary.rollouts <= MOST_EXPORTED
 
     @property
     def searchable(self) -> bool:

@@ -32,7 +32,7 @@ def write_results(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
             "these runs are of several models: " + ", ".join(f"`{name}`" for name in names),
             hint="export the results of each model into its own folder",
         )
-    text = _yaml([entry(run.manifest, run.summary) for run in runs])
+    text = results_file([entry(run.manifest, run.summary) for run in runs])
     if path.suffix == ".yaml":
         path.parent.mkdir(parents=True, exist_ok=True)
         jsonl.write_whole(path, text.encode())
@@ -48,8 +48,11 @@ def write_results(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
     yield sum(run.summary.rollouts for run in runs)
 
 
-def entry(manifest: RunManifest, summary: RunSummary) -> dict[str, Any]:
-    """Return the entry of a run for `.eval_results`. Raises `RunError` if no rollout was scored."""
+def entry(manifest: RunManifest, summary: RunSummary, page: str | None = None) -> dict[str, Any]:
+    """Return the entry of a run for `.eval_results`, with the address of the run's page on a hub.
+
+    Raises `RunError` if no rollout was scored.
+    """
     if summary.reward_mean is None:
         raise RunError(f"no rollout of `{manifest.run_id}` was scored")
     pin = manifest.environment
@@ -61,12 +64,13 @@ def entry(manifest: RunManifest, summary: RunSummary) -> dict[str, Any]:
         notes.append(f"{pin.full_name} {pin.version}")
     if summary.failed:
         notes.append(f"{summary.failed} failed rollouts not counted")
-    return {
+    result = {
         "dataset": {"id": pin.full_name, "task_id": "default"},
         "value": summary.reward_mean,
         "date": (manifest.ended_at or manifest.started_at).isoformat(),
         "notes": ", ".join(notes),
     }
+    return result if page is None else {**result, "source": {"url": page, "name": "Wander"}}
 
 
 def model_index(name: str, evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[dict[str, Any]]:
@@ -92,8 +96,8 @@ def model_index(name: str, evaluated: Iterable[tuple[RunManifest, RunSummary]]) 
     return [{"name": name, "results": results}]
 
 
-def _yaml(entries: list[dict[str, Any]]) -> str:
-    """Return entries in the block style of Hugging Face's own files."""
+def results_file(entries: list[dict[str, Any]]) -> str:
+    """Return entries as YAML, in the block style of Hugging Face's own files."""
     lines = []
     for fields in entries:
         mark = "- "

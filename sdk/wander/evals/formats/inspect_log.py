@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from wander.errors import ConfigError
 from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder, tool_calls
@@ -74,7 +74,7 @@ def write_logs(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
             raise ConfigError("an Inspect log contains one run", hint="name a folder: `-o logs`")
         path.parent.mkdir(parents=True, exist_ok=True)
         with jsonl.replace_file(path) as out:
-            for written in _write_log(runs[0], out):
+            for written in write_log(runs[0], out):
                 yield written
     else:
         with new_folder(path) as folder:
@@ -84,13 +84,30 @@ def write_logs(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
                 name = f"{run.manifest.started_at:%Y-%m-%dT%H-%M-%S+00-00}_{run.manifest.environment.name}"
                 name = f"{_UNSAFE_NAME.sub('-', name.replace('+', 'PLUS')).replace('PLUS', '+')}"
                 with (folder / f"{name}_{run.manifest.run_id}.eval").open("xb") as out:
-                    for done in _write_log(run, out):
+                    for done in write_log(run, out):
                         written = before + done
                         yield written
     yield written
 
 
-def _write_log(run: ExportedRun, out: IO[bytes]) -> Iterator[int]:
+class Writable(Protocol):
+    """A file that can be written, but need not be seekable."""
+
+    def write(self, data: bytes, /) -> int:
+        """Write bytes and return their number."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on the bytes that were written."""
+        ...
+
+    def close(self) -> None:
+        """Close the file. Writing a log does not close it."""
+        ...
+
+
+def write_log(run: ExportedRun, out: Writable) -> Iterator[int]:
+    """Write a run as a log, and yield the number of rollouts after each batch."""
     written = 0
     # Level 1 takes a third of the time of the default and gives files that are a tenth larger.
     archive = zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
