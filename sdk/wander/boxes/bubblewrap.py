@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ _FIRST = "/bin/cat"
 input, which comes with the end of the host. Processes inside cannot kill it, because it is process 1. Its
 children are all orphans of the box; SIGCHLD is ignored, so the kernel reaps them."""
 _SHARED_MEMORY = 64 << 20
+_ERROR_BYTES = 4096
 _MIB = 1 << 20
 _ETC = {
     "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -110,7 +112,7 @@ async def _start(
     """Start bubblewrap and a supervisor at the same time."""
     process = held = None
     code = compile_filter(support.machine, local_sockets=True, one_owner=True)
-    errors = os.memfd_create("errors")
+    errors = _error_file()
     info, info_end = os.pipe()
     complete, complete_end = os.pipe()
     alive_end, alive = os.pipe()
@@ -132,7 +134,7 @@ async def _start(
                 os.close(descriptor)
         first = await held.wait_until_ready()
         if first is None:
-            said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
+            said = os.pread(errors, _ERROR_BYTES, 0).decode("utf-8", "replace").strip("\0 \n")
             raise explain_failure(said or held.complaint())
         box = _BubblewrapBox(spec, digest, held, first, group)
         box.attach(process, alive)
@@ -146,7 +148,7 @@ async def _start(
             await held.close()
         await close_group(group)
         if isinstance(error, OSError):
-            raise SandboxError(f"the box cannot be started: {error}") from error
+            raise SandboxError(f"the box cannot be started: {error or type(error).__name__}") from error
         raise
     finally:
         os.close(errors)
@@ -236,6 +238,15 @@ def _identify(path: str) -> tuple[str, int, int]:
     real = os.path.realpath(path)
     status = os.stat(real)
     return real, status.st_dev, status.st_ino
+
+
+def _error_file() -> int:
+    """Return a file in memory that cannot grow, because the first process keeps it open and the box may write
+    it."""
+    descriptor = os.memfd_create("errors", os.MFD_ALLOW_SEALING)
+    os.truncate(descriptor, _ERROR_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return descriptor
 
 
 def _memory_file(content: bytes) -> int:

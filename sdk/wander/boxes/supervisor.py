@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import selectors
 import shutil
 import signal
@@ -68,8 +69,12 @@ def main(plan: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
-    process = plan["process"] or _wait_until_complete(plan["info"], plan["complete"])
+    process = plan["process"] or _read_process(plan["info"])
     first = os.pidfd_open(process)
+    if plan["process"] is None:
+        ready = select.select([plan["complete"], first], [], [])[0]
+        if plan["complete"] not in ready or not os.read(plan["complete"], 1):
+            sys.exit(FAILED)  # the launcher or bubblewrap has said why
     _enter(process)
     sys.path.clear()
     sys.meta_path.clear()
@@ -81,16 +86,14 @@ def main(plan: dict[str, Any]) -> None:
         signal.pidfd_send_signal(first, signal.SIGKILL)
 
 
-def _wait_until_complete(info: int, complete: int) -> int:
-    """Return the id of the first process after it has started."""
+def _read_process(info: int) -> int:
+    """Return the id of the first process, which bubblewrap reports."""
     said = b""
     while not said.rstrip().endswith(b"}"):
         part = os.read(info, _CHUNK)
         if not part:
-            sys.exit(FAILED)  # the launcher or bubblewrap has said why
+            sys.exit(FAILED)
         said += part
-    if not os.read(complete, 1):
-        sys.exit(FAILED)
     return int(json.loads(said)["child-pid"])
 
 

@@ -206,7 +206,7 @@ def _unshare_as_ordinary_user() -> None:
 def _mount_overlay(lower: int, size: int, is_staged: bool) -> int:
     """Return a descriptor of a file system of a read-only layer and changes in memory."""
     place = _LAYERS if is_staged else _STAGE
-    options = f"mode=755,size={size}".encode()
+    options = f"mode=755,size={size},nr_inodes={size // 4096}".encode()
     _check(_libc().mount(b"tmpfs", place.encode(), b"tmpfs", 0, options), "memory for the box's files")
     for name in ("upper", "work", "all"):
         os.mkdir(f"{place}/{name}")

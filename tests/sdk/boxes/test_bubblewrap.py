@@ -175,6 +175,18 @@ async def test_no_descriptor_of_the_supervisor_reaches_a_command(box):
     assert (await box.exec("ls /proc/self/fd | wc -l")).output.split() == ["4"]
 
 
+async def test_open_files_of_the_first_process_cannot_be_used(box):
+    grown = await box.exec("head -c 1000000 /dev/zero > /proc/1/fd/2; truncate -s 1M /proc/1/fd/2")
+    assert grown.exit_status != 0
+    assert (await box.exec("echo alive")).output == "alive\n"
+
+
+async def test_a_failed_start_says_why(monkeypatch):
+    monkeypatch.setattr("wander.boxes.bubblewrap._FIRST", "/no/such/program")
+    with pytest.raises(SandboxError, match="/no/such/program"):
+        await start()
+
+
 async def test_a_box_ends_after_its_lifetime_and_says_so():
     box = await start(seconds=3)
     try:
