@@ -62,7 +62,7 @@ def outermost_paths(paths: Iterable[str]) -> list[str]:
 def read_archive(stream: BinaryIO, start: Snapshot | None = None) -> Archive:
     """Read a tar archive of the recorded paths, whose names are absolute paths without the first slash.
 
-    Contents are kept if there is a `start` from which they differ. Raises `SandboxError` if there are more
+    If `start` is given, contents that differ from it are kept. Raises `SandboxError` if there are more
     files than anybody could compare.
     """
     archive = Archive()

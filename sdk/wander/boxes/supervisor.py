@@ -55,7 +55,7 @@ def main(plan: dict[str, Any]) -> None:
     - `uid`: the box's user on the host, or null to stay the same user.
     - `process`: id of the box's first process, or null to read it from the descriptor `info` (bubblewrap's
       JSON).
-    - `complete`: null, or a descriptor from which a byte is read when the box is complete.
+    - `complete`: null, or a descriptor that delivers a byte when the box is complete.
     - `control`: descriptor of a socket to the host.
     - `filter`: descriptor of the system call filter.
     - `limits`: limits of every command, by their names in `resource`.
