@@ -25,7 +25,7 @@ _RUN = """
 [ -f {state} ] && . {state}
 keep_shell() {{
     status=$?
-    {{ export -p; declare -f; alias -p; printf "cd %q\\n" "$PWD"; }} > {state} 2>/dev/null
+    {{ export -p; declare -f; alias -p; echo 'cd "$PWD"'; }} > {state} 2>/dev/null
     exit $status
 }}
 trap keep_shell EXIT

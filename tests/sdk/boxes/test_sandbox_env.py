@@ -83,6 +83,15 @@ async def test_the_shell_keeps_its_state_from_command_to_command():
     ]
 
 
+async def test_a_shell_other_than_bash_keeps_folder_and_exported_variables(busybox_root):
+    env = SandboxEnv(eval_dataset=[{"question": "x"}], box=BoxSpec(root=busybox_root), rubric=Rubric())
+    words = "a folder's name"
+    rollout = await play(
+        f'mkdir "{words}"; cd "{words}"; export A="1 2"', 'pwd; echo "$A"; cd ..', "pwd", env=env
+    )
+    assert outputs(rollout) == ["(no output)", f"/work/{words}\n1 2", "/work"], rollout.failure
+
+
 async def test_failed_long_and_loud_commands_are_told_to_the_model():
     rollout = await play(
         "cat task; cat missing",
