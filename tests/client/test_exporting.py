@@ -47,7 +47,7 @@ import asyncio
 from tictactoe.players import careless
 from tictactoe_prime_rl import environment
 from wander import ScriptedClient
-from wander_compat.tasksets.environment import load_taskset
+from wander_compat.tasksets.loading import load_taskset
 
 async def main():
     tasks = load_taskset("tictactoe_prime_rl", split="eval", run_seed=5)
@@ -89,7 +89,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
 def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
     unknown = wander("env", "export", TICTACTOE, "--to", "other", "--out", "adapter")
     assert unknown.status == 2
-    assert "use `prime-rl`, `skyrl` or `tinker`" in unknown.err
+    assert "use `prime-rl`, `skyrl`, `tinker` or `harbor`" in unknown.err
     (home / "bare").mkdir()
     (home / "bare" / "bare.py").write_text("")
     bare = wander("env", "export", "./bare", "--to", "skyrl", "--out", "adapter")
