@@ -11,6 +11,7 @@ from wander.errors import DatasetError
 from wander_integrations.harbor import folder as harbor_folder
 from wander_integrations.harbor.dockerfile import plain_image, working_folder
 from wander_integrations.harbor.folder import read_task, read_tasks
+from wander_integrations.harbor.project import write_project
 from wander_integrations.harbor.support import state_paths, unsupported
 
 TOML = TASK_TOML.format(name="hello")
@@ -206,6 +207,21 @@ def test_folders_of_tasks_are_read_in_order(tmp_path):
         read_tasks(tmp_path / "a" / "solution")
     with pytest.raises(DatasetError, match="is not a folder"):
         read_tasks(tmp_path / "nowhere")
+
+
+def test_an_invalid_task_does_not_stop_the_others(tmp_path):
+    write_task(tmp_path / "tasks" / "good")
+    broken = write_task(tmp_path / "tasks" / "broken")
+    (broken / "task.toml").write_text("author_name = 3\n[agnet]\n")
+    with pytest.raises(DatasetError):
+        read_tasks(tmp_path / "tasks")
+    written = write_project(tmp_path / "tasks", tmp_path / "out", name="some-tasks")
+    assert written.tasks == ["acme/good"]
+    assert list(written.left_out) == ["broken"]
+    assert "task.toml" in written.left_out["broken"][0]
+    assert (tmp_path / "out/some_tasks/tasks/good/task.toml").is_file()
+    with pytest.raises(DatasetError):
+        write_project(broken, tmp_path / "alone", name="one-task")
 
 
 def test_a_hostile_folder_is_refused(tmp_path, monkeypatch):

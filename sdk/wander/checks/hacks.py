@@ -2,7 +2,7 @@
 
 Each is the command of a scripted player, which runs it with the tool `bash` in the working folder and then
 says that it is done. `wander check` plays all of them: none may earn more than doing nothing.
-Most are from reports of agents that cheated, and from audits of terminal benchmarks in 2025 and 2026.
+They were collected from what is generally known about agents that cheated and about weak verifiers.
 """
 
 from __future__ import annotations

@@ -118,10 +118,11 @@ def read_task(folder: Path) -> HarborTask:
     return HarborTask(folder, name, settings, instruction, sizes, digest, steps)
 
 
-def read_tasks(folder: Path) -> list[HarborTask]:
+def read_tasks(folder: Path, invalid: dict[str, str] | None = None) -> list[HarborTask]:
     """Read a task folder, or all task folders below a folder, in the order of their paths.
 
-    Raises `DatasetError` if there is no task, if one is invalid, or if two have the same name.
+    If `invalid` is given, the invalid tasks of a folder of tasks are left out, and it gets their paths with
+    the reasons. Raises `DatasetError` if there is no task, if one is invalid, or if two have the same name.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -133,7 +134,16 @@ def read_tasks(folder: Path) -> list[HarborTask]:
         raise DatasetError(
             f"`{folder}` contains no Harbor tasks", hint=f"a task is a folder with the file `{TASK_FILE}`"
         )
-    tasks = [read_task(path) for path in folders]
+    tasks = []
+    for path in folders:
+        try:
+            tasks.append(read_task(path))
+        except DatasetError as error:
+            if invalid is None:
+                raise
+            invalid[path.relative_to(folder).as_posix()] = (
+                f"{error}; {error.hint}" if error.hint else str(error)
+            )
     names: dict[str, HarborTask] = {}
     for task in tasks:
         if other := names.get(task.name):

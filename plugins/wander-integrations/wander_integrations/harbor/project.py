@@ -103,10 +103,11 @@ class WrittenProject:
 def write_project(source: Path, out: Path, *, name: str, start_from: StartFrom = "task") -> WrittenProject:
     """Write a project with the tasks of a folder into a new or empty folder.
 
-    Raises `DatasetError` if a task is invalid, or if no task can be played.
+    Invalid tasks of a folder of tasks are left out. Raises `DatasetError` if no task can be played.
     """
-    tasks = read_tasks(source)
-    left_out: dict[str, list[str]] = {}
+    invalid: dict[str, str] = {}
+    tasks = read_tasks(source, invalid)
+    left_out = {path: [reason] for path, reason in invalid.items()}
     limits: dict[str, None] = {}
     for task in tasks:
         found = unsupported(task)
@@ -120,7 +121,9 @@ def write_project(source: Path, out: Path, *, name: str, start_from: StartFrom =
         first, reasons = next(iter(left_out.items()))
         raise DatasetError(f"no task can be played; `{first}`: {'; '.join(reasons)}")
     module = name.replace("-", "_")
-    base = tasks[0].folder.parent if len(tasks) == 1 else source.expanduser().resolve()
+    base = source.expanduser().resolve()
+    if tasks[0].folder == base:
+        base = base.parent
     for task in kept:
         _copy(task, out / module / TASKS / task.folder.relative_to(base))
     count = f"{len(kept)} tasks" if len(kept) > 1 else "A task"
