@@ -29,6 +29,9 @@ SHOWN: list[Messages] = json.loads(Path(__file__).with_name("shown.json").read_t
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
     "random player, easy": 0.000,
+    "SmolLM2-135M-Instruct": 0.000,
+    "SmolLM2-135M-Instruct, easy": 0.000,
+    "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
 
