@@ -49,5 +49,7 @@ def test_an_experiment_that_there_is_not_is_refused_with_those_there_are(
     script = experiment_runner(monkeypatch)
     with pytest.raises(SystemExit):
         script.arguments(["chess"])
-    told = "experiment `chess` not found; choose one of: calculator, reverse_text, self_play, tictactoe"
+    told = (
+        "experiment `chess` not found; choose one of: calculator, reverse_text, self_play, shell, tictactoe"
+    )
     assert told in capsys.readouterr().err
