@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
+from sandboxes import needs_sandbox
 from wander_hub import app as hub_app
 from wander_hub.accounts.repository import user_named
 from wander_hub.app import create_app
@@ -149,6 +150,20 @@ def test_the_doctor_compares_the_visitor_that_the_proxy_names_with_the_one_that_
     (found,) = [one for one in doctor.examine(settings) if one.check == "proxy"]
     assert found.state == state
     assert ("FORWARDED_ALLOW_IPS=10.0.0.2" in found.told) is (state == "warning")
+
+
+@pytest.mark.parametrize(
+    ("boxes", "state", "said"),
+    [
+        ("off", "ok", "not used"),
+        pytest.param("bwrap", "ok", "a box started", marks=needs_sandbox),
+        ("docker", "warning", "cannot replay runs of environments with a shell"),
+    ],
+)
+def test_the_doctor_starts_a_box_if_the_hub_may(hub, boxes, state, said):
+    settings = hub.settings.model_copy(update={"boxes": boxes})
+    (found,) = [one for one in doctor.examine(settings) if one.check == "boxes"]
+    assert (found.state, said in found.told) == (state, True), found
 
 
 async def test_an_administrator_is_told_over_the_api(hub):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import secrets
@@ -12,6 +13,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from sqlalchemy import text
+from wander.boxes.backends import choose_backend
+from wander.boxes.base import BoxSpec
+from wander.errors import SandboxError
 
 from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
@@ -52,6 +56,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("disk", lambda: _look_at_disk(settings)),
         ("proxy", lambda: _look_at_proxy(settings)),
         ("sandbox", lambda: _look_at_sandbox(settings)),
+        ("boxes", lambda: _look_at_boxes(settings)),
         ("jobs", lambda: _look_at_jobs(database)),
     )
     for name, look in looks:
@@ -167,3 +172,27 @@ def _look_at_sandbox(settings: Settings) -> str:
     if settings.verification == "unconfined":
         raise Doubt("environment code runs as the hub's own user (`WANDER_HUB_VERIFICATION=unconfined`)")
     return "environment code runs in a sandbox"
+
+
+def _look_at_boxes(settings: Settings) -> str:
+    if settings.boxes == "off":
+        return "not used: the runs of environments with a shell stay `complete` (`WANDER_HUB_BOXES`)"
+    try:
+        backend = asyncio.run(_start_box(settings.boxes))
+    except SandboxError as error:
+        hint = f"; {error.hint}" if error.hint else ""
+        raise Doubt(f"the hub cannot replay runs of environments with a shell: {error}{hint}") from error
+    return f"a box started, and a command ran in it ({backend})"
+
+
+async def _start_box(name: str) -> str:
+    """Start a box over the system folders and run a command in it. Returns the name of the backend."""
+    backend = choose_backend(BoxSpec(), name)
+    box = await backend.start(BoxSpec())
+    try:
+        result = await box.exec("true", seconds=10)
+    finally:
+        await box.stop()
+    if result.exit_status:
+        raise SandboxError(f"a command in a box ended with status {result.exit_status}: {result.output}")
+    return backend.name
