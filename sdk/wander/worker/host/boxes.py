@@ -25,12 +25,9 @@ class PlayBoxes:
         self._rollout_ids = rollout_ids
         self._boxes: dict[int, Box] = {}
         self._starting = 0
-        self.used = False
-        """Whether the worker has asked for a box."""
 
     async def answer(self, message: StartBox | UseBox) -> str:
         """Do what a message asks for, and return the answer as JSON. Never raises an error."""
-        self.used = True
         try:
             answer = await (self._start(message) if isinstance(message, StartBox) else self._use(message))
         except Exception as error:  # noqa: BLE001 - sent to the worker, whose rollout fails

@@ -73,9 +73,10 @@ class _Playing:
     result: asyncio.Future[list[Rollout]]
     begun: float
     """Start time on the event loop's clock."""
-    boxes: PlayBoxes
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     """Model calls and requests to boxes that the host is working on."""
+    boxes: PlayBoxes | None = None
+    """Boxes of its rollouts; None until one is asked for."""
 
 
 class WorkerLost(Exception):
@@ -223,8 +224,7 @@ class WorkerSession:
             scripts=dict(client.scripts),
         )
         loop = asyncio.get_running_loop()
-        boxes = PlayBoxes(client, names)
-        running = _Playing(asked, client, loop.create_future(), begun=loop.time(), boxes=boxes)
+        running = _Playing(asked, client, loop.create_future(), begun=loop.time())
         self._heard_at = loop.time()
         self._playing[asked.id] = running
         self._channel.send(asked.model_dump_json())
@@ -237,8 +237,8 @@ class WorkerSession:
             del self._playing[asked.id]
             for call in running.calls:
                 call.cancel()
-            if boxes.used:
-                self._spawn(boxes.stop(list(running.calls)))
+            if running.boxes is not None:
+                self._spawn(running.boxes.stop(list(running.calls)))
 
     def abandon(self, rollout_id: str, kind: str, reason: str) -> None:
         """Fail a rollout whose code waits for an answer over HTTP, and end the worker.
@@ -471,6 +471,8 @@ class WorkerSession:
 
     async def _use_box(self, running: _Playing, asked: StartBox | UseBox) -> None:
         """Answer a request of the worker to a box."""
+        if running.boxes is None:
+            running.boxes = PlayBoxes(running.client, running.asked.rollout_ids)
         self._channel.send(await running.boxes.answer(asked))
         self._heard_at = asyncio.get_running_loop().time()
 
