@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 from wander.types import Record
@@ -86,6 +85,7 @@ def _run(
     import json
 
     from wander.system.child_environ import child_environ
+    from wander.system.memory_files import open_memory_file
     from wander.worker.process.program import Confinement, run_program
 
     confinement = None
@@ -96,7 +96,7 @@ def _run(
             policy, choose_binds(location.runtime, location.folder, policy.read, policy.hide)
         )
     with contextlib.ExitStack() as stack:
-        asked, told = (stack.enter_context(_open_memory(name)) for name in ("asked", "told"))
+        asked, told = (stack.enter_context(open_memory_file(name)) for name in ("asked", "told"))
         asked.write(json.dumps(request).encode())
         end = run_program(
             location.python,
@@ -116,7 +116,3 @@ def _run(
                 hint="if a module is missing, add `wander-integrations` to the environment's dependencies",
                 code="export_failed",
             ) from error
-
-
-def _open_memory(name: str) -> IO[bytes]:
-    return os.fdopen(os.memfd_create(name), "w+b", buffering=0)

@@ -25,7 +25,8 @@ from wander.sandbox import launcher
 from wander.sandbox.control_groups import ControlGroup, new_group_folders
 from wander.sandbox.seccomp import compile_filter
 from wander.sandbox.support import FIRST_UID, Support, explain_failure, find_fault, require_support
-from wander.sandbox.visible import system_folders
+from wander.sandbox.visible import identify, system_folders
+from wander.system.memory_files import make_memory_file
 from wander.types import canonical_json
 
 _ISOLATION = (
@@ -171,7 +172,7 @@ async def _launch(
     """Start the launcher, which becomes bubblewrap."""
     stdin, stdout, info, errors = pipes
     contents = {} if spec.root is not None else _ETC
-    made = [_memory_file(content) for content in (code, *contents.values())]
+    made = [make_memory_file("box", content) for content in (code, *contents.values())]
     handed_on = [info, *made]
     numbers = iter(range(launcher.FIRST_DESCRIPTOR, launcher.FIRST_DESCRIPTOR + len(handed_on)))
     binds, arguments = _files(spec, programs)
@@ -214,10 +215,10 @@ def _files(spec: BoxSpec, programs: dict[str, Path]) -> tuple[list[tuple[str, in
     """Return the binds of the launcher, and bubblewrap's arguments for the box's file system."""
     binds, arguments = _system_files(spec)
     if spec.root is not None:  # the launcher puts its overlay after the binds
-        binds, arguments = [_identify(spec.root)], ["--bind-fd", 1 + len(programs), "/"]
+        binds, arguments = [identify(spec.root)], ["--bind-fd", 1 + len(programs), "/"]
     for name, folder in programs.items():
         arguments += ["--ro-bind-fd", len(binds), f"{FOLDER}/{name}"]
-        binds.append(_identify(str(folder)))
+        binds.append(identify(str(folder)))
     return binds, arguments
 
 
@@ -230,14 +231,7 @@ def _system_files(spec: BoxSpec) -> tuple[list[tuple[str, int, int]], list[str |
         arguments += ["--ro-bind-fd", index, path]
     for target, path in links:
         arguments += ["--symlink", target, path]
-    return [_identify(path) for path in shown], arguments
-
-
-def _identify(path: str) -> tuple[str, int, int]:
-    """Return a path without symbolic links, its device and its inode."""
-    real = os.path.realpath(path)
-    status = os.stat(real)
-    return real, status.st_dev, status.st_ino
+    return [identify(path) for path in shown], arguments
 
 
 def _error_file() -> int:
@@ -246,13 +240,6 @@ def _error_file() -> int:
     descriptor = os.memfd_create("errors", os.MFD_ALLOW_SEALING)
     os.truncate(descriptor, _ERROR_BYTES)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    return descriptor
-
-
-def _memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("box")
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 
 
@@ -268,7 +255,7 @@ def _digest(root: str | None) -> str:
             "release": release.read_text() if release.exists() else "",
         }
         return f"{SYSTEM}{hashlib.sha256(canonical_json(system).encode()).hexdigest()}"
-    key = _identify(root)
+    key = identify(root)
     if key not in _digests:
         _digests[key] = f"root:{digest_folder(Path(root))}"
     return _digests[key]

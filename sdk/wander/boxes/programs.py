@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from wander.errors import ConfigError, EnvironmentFault, did_you_mean
+from wander.system.cache_folder import cache_folder
 
 FOLDER = "/opt"
 """Folder in a box with the installed programs."""
@@ -152,7 +152,7 @@ def install(name: str) -> Path:
     program = PROGRAMS.get(name)
     if program is None:
         raise EnvironmentFault(f"there is no agent program `{name}` to install")
-    folder = _cache_folder() / f"{program.name}-{program.version}"
+    folder = cache_folder() / "programs" / f"{program.name}-{program.version}"
     with _installing:
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +189,3 @@ def _run_installer(program: AgentProgram, folder: Path) -> None:
     if ran.returncode != 0:
         said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
         raise EnvironmentFault(f"{failed}: {said[-1] if said else 'no reason given'}")
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "wander" / "programs"

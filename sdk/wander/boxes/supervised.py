@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import posixpath
@@ -25,6 +26,7 @@ from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import SandboxError
 from wander.sandbox.control_groups import CLOSE_PAUSE, CLOSE_ROUNDS, ControlGroup
+from wander.system.memory_files import make_memory_file
 
 START_SECONDS = 60.0
 """Time for a box to start."""
@@ -56,9 +58,8 @@ class Supervisor:
         """Start a supervisor, which enters its box as soon as the box is complete."""
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = os.memfd_create("errors")
-        code = os.memfd_create("filter")
+        code = make_memory_file("filter", filter_code)
         try:
-            os.write(code, filter_code)
             handed_on = [
                 descriptor for descriptor in (inside.fileno(), code, info, complete) if descriptor >= 0
             ]
@@ -106,7 +107,8 @@ class Supervisor:
     def send(self, request: Mapping[str, Any], content: bytes = b"") -> socket.socket:
         """Send a request, and return the socket that gets the answer. Raises `OSError`."""
         answer, inside = socket.socketpair()
-        descriptors = [_memory(json.dumps(request).encode()), inside.fileno(), _memory(content)]
+        asked = make_memory_file("request", json.dumps(request).encode())
+        descriptors = [asked, inside.fileno(), make_memory_file("content", content)]
         try:
             socket.send_fds(self._control, [b"r"], descriptors)
         except OSError:
@@ -426,20 +428,8 @@ def _raise_error(header: Mapping[str, Any], *, of_files: bool = False) -> None:
         raise SandboxError(f"cannot write to the box: {header['text']}")
 
 
-def _memory(content: bytes) -> int:
-    """Return a descriptor of a file in memory with a content."""
-    descriptor = os.memfd_create("request")
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
 def digest_folder(folder: Path) -> str:
     """Return the digest of a folder's names, kinds, executable bits, links and contents."""
-    import hashlib
-
     total = hashlib.sha256()
     for path in _walk(folder):
         status = path.lstat()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -22,6 +20,7 @@ from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, check_resul
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
+from wander.system.memory_files import open_memory_file
 from wander.worker.process.program import Confinement, run_program
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def _run_probe(
         confinement = Confinement(sandbox, sees, variables, ("sandbox", "elsewhere")[number])
     with contextlib.ExitStack() as stack:
         request_file, result_file, note_file = (
-            stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note")
+            stack.enter_context(open_memory_file(name)) for name in ("asked", "told", "note")
         )
         request_file.write(request.model_dump_json().encode())
         boxes = stack.enter_context(serve_boxes())
@@ -167,12 +166,6 @@ def _run_probe(
         ending += f": {end.output.splitlines()[-1]:.300}" if end.output else ""
         lost = Trouble(type="ProcessLost", message=f"{ending}, while {activity}")
         return ProbeResult(trouble=lost, lost_while=activity)
-
-
-def _open_memory(name: str) -> IO[bytes]:
-    if sys.platform == "linux":  # a sandbox's writes to it count as memory of the sandbox
-        return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def _read(file: IO[bytes]) -> bytes:

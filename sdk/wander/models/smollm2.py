@@ -7,7 +7,6 @@ folder.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from wander.errors import ConfigError, require_extra
 from wander.models.quiet import quiet_libraries
+from wander.system.cache_folder import cache_folder as shared_cache_folder
 from wander.wire.postings import file_digest
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -27,14 +27,8 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloaded models: `WANDER_CACHE_DIR`, or the platform's cache folder."""
-    given = os.environ.get("WANDER_CACHE_DIR")
-    if given:
-        return Path(given).expanduser() / "models"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "wander" / "models"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "wander" / "models"
+    """Return the folder for downloaded models."""
+    return shared_cache_folder() / "models"
 
 
 def pull_smollm2(*, watched: bool = False) -> Path:

@@ -134,6 +134,13 @@ def choose_binds(
     return Visible(python, executable, prefix, shown, tuple(links), tuple(import_path))
 
 
+def identify(path: str) -> tuple[str, int, int]:
+    """Return a path without symbolic links, its device and its inode, for the launcher."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return real, status.st_dev, status.st_ino
+
+
 def system_folders() -> tuple[list[str], list[tuple[str, str]]]:
     """Return the paths of the system's folders and of the loader's cache, and the system's links with their
     targets first."""

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from wander.errors import SandboxError
 from wander.sandbox import launcher
 from wander.sandbox.support import FIRST_UID, require_support
-from wander.sandbox.visible import INSIDE
+from wander.sandbox.visible import INSIDE, identify
 
 MAX_MESSAGE = 64 << 20
 """Maximum size of a message from the process in bytes. A longer one means that something is wrong there."""
@@ -356,7 +356,7 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
             "limits": {},
             "uid": FIRST_UID if support.as_root else None,
             "descriptors": [child.fileno()],
-            "binds": [_identify(root) for root in roots],
+            "binds": [identify(root) for root in roots],
             "program": dict(support.program),
             "command": [
                 *support.command,
@@ -386,13 +386,6 @@ def _interpreter_roots(interpreter: str) -> list[str]:
     path = Path(shutil.which(interpreter) or interpreter).absolute()
     roots = {path.parent.parent, path.resolve().parent.parent} - {Path("/usr"), Path("/")}
     return sorted(map(str, roots))
-
-
-def _identify(root: str) -> tuple[str, int, int]:
-    """Return a folder's path without symbolic links, its device and its inode."""
-    real = os.path.realpath(root)
-    status = os.stat(real)
-    return real, status.st_dev, status.st_ino
 
 
 def _is_confined() -> bool:

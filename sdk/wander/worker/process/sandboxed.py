@@ -23,6 +23,7 @@ from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compile_filter
 from wander.sandbox.support import FIRST_UID, Support, explain_failure, require_support
 from wander.sandbox.visible import INSIDE, Runtime, Visible, choose_binds
+from wander.system.memory_files import make_memory_file
 from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
 
@@ -243,9 +244,8 @@ def confine(
 
     In the plan, `descriptors` have the numbers that `sandbox_descriptor` returns for their positions.
     """
-    filter_fd = os.memfd_create("filter")
-    os.write(filter_fd, compile_filter(support.machine))
-    os.lseek(filter_fd, 0, os.SEEK_SET)  # bubblewrap reads to the end: each start needs its own descriptor
+    # Bubblewrap reads to the end: each start needs its own descriptor.
+    filter_fd = make_memory_file("filter", compile_filter(support.machine))
     ready, completed = os.pipe()
     os.set_blocking(ready, False)
     whole = {
