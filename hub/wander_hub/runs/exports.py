@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response, StreamingResponse
 from wander.evals.formats.atif import trajectory
 from wander.evals.formats.eval_results import entry, results_file
-from wander.evals.formats.exported_run import json_text
+from wander.evals.formats.exported_run import json_line
 from wander.evals.formats.inspect_log import write_log
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
@@ -64,7 +64,7 @@ def export(session: Session, storage: Storage, run: Run, kind: ExportFormat, bas
 
 def _trajectories(run: _PostedRun) -> Iterator[bytes]:
     for rollout in run.rollouts():
-        yield json_text(trajectory(run.manifest, rollout)).encode() + b"\n"
+        yield json_line(trajectory(run.manifest, rollout))
 
 
 def _log(run: _PostedRun) -> Iterator[bytes]:

@@ -16,6 +16,10 @@ from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.types import Record
 
 WORKING_FOLDER = "/work"
+PORT = 8080
+"""Default port of the endpoint that a program calls as its model."""
+RECORD = "box"
+"""Key of a rollout's `info` with the identity and the final state of its box."""
 OUTPUT_BYTES = 1 << 20
 """Default for the maximum number of bytes that are kept of a command's output."""
 ENVIRONMENT = {
@@ -185,7 +189,7 @@ class Box(ABC):
         command: str | Sequence[str],
         *,
         seconds: float,
-        port: int = 8080,
+        port: int = PORT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a program that may call models at `http://127.0.0.1:PORT` inside the box.

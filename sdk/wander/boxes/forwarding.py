@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from wander.boxes.base import OUTPUT_BYTES, AbsolutePath, Box, BoxSpec, CommandResult, FinalState
+from wander.boxes.base import OUTPUT_BYTES, PORT, AbsolutePath, Box, BoxSpec, CommandResult, FinalState
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import SandboxError
 from wander.types import Record
@@ -51,18 +51,6 @@ class Download(_Method):
     most_bytes: int = OUTPUT_BYTES
 
 
-class GetFinalState(_Method):
-    """Message for `Box.final_state`."""
-
-    method: Literal["final_state"] = "final_state"
-
-
-class KeepAsStart(_Method):
-    """Message for `Box.keep_as_start`."""
-
-    method: Literal["keep_as_start"] = "keep_as_start"
-
-
 class Restore(_Method):
     """Message for `Box.restore`."""
 
@@ -76,14 +64,8 @@ class StartProgram(_Method):
     method: Literal["start_program"] = "start_program"
     command: str | list[str]
     seconds: float
-    port: int = 8080
+    port: int = PORT
     environment: dict[str, str] | None = None
-
-
-class NextCall(_Method):
-    """Message for `Box.next_call`."""
-
-    method: Literal["next_call"] = "next_call"
 
 
 class Answer(_Method):
@@ -93,23 +75,14 @@ class Answer(_Method):
     reply: EndpointReply
 
 
-class Stop(_Method):
-    """Message for `Box.stop`."""
+class WithoutArguments(_Method):
+    """Message for a method of `Box` without arguments."""
 
-    method: Literal["stop"] = "stop"
+    method: Literal["final_state", "keep_as_start", "next_call", "stop"]
 
 
 BoxMethod = Annotated[
-    Exec
-    | Upload
-    | Download
-    | GetFinalState
-    | KeepAsStart
-    | Restore
-    | StartProgram
-    | NextCall
-    | Answer
-    | Stop,
+    Exec | Upload | Download | Restore | StartProgram | Answer | WithoutArguments,
     Field(discriminator="method"),
 ]
 Result = bytes | CommandResult | EndpointCall | FinalState | None
@@ -185,11 +158,11 @@ class ForwardingBox(Box):
 
     async def final_state(self) -> FinalState:
         """Return the changes in the box."""
-        return _given((await self._send(GetFinalState())).state)
+        return _given((await self._send(WithoutArguments(method="final_state"))).state)
 
     async def keep_as_start(self) -> None:
         """Take the current files as the start."""
-        await self._send(KeepAsStart())
+        await self._send(WithoutArguments(method="keep_as_start"))
 
     async def restore(self, state: FinalState) -> None:
         """Apply a final state to the box."""
@@ -200,7 +173,7 @@ class ForwardingBox(Box):
         command: str | Sequence[str],
         *,
         seconds: float,
-        port: int = 8080,
+        port: int = PORT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a program in the box."""
@@ -214,7 +187,7 @@ class ForwardingBox(Box):
 
     async def next_call(self) -> EndpointCall | CommandResult:
         """Wait for the next model call of the program, or for its end."""
-        result = await self._send(NextCall())
+        result = await self._send(WithoutArguments(method="next_call"))
         return result.call or _given(result.command)
 
     async def answer(self, reply: EndpointReply) -> None:
@@ -223,7 +196,7 @@ class ForwardingBox(Box):
 
     async def stop(self) -> None:
         """Stop the box."""
-        await self._send(Stop())
+        await self._send(WithoutArguments(method="stop"))
 
 
 def _given(value: T | None) -> T:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from wander.boxes.base import PORT
 from wander.errors import ConfigError, EnvironmentFault, did_you_mean
 from wander.system.cache_folder import cache_folder
 
@@ -25,7 +26,7 @@ FOLDER = "/opt"
 """Folder in a box with the installed programs."""
 INSTRUCTION = "WANDER_INSTRUCTION"
 """Environment variable with the task for the program."""
-ENDPOINT = "http://127.0.0.1:8080"
+ENDPOINT = f"http://127.0.0.1:{PORT}"
 _MODEL = "policy"
 _SECONDS = 900.0
 _installing = threading.Lock()

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wander.boxes import supervisor
-from wander.boxes.base import ENVIRONMENT, OUTPUT_BYTES, Box, BoxSpec, CommandResult, FinalState
+from wander.boxes.base import ENVIRONMENT, OUTPUT_BYTES, PORT, Box, BoxSpec, CommandResult, FinalState
 from wander.boxes.state import Archive, Snapshot, check_state, compare, outermost_paths, read_archive
 from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
@@ -249,7 +249,7 @@ class SupervisedBox(Box):
         command: str | Sequence[str],
         *,
         seconds: float,
-        port: int = 8080,
+        port: int = PORT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a program that may call models; see `Box.start_program`."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from wander.boxes.base import Box, BoxSpec, CommandResult, FinalState, is_same_image
+from wander.boxes.base import RECORD, Box, BoxSpec, CommandResult, FinalState, is_same_image
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.tool.env import ToolEnv
 from wander.envs.tool.schema import FunctionTool, Tool
@@ -18,8 +18,6 @@ from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import call_hook
 from wander.types import Message, State, first_fault
 
-RECORD = "box"
-"""Key of a rollout's `info` with the box's identity and final state."""
 _SHELL_STATE = "/tmp/.shell"  # noqa: S108 - a path inside the box
 _RUN = """
 [ -f {state} ] && . {state}

@@ -19,7 +19,7 @@ from wander.errors import ConfigError, require_extra
 from wander.evals.formats.atif import write_trajectories
 from wander.evals.formats.eval_results import write_results
 from wander.evals.formats.every_eval_ever import write_records
-from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder
+from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder, write_lines
 from wander.evals.formats.inspect_log import write_logs
 from wander.evals.store import jsonl
 from wander.parsers import message_text
@@ -75,7 +75,7 @@ def export_runs(
         return write_logs(runs, path)
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
     if kind == "jsonl":
-        return _write_lines(rows, path)
+        return write_lines(rows, path)
     table = _tables_of(runs, tokens=tokens)
     if kind == "parquet":
         return _write_parquet(rows, path, table)
@@ -139,18 +139,6 @@ def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool
 
 def _tables_of(runs: Sequence[ExportedRun], *, tokens: bool) -> _Tables:
     return _Tables(sorted({name for run in runs for name in run.summary.metrics}), tokens)
-
-
-def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
-    written = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with jsonl.replace_file(path) as out:
-        for row in rows:
-            out.write(json_text(row).encode() + b"\n")
-            written += 1
-            if written % BATCH == 0:
-                yield written
-    yield written
 
 
 def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[int]:

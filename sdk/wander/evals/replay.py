@@ -36,11 +36,12 @@ from operator import itemgetter
 from random import SystemRandom
 from typing import Any, NamedTuple
 
+from wander.boxes.base import RECORD
 from wander.clients.base import NOT_RECORDED, Client
 from wander.clients.players import require_players
 from wander.clients.replay import RecordClient, ReplayClient, TranscriptClient
 from wander.errors import ConfigError, RunError
-from wander.evals.replayed_boxes import BOX, without_output
+from wander.evals.replayed_boxes import without_output
 from wander.evals.store.examples import PAGE, PackedExamples, RolloutOrder
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -466,7 +467,7 @@ class _Replay:
             return _Undecided(failure.message, unfinished)
         if not rescoring:
             divergence = first_divergence(recorded, again)
-            if divergence is None or BOX not in again.info:
+            if divergence is None or RECORD not in again.info:
                 return divergence
             differs = first_divergence(without_output(recorded), without_output(again))
             return _Weaker(rescored=False) if differs is None else differs.model_copy(update={"in_box": True})

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from wander.boxes.base import SYSTEM
+from wander.boxes.base import RECORD, SYSTEM
 from wander.types import Rollout
-
-BOX = "box"
-"""Key of a rollout's `info` with the final state of its box."""
 
 
 def without_output(rollout: Rollout) -> Rollout:
     """Return a rollout without the text of its tool messages and without the version of the host's system."""
-    box = rollout.info.get(BOX)
+    box = rollout.info.get(RECORD)
     info = rollout.info
     if isinstance(box, dict) and str(box.get("image")).startswith(SYSTEM):
-        info = {**info, BOX: {**box, "image": SYSTEM}}
+        info = {**info, RECORD: {**box, "image": SYSTEM}}
     completion = [
         {**message, "content": ""} if message.get("role") == "tool" else message
         for message in rollout.completion

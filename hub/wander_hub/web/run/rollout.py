@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
-from wander.boxes.base import ChangedFile, FinalState
+from wander.boxes.base import RECORD, ChangedFile, FinalState
 from wander.types import Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
 
@@ -56,8 +56,8 @@ class BoxView:
 
 
 def read_box(rollout: Rollout) -> BoxView | None:
-    """Return the recorded box of a rollout, or None if there is no valid one. The record is untrusted."""
-    record = rollout.info.get("box")
+    """Return the recorded box of a rollout, or None if it is invalid or missing. The record is untrusted."""
+    record = rollout.info.get(RECORD)
     if not isinstance(record, dict):
         return None
     try:
@@ -95,7 +95,7 @@ class RolloutView:
     @property
     def info(self) -> dict[str, Any]:
         """The published values that the page does not show elsewhere."""
-        return {name: value for name, value in self.rollout.info.items() if name != "box" or not self.box}
+        return {name: value for name, value in self.rollout.info.items() if name != RECORD or not self.box}
 
     @property
     def boards(self) -> list[ShownMessage]:

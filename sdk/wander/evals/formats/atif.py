@@ -18,8 +18,8 @@ from wander.evals.formats.exported_run import (
     new_folder,
     tool_calls,
     turns_by_position,
+    write_lines,
 )
-from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout, Turn
 from wander.wire import RunManifest
@@ -37,22 +37,16 @@ def write_trajectories(runs: Sequence[ExportedRun], path: Path, *, tokens: bool 
     folder with one file per rollout. Raises `ConfigError` if the folder exists.
     """
     found = (trajectory(run.manifest, rollout, tokens=tokens) for run in runs for rollout in run.rollouts())
-    written = 0
     if path.suffix == ".jsonl":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with jsonl.replace_file(path) as out:
-            for document in found:
-                out.write(json_text(document).encode() + b"\n")
-                written += 1
-                if written % BATCH == 0:
-                    yield written
-    else:
-        with new_folder(path) as folder:
-            for document in found:
-                (folder / f"trajectory-{written:06}.json").write_text(json_text(document), encoding="utf-8")
-                written += 1
-                if written % BATCH == 0:
-                    yield written
+        yield from write_lines(found, path)
+        return
+    written = 0
+    with new_folder(path) as folder:
+        for document in found:
+            (folder / f"trajectory-{written:06}.json").write_text(json_text(document), encoding="utf-8")
+            written += 1
+            if written % BATCH == 0:
+                yield written
     yield written
 
 

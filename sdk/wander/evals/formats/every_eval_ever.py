@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.errors import RunError
-from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder, tool_calls
+from wander.evals.formats.exported_run import BATCH, ExportedRun, json_line, json_text, new_folder, tool_calls
 from wander.parsers import message_text
 from wander.types import Message, Rollout
 from wander.wire import MetricSummary, RunManifest, RunSummary
@@ -52,7 +52,7 @@ def write_records(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
                 for rollout in run.rollouts():
                     written += 1
                     if rollout.reward is not None:
-                        line = json_text(instance(run.manifest, run.summary, rollout)).encode() + b"\n"
+                        line = json_line(instance(run.manifest, run.summary, rollout))
                         digest.update(line)
                         out.write(line)
                         lines += 1

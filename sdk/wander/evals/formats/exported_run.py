@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from wander.errors import ConfigError, RunError
 from wander.evals.report.contents import RecordedRun
 from wander.evals.store import jsonl
-from wander.types import Message, Rollout, Turn
+from wander.types import Message, Rollout, Turn, refuse_constant
 from wander.wire import RunSummary
 
 BATCH = 256
@@ -59,16 +59,12 @@ def tool_calls(message: Message) -> list[ToolCall]:
 
 def _parse(text: str) -> tuple[dict[str, Any], str | None]:
     try:
-        arguments = json.loads(text or "{}", parse_constant=_refuse_constant)
+        arguments = json.loads(text or "{}", parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         return {}, f"the arguments are not valid JSON: {error}"
     if not isinstance(arguments, dict):
         return {}, "the arguments are not a JSON object"
     return arguments, None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"`{name}` is not JSON")
 
 
 def turns_by_position(rollout: Rollout) -> dict[int, Turn]:
@@ -82,6 +78,24 @@ def json_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise RunError("a rollout contains infinity or NaN, which JSON cannot represent") from error
+
+
+def json_line(value: Any) -> bytes:
+    """Return a line of JSON Lines. Raises `RunError` like `json_text`."""
+    return json_text(value).encode() + b"\n"
+
+
+def write_lines(rows: Iterable[dict[str, Any]], path: Path) -> Iterator[int]:
+    """Write a file of JSON Lines, and yield the number of lines after each batch and at the end."""
+    written = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with jsonl.replace_file(path) as out:
+        for row in rows:
+            out.write(json_line(row))
+            written += 1
+            if written % BATCH == 0:
+                yield written
+    yield written
 
 
 @contextmanager
