@@ -122,7 +122,7 @@ def _give_up_rights(code: bytes) -> None:
     """Drop all capabilities except `_KEPT`, install the filter, and become invisible to the box."""
     for number in range(64):
         if number not in _KEPT and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
-            break  # there are no more
+            break  # the last capability of this kernel
     kept = sum(1 << number for number in _KEPT)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)

@@ -117,7 +117,7 @@ async def test_only_files_below_the_working_folder_reach_the_scoring_box():
     assert (right.failure, right.reward, right.metrics["planted"]) == (None, 1.0, 0.0)
     planted = await play("for place in /tmp /root /run; do echo done > $place/out; done")
     assert (planted.failure, planted.reward, planted.metrics["planted"]) == (None, 0.0, 0.0)
-    # A process that goes on in the box has no part in the score.
+    # A process that continues in the box does not affect the score.
     late = await play("(sleep 2; echo done > /work/out) >/dev/null 2>&1 &")
     assert (late.failure, late.reward) == (None, 0.0)
 

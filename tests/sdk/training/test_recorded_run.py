@@ -42,7 +42,7 @@ def processor_of(run: Path) -> tuple[str | None, str | None]:
 
 
 def find_recording() -> Path:
-    """Return the recording for this machine's processor; skip the test if there is none."""
+    """Return the recording for this machine's processor; skip the test if it is missing."""
     here = this_hardware(torch.device("cpu"))
     for run in RECORDED:
         if processor_of(run) == (here.cpu, here.instructions):

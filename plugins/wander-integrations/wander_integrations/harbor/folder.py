@@ -122,7 +122,8 @@ def read_tasks(folder: Path, invalid: dict[str, str] | None = None) -> list[Harb
     """Read a task folder, or all task folders below a folder, in the order of their paths.
 
     If `invalid` is given, the invalid tasks of a folder of tasks are left out, and it gets their paths with
-    the reasons. Raises `DatasetError` if there is no task, if one is invalid, or if two have the same name.
+    the reasons. Raises `DatasetError` for a folder without tasks, for an invalid task, and for two of the
+    same name.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
