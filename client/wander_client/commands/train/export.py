@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
-from wander_client.errors import UsageError
-from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
+from wander_client.terminal.command import (
+    Argument,
+    EnvironmentArguments,
+    EnvironmentArgumentsJSON,
+    Option,
+    refuse_options,
+)
 from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
 
@@ -56,10 +61,7 @@ def export(
     if to == HARBOR:
         _export_tasks(location, parse_arguments(argument or [], args), out, examples, organization, image)
         return
-    if (examples, organization, image) != (None, None, None):
-        raise UsageError(
-            "`--examples`, `--organization` and `--image` belong to `--to harbor`", hint="leave them out"
-        )
+    refuse_options("examples", "organization", "image", because="requires `--to harbor`")
     owner = location.installed.record.owner if location.installed else "OWNER"
     index = f"{here.settings.hub.rstrip('/')}/{owner}/index/"
     written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)
