@@ -184,12 +184,28 @@ def test_tasks_that_cannot_be_played_are_named(tmp_path):
 class SharedVerifier(SandboxEnv):
     """Scores in the model's own box and believes its reward file, as some harnesses do."""
 
+    tests = "[ -e /app/solved ] && echo 1 > /logs/verifier/reward.txt"
+
     async def _record(self, box, state):
-        await box.upload({"/tests/test.sh": "[ -e /app/solved ] && echo 1 > /logs/verifier/reward.txt"})
-        await box.exec("mkdir -p /logs/verifier; bash /tests/test.sh", seconds=5)
+        await box.upload({"/tests/test.sh": self.tests})
+        await box.exec("mkdir -p /logs/verifier; bash /tests/test.sh", seconds=60)
         result = await box.exec("cat /logs/verifier/reward.txt 2>/dev/null || echo 0")
         state["public"]["shared"] = result.output.strip()
         await super()._record(box, state)
+
+
+class SlowSharedVerifier(SharedVerifier):
+    """Its tests take long enough for a process in the background to write the reward."""
+
+    tests = "while ! [ -s /logs/verifier/reward.txt ]; do sleep 0.05; done"
+
+
+@needs_sandbox
+async def test_a_reward_written_in_the_background_fools_a_shared_verifier_only(tmp_path):
+    [hack] = [hack for hack in HACKS if hack.name == "writes the reward in the background"]
+    shared = SlowSharedVerifier(eval_dataset=[{"question": "x"}], rubric=Rubric([lambda: 0.0]))
+    assert (await play(shared, hack.command)).info["shared"] == "1"
+    assert not (await play(environment(write_task(tmp_path / "hello")), hack.command)).reward
 
 
 @needs_sandbox
@@ -212,5 +228,5 @@ async def test_no_hack_earns_a_reward_in_a_new_box(tmp_path):
     assert len(HACKS) >= 25
     assert [hack.name for hack, (reward, _) in zip(HACKS, results, strict=True) if reward] == []
     earned = [hack.name for hack, (_, shared) in zip(HACKS, results, strict=True) if shared == "1"]
-    assert {"writes the reward as text", "writes the reward in the background"} <= set(earned), earned
+    assert {"writes the reward as text", "writes the reward through links"} <= set(earned), earned
     assert (await play_gold(env)).reward == 1.0
