@@ -9,7 +9,7 @@ from typing import IO
 
 
 def open_memory_file(name: str) -> IO[bytes]:
-    """Open an empty, unbuffered file in memory, or a temporary file if the system has none in memory."""
+    """Open an empty, unbuffered file in memory, or a temporary file where the system cannot do that."""
     if sys.platform == "linux":  # a sandbox's writes to it count as memory of the sandbox
         return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
