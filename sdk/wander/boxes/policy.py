@@ -57,7 +57,11 @@ class BoxPolicy(Record):
                     hint=f"`{IMAGES}` allows {allowed}",
                 )
         lowered = {name: bound for name, bound in self.bounds.items() if getattr(spec.limits, name) > bound}
-        return spec.model_copy(update={"limits": spec.limits.model_copy(update=lowered)}) if lowered else spec
+        if not lowered:
+            return spec
+        # Validated again, because bounds are floats and the kernel accepts only integers for most limits.
+        limits = BoxLimits.model_validate({**spec.limits.model_dump(), **lowered})
+        return spec.model_copy(update={"limits": limits})
 
 
 def _read_bounds(text: str) -> dict[str, float]:
