@@ -396,6 +396,32 @@ async def test_rows_are_drawn_as_a_table_where_the_environment_says_so(hub, run_
 
 
 @pytest.mark.parametrize("broken", [False, True])
+async def test_every_conversation_of_an_agent_program_is_shown_with_its_place(hub, run_of, broken):
+    manifest, rollouts = run_of(await hub.publish())
+    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    reply = say("assistant", "a <i>title</i>")
+    turn = {"message": reply, "context_messages": 1}
+    side = {"path": "1", "depth": 1, "turn": -1, "prompt": [say("user", "Which title?")]}
+    side |= {"completion": [reply], "turns": [turn]}
+    failure = {"boundary": "model", "type": "ModelError", "message": "too long"}
+    failed = {**side, "path": "2", "turn": 0, "completion": [], "turns": [], "failure": failure}
+    program = {"name": "codex", "version": "0.171.0"}
+    calls = [{**side, "completion": 3}] if broken else [side, failed]
+    rollouts[0]["info"] = {"agent": {"program": program, "exit_status": 0, "sub_calls": calls}}
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
+    assert ('id="conversations"' in page) is not broken
+    if not broken:
+        first, second = [one.partition("</details>")[0] for one in page.split('class="conversation">')[1:]]
+        assert "Conversation 1: 1 model call, began before the first turn" in first
+        assert "Which title?" in first
+        assert "a &lt;i&gt;title&lt;/i&gt;" in first
+        assert "Conversation 2: 0 model calls, began after turn 1" in second
+        assert "too long" in second
+        assert "codex 0.171.0, exit status 0" in page
+
+
+@pytest.mark.parametrize("broken", [False, True])
 async def test_the_files_that_a_model_left_are_listed(hub, run_of, broken):
     manifest, rollouts = run_of(await hub.publish())
     files = [

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
 from wander.boxes.base import RECORD, ChangedFile, FinalState
-from wander.types import Rollout, Turn
+from wander.types import Failure, Message, Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
@@ -32,6 +32,8 @@ _TOKENS = 2000
 """Number of tokens of a turn on a page."""
 _MOST_FILES = 100
 """Changed files of a box that a page lists."""
+_MOST_CONVERSATIONS, _CONVERSATION_MESSAGES = 20, 40
+"""Further conversations on a page, and messages of each."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,76 @@ def read_box(rollout: Rollout) -> BoxView | None:
     return BoxView(str(record.get("image"))[:100], files, len(state.files) - len(files), state.digest[:64])
 
 
+class _SubCall(BaseModel):
+    """The part of a `SubCall` that a page shows. The record is untrusted."""
+
+    path: str
+    turn: int
+    prompt: list[Message]
+    completion: list[Message] = []
+    turns: list[dict[str, Any]] = []
+    failure: Failure | None = None
+
+
+_SUB_CALLS = TypeAdapter(list[_SubCall], config=ConfigDict(defer_build=True))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation of an agent program other than its main one."""
+
+    path: str
+    turn: int
+    """Number of the main conversation's turn after which it began; 0 if it began before the first."""
+    calls: int
+    messages: list[ShownMessage]
+    omitted: int
+    failure: str
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """The agent program of a rollout, as recorded."""
+
+    program: str
+    exit_status: str
+    calls: int
+    """Number of model calls in the main conversation."""
+    conversations: list[Conversation]
+    """First further conversations."""
+    omitted: int
+    """Number of further conversations that the page leaves out."""
+
+
+def read_agent(rollout: Rollout) -> AgentView | None:
+    """Return the agent program of a rollout with its conversations, or None if it is invalid or missing."""
+    record = rollout.info.get("agent")
+    if not isinstance(record, dict):
+        return None
+    try:
+        calls = _SUB_CALLS.validate_python(record.get("sub_calls", []))
+        shown = [_show_conversation(call) for call in calls[:_MOST_CONVERSATIONS]]
+    except (ValidationError, TypeError):
+        return None
+    program = record.get("program")
+    facts = program if isinstance(program, dict) else {}
+    name = " ".join(str(facts[key])[:60] for key in ("name", "version") if key in facts)
+    status = str(record.get("exit_status", "still running"))[:20]
+    return AgentView(name, status, len(rollout.turns), shown, len(calls) - len(shown))
+
+
+def _show_conversation(call: _SubCall) -> Conversation:
+    messages = [*call.prompt, *call.completion]
+    shown = [
+        transcript.describe_message(message, number, None, "user", None)
+        for number, message in enumerate(messages[:_CONVERSATION_MESSAGES])
+    ]
+    failure = call.failure.message[:500] if call.failure else ""
+    return Conversation(
+        call.path[:20], max(call.turn + 1, 0), len(call.turns), shown, len(messages) - len(shown), failure
+    )
+
+
 @dataclass(frozen=True)
 class RolloutView:
     """Data for the page of a rollout."""
@@ -91,11 +163,16 @@ class RolloutView:
     """Address of the list that contains the rollout."""
     box: BoxView | None = None
     """The box in which the model worked."""
+    agent: AgentView | None = None
+    """The agent program that played."""
 
     @property
     def info(self) -> dict[str, Any]:
         """The published values that the page does not show elsewhere."""
-        return {name: value for name, value in self.rollout.info.items() if name != RECORD or not self.box}
+        info = {name: value for name, value in self.rollout.info.items() if name != RECORD or not self.box}
+        if self.agent is not None:
+            info["agent"] = {name: value for name, value in info["agent"].items() if name != "sub_calls"}
+        return info
 
     @property
     def boards(self) -> list[ShownMessage]:
@@ -171,6 +248,7 @@ def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first
         asked=asked,
         back=f"/runs/{run_id}{asked}#rollouts",
         box=read_box(whole),
+        agent=read_agent(whole),
     )
 
 

@@ -93,7 +93,7 @@ def list_messages(
         grid = _grid(view, message, grids) if view else None
         if number >= first:
             user = "environment" if played else "user"
-            messages.append(_describe_message(message, number, turn, user, grid))
+            messages.append(describe_message(message, number, turn, user, grid))
     return messages, max(len(every) - first - len(messages), 0)
 
 
@@ -105,9 +105,10 @@ def reward_parts(rollout: Rollout, manifest: RunManifest) -> tuple[list[RewardPa
     return [one for one in parts if one.weight], [one for one in parts if not one.weight]
 
 
-def _describe_message(
+def describe_message(
     message: Message, number: int, place: tuple[int, Turn] | None, user_role: str, grid: Grid | None
 ) -> ShownMessage:
+    """Return a message for the page. `place` is its turn with the turn's number."""
     turn = place[1] if place else None
     role = str(message.get("role", "?"))
     text = message_text(message)
