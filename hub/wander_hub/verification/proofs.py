@@ -32,10 +32,15 @@ def prove(session: Session, run: Run) -> list[LevelProof]:
     played = any(report.level in ("rescored", "replayed") for report in replays)
     if found["rescored"][0] == "open" and played:
         found["rescored"] = "proved", "included in the replay"
-    if found["replayed"][0] == "open" and not run.brief_manifest.environment.info.deterministic:
+    info = run.brief_manifest.environment.info
+    if found["replayed"][0] == "open" and not info.deterministic:
         found["replayed"] = (
             "open",
-            "its environment declares that it is not deterministic, so a rollout cannot be repeated",
+            (
+                "its agent program may read the clock, so the hub did not run the program again"
+                if info.kind == "agent"
+                else "its environment declares that it is not deterministic, so a rollout cannot be repeated"
+            ),
         )
     return [
         LevelProof(
