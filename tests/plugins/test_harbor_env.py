@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from harbor_tasks import TASK_TOML, write_task
 from sandboxes import needs_sandbox
+from shell_agent import COMMAND
 from wander import Rollout, ScriptedClient
 from wander.checks.hacks import HACKS
 from wander.clients.replay import ReplayClient
@@ -41,6 +42,21 @@ async def test_the_tests_score_the_final_files(tmp_path):
     files = right.info["box"]["state"]["files"]
     assert [file["path"] for file in files] == ["/app/hello.txt"]
     assert right.example_id == "acme/hello"
+
+
+@needs_sandbox
+async def test_an_agent_program_plays_a_task(tmp_path):
+    env = environment(write_task(tmp_path / "hello"), agent=COMMAND)
+    rollout = await play(env, SOLVE)
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "program_exited"), rollout.failure
+    assert [message["role"] for message in rollout.prompt] == ["user"]
+    assert (env.info.kind, env.max_turns) == ("agent", 100)
+    alone = environment(tmp_path / "hello")
+    assert (alone.info.kind, alone.max_turns, alone.dataset("eval")[0].prompt[0]["role"]) == (
+        "shell",
+        50,
+        "system",
+    )
 
 
 @needs_sandbox

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wander.boxes.base import Box, BoxLimits, BoxSpec
-from wander.envs.sandbox import SandboxEnv, run_commands
+from wander.envs.agent import AgentEnv
+from wander.envs.sandbox import run_commands
 from wander.errors import ConfigError, DatasetError, EnvironmentFault, RubricError
 from wander.rubrics.rubric import Rubric
 from wander.types import Example, Message, State
@@ -42,14 +43,16 @@ _CHUNK = 48_000
 _SCORING_SECONDS = 600.0
 
 
-class HarborEnv(SandboxEnv):
-    """Plays the tasks in a folder of Harbor task folders.
+class HarborEnv(AgentEnv):
+    """Plays the tasks in a folder of Harbor task folders, with the tool `bash` or with an agent program.
 
     - `tasks`: a task folder, or a folder of task folders. Tasks that cannot be played raise `DatasetError`,
       unless `skip_unsupported` is set.
     - `start_from`: what boxes start from. `task` is the task's `docker_image`, or else its Dockerfile.
       `dockerfile` ignores `docker_image`. `host` plays tasks whose Dockerfile only copies files and sets
       variables over this machine's system instead of the image, so scores depend on this machine.
+    - `agent`: the agent program that plays. By default, the model plays by itself. The default
+      `system_prompt` is only for the model, so a program does not get it.
     - `variables`: values for variables such as `${API_KEY}` in the tasks. They are never read from this
       machine's environment.
 
@@ -65,8 +68,9 @@ class HarborEnv(SandboxEnv):
         variables: Mapping[str, str] | None = None,
         skip_unsupported: bool = False,
         command_seconds: float = 180.0,
-        max_turns: int = 50,
-        system_prompt: str | None = SYSTEM_PROMPT,
+        agent: str | None = None,
+        max_turns: int | None = None,
+        system_prompt: str | None = None,
         **kwargs: Any,
     ) -> None:
         if start_from not in ("task", "dockerfile", "host"):
@@ -83,8 +87,9 @@ class HarborEnv(SandboxEnv):
         super().__init__(
             [_row(task) for task in self.tasks.values()],
             command_seconds=command_seconds,
-            max_turns=max_turns,
-            system_prompt=system_prompt,
+            agent=agent,
+            max_turns=50 if agent is None and max_turns is None else max_turns,
+            system_prompt=SYSTEM_PROMPT if agent is None and system_prompt is None else system_prompt,
             rubric=Rubric([self.verifier_reward]),
             **kwargs,
         )
