@@ -30,14 +30,17 @@ def starts_its_own_hub(page: Path) -> bool:
     return any("wander-hub serve" in block.text for block in blocks(page) if block.language == "console")
 
 
-def reversing(messages: list[dict]) -> str:
+def answering(messages: list[dict]) -> str:
+    """Solve the task of the page about Harbor, and reverse any other text."""
+    if "/app/hello.txt" in messages[-1]["content"]:
+        return "echo 'Hello, world!' > hello.txt"
     return f"<reversed_text>{messages[-1]['content'][::-1]}</reversed_text>"
 
 
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[str]:
     """What answers at the endpoint that the pages show."""
-    with chat_endpoint(reversing) as running:
+    with chat_endpoint(answering) as running:
         yield running.base_url
 
 
