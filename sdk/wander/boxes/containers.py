@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -41,6 +42,12 @@ _DISK_PAUSE = 1.0
 """Seconds between measurements of the files that a container has written."""
 _NEEDS_CHROOT = ("error running container", "cgroup", "namespace", "runc", "crun")
 _MIB = 1 << 20
+_IMAGE = re.compile(
+    r"(?!(dir|docker|docker-archive|docker-daemon|containers-storage|oci|oci-archive|ostree|sif|tarball):)"
+    r"([a-zA-Z0-9][a-zA-Z0-9.-]*(:[0-9]+)?/)?[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*"
+    r"(:[a-zA-Z0-9_][a-zA-Z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]+)?"
+)
+"""Name of an image. Podman also reads files and folders of the host by names such as `dir:/home`."""
 
 
 class ContainerBackend(BoxBackend):
@@ -55,6 +62,8 @@ class ContainerBackend(BoxBackend):
         """Return why no container can be started from the spec, asking the program the first time."""
         if spec.image is None and spec.dockerfile is None:
             return f"{self.name} needs an `image` or a `dockerfile`"
+        if spec.image is not None and _IMAGE.fullmatch(spec.image) is None:
+            return f"`{spec.image}` is not the name of an image"
         if spec.allowed_hosts:
             return f"{self.name} cannot allow single hosts: leave `allowed_hosts` empty"
         if spec.dockerfile is not None and not Path(spec.dockerfile, "Dockerfile").is_file():

@@ -18,7 +18,7 @@ from wander.boxes.base import Box, BoxSpec
 from wander.clients.base import Client, WrappedClient
 from wander.clients.scripted import ScriptedClient
 from wander.worker.child.boxes import BoxRequests
-from wander.worker.host.boxes import PlayBoxes
+from wander.worker.host.boxes import FindOnHost, PlayBoxes
 from wander.worker.protocol import BoxAnswer, StartBox, UseBox
 
 LONGEST_LINE = 256 << 20
@@ -29,11 +29,16 @@ _REQUEST: TypeAdapter[StartBox | UseBox] = TypeAdapter(StartBox | UseBox)
 
 
 @contextlib.contextmanager
-def serve_boxes() -> Iterator[int]:
-    """Start boxes for another process until the block ends; yield the descriptor that the process needs."""
+def serve_boxes(find_on_host: FindOnHost) -> Iterator[int]:
+    """Start boxes for another process until the block ends; yield the descriptor that the process needs.
+
+    `find_on_host` returns the host's path of a folder that the process sees.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        thread = threading.Thread(target=lambda: asyncio.run(_serve(ours)), name="boxes of a check")
+        thread = threading.Thread(
+            target=lambda: asyncio.run(_serve(ours, find_on_host)), name="boxes of a check"
+        )
         thread.start()
         try:
             yield theirs.fileno()
@@ -43,9 +48,9 @@ def serve_boxes() -> Iterator[int]:
             thread.join()
 
 
-async def _serve(connection: socket.socket) -> None:
+async def _serve(connection: socket.socket, find_on_host: FindOnHost) -> None:
     reader, writer = await asyncio.open_connection(sock=connection.dup(), limit=LONGEST_LINE)
-    boxes = PlayBoxes(ScriptedClient([]), [ROLLOUT_ID] * PARALLEL_ROLLOUTS)
+    boxes = PlayBoxes(ScriptedClient([]), [ROLLOUT_ID] * PARALLEL_ROLLOUTS, find_on_host)
     calls: set[asyncio.Task[None]] = set()
 
     async def answer(line: bytes) -> None:

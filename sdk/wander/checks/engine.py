@@ -25,6 +25,7 @@ from wander.worker.process.program import Confinement, run_program
 
 if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
+    from wander.worker.host.boxes import FindOnHost
 
 LONGEST_PROBE = 300.0
 """Default maximum time of one process of a check in seconds."""
@@ -132,6 +133,7 @@ def _run_probe(
     from wander.checks.boxes import serve_boxes
 
     confinement = None
+    find_on_host: FindOnHost = str  # without a sandbox, the process sees the host's paths
     variables = {**variables, **SURROUNDINGS[number]}
     if sandbox is not None:
         from wander.sandbox.visible import choose_binds
@@ -139,12 +141,13 @@ def _run_probe(
         source = Path(request.target) if request.is_path else None
         sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
         confinement = Confinement(sandbox, sees, variables, ("sandbox", "elsewhere")[number])
+        find_on_host = sees.find_on_host
     with contextlib.ExitStack() as stack:
         request_file, result_file, note_file = (
             stack.enter_context(open_memory_file(name)) for name in ("asked", "told", "note")
         )
         request_file.write(request.model_dump_json().encode())
-        boxes = stack.enter_context(serve_boxes())
+        boxes = stack.enter_context(serve_boxes(find_on_host))
         end = run_program(
             python,
             ["-m", _PROBE],

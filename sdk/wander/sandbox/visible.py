@@ -98,6 +98,17 @@ class Visible:
     import_path: tuple[str, ...]
     """Folders of the worker's packages; `.pth` files are not read."""
 
+    def find_on_host(self, path: str) -> str | None:
+        """Return the host's path, without symbolic links, of a path in the sandbox. None if the sandbox does
+        not show it."""
+        path = os.path.normpath(path)
+        for bind in self.binds:
+            if _is_below(path, bind.path):
+                real = os.path.realpath(bind.source + path[len(bind.path) :])
+                if any(_is_below(real, shown.source) for shown in self.binds):
+                    return real
+        return None
+
 
 def choose_binds(
     runtime: Runtime | None, source: Path | None, read: Iterable[str], hide: Iterable[str] = ()

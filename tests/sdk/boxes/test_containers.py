@@ -96,7 +96,7 @@ async def test_limits_of_a_container(image):
     try:
         assert (await box.exec("dd if=/dev/zero of=/dev/null bs=300M count=1")).exit_status == 137
         bomb = await box.exec("f() { f | f & }; f; sleep 100", seconds=1)
-        assert bomb.timed_out
+        assert bomb.timed_out or "can't fork" in bomb.output
         assert (await box.exec("echo small > small")).exit_status in (0, 126)
         await box.final_state()
         fill = "for i in 1 2 3; do dd if=/dev/zero of=/tmp/$i bs=1M count=15; done; sleep 200"
@@ -125,6 +125,9 @@ async def test_what_cannot_be_started_is_an_error(image, tmp_path):
     with pytest.raises(SandboxError, match="not on this machine") as raised:
         await backend.start(BoxSpec(image="localhost/no-such-image:1"))
     assert "WANDER_BOX_PULL" in str(raised.value.hint)
+    for name in ("--help", "dir:/etc", "dir:etc", "oci-archive:/tmp/image.tar", "a b", "a//b", ""):
+        with pytest.raises(SandboxError, match=f"`{name}` is not the name of an image"):
+            await backend.start(BoxSpec(image=name))
     with pytest.raises(SandboxError, match="no `Dockerfile`"):
         await backend.start(BoxSpec(dockerfile=str(tmp_path)))
     (tmp_path / "Dockerfile").write_text(f"FROM {image}\nRUN no-such-program\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,57 @@ async def test_boxes_of_a_worker_are_its_hosts_and_give_the_same_rollouts(tmp_pa
     finally:
         await environment.close()
     assert boxes_of_this_process() == []
+
+
+OTHER_FOLDERS = """
+import os
+from wander import Rubric, SandboxEnv
+from wander.boxes import BoxSpec
+
+class OtherFolders(SandboxEnv):
+    def box_spec(self, state):
+        return BoxSpec(**{state.example.answer: state.example.info["folder"]})
+
+def load_environment(folders):
+    rows = [{"question": "?", "answer": kind, "info": {"folder": folder}} for kind, folder in folders]
+    return OtherFolders(eval_dataset=rows, rubric=Rubric([lambda: 0.0]))
+"""
+
+
+async def test_a_confined_environment_starts_boxes_only_from_folders_that_it_sees(tmp_path, busybox_root):
+    """A box shows its folder to the environment, so any other folder would be a way out of the sandbox."""
+    package, outside = tmp_path / "package", tmp_path / "outside"
+    package.mkdir()
+    outside.mkdir()
+    (package / "package.py").write_text(OTHER_FOLDERS)
+    shutil.copytree(busybox_root, package / "root", symlinks=True)
+    (package / "link").symlink_to(busybox_root)
+    (package / "Dockerfile").symlink_to("/etc/shadow")
+    (outside / "Dockerfile").write_text("FROM scratch\n")
+    root = str(package / "root")
+    hidden = [
+        *(("root", path) for path in (busybox_root, str(package / "link"), f"{root}/../link", "root")),
+        *(("dockerfile", str(path)) for path in (outside, package, package / "../outside")),
+    ]
+    environment = await WorkerEnvironment.start(
+        None,
+        None,
+        path=package,
+        arguments={"folders": [("root", root), *hidden]},
+        log_path=tmp_path / "worker.log",
+        sandbox=SandboxPolicy(),
+    )
+    try:
+        examples = await environment.examples("eval", 0, None)
+        client = ScriptedClient(run_commands("cat given/notes.txt"))
+        shown, *others = [await environment.rollout(client, example) for example in examples]
+        assert outputs(shown) == ["given"], shown.failure
+        assert len(others) == len(hidden)
+        for (_, path), rollout in zip(hidden, others, strict=True):
+            assert rollout.failure.boundary == "sandbox", rollout
+            assert f"a box from `{path}`" in rollout.failure.message
+    finally:
+        await environment.close()
 
 
 async def test_no_box_survives_its_rollout_even_if_it_is_canceled():

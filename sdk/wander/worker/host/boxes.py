@@ -6,8 +6,9 @@ A sandboxed worker cannot start a box itself, and a box on the host outlives no 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from wander.boxes.base import Box
+from wander.boxes.base import Box, BoxSpec
 from wander.boxes.forwarding import carry_out
 from wander.clients.base import Client
 from wander.errors import SandboxError
@@ -17,12 +18,18 @@ MOST_BOXES = 4
 """Maximum number of boxes of a rollout that run at the same time."""
 
 
+FindOnHost = Callable[[str], str | None]
+"""Function that returns the host's path of a path that a worker sees, and None if the worker must not see it.
+"""
+
+
 class PlayBoxes:
     """The boxes of one rollout, or of a group of rollouts."""
 
-    def __init__(self, client: Client, rollout_ids: list[str]) -> None:
+    def __init__(self, client: Client, rollout_ids: list[str], find_on_host: FindOnHost) -> None:
         self._client = client
         self._rollout_ids = rollout_ids
+        self._find_on_host = find_on_host
         self._boxes: dict[int, Box] = {}
         self._starting = 0
 
@@ -39,13 +46,31 @@ class PlayBoxes:
             raise SandboxError(f"there is no rollout `{message.rollout_id}` to start a box for")
         if len(self._boxes) + self._starting >= MOST_BOXES * len(self._rollout_ids):
             raise SandboxError(f"a rollout can have at most {MOST_BOXES} boxes at the same time")
+        spec = self._with_paths_of_host(message.spec)
         self._starting += 1
         try:
-            box = await self._client.start_box(message.rollout_id, message.spec)
+            box = await self._client.start_box(message.rollout_id, spec)
         finally:
             self._starting -= 1
         self._boxes[message.id] = box
         return BoxAnswer(id=message.id, image_digest=box.image_digest)
+
+    def _with_paths_of_host(self, spec: BoxSpec) -> BoxSpec:
+        """Return the spec with the host's paths. Raises `SandboxError` for one that the worker must not see.
+
+        A box shows its folder to the worker, so a worker that could name any folder could read it.
+        """
+        folders = {name: path for name in ("root", "dockerfile") if (path := getattr(spec, name)) is not None}
+        for name, path in folders.items():
+            found = self._find_on_host(path)
+            # The Dockerfile's text is part of error messages, so it must not be a link to another file.
+            if found is None or (name == "dockerfile" and self._find_on_host(f"{path}/Dockerfile") is None):
+                raise SandboxError(
+                    f"the environment must not start a box from `{path}`, which it does not see",
+                    hint="put the folder into the package, or show it with `--sandbox-limit read=FOLDER`",
+                )
+            folders[name] = found
+        return spec.model_copy(update=folders)
 
     async def _use(self, message: UseBox) -> BoxAnswer:
         if message.call.method == "stop":  # may be called repeatedly

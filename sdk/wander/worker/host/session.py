@@ -472,7 +472,7 @@ class WorkerSession:
     async def _use_box(self, running: _Playing, asked: StartBox | UseBox) -> None:
         """Answer a request of the worker to a box."""
         if running.boxes is None:
-            running.boxes = PlayBoxes(running.client, running.asked.rollout_ids)
+            running.boxes = PlayBoxes(running.client, running.asked.rollout_ids, self._process.find_on_host)
         self._channel.send(await running.boxes.answer(asked))
         self._heard_at = asyncio.get_running_loop().time()
 

@@ -90,6 +90,7 @@ class SandboxedWorker(WorkerProcess):
         log_path: Path,
         *,
         confined: Confined,
+        sees: Visible,
         sockets: HandedSockets,
         group: ControlGroup,
         policy: SandboxPolicy,
@@ -97,6 +98,7 @@ class SandboxedWorker(WorkerProcess):
     ) -> None:
         super().__init__(process, None, log_path)
         self._confined = confined
+        self._sees = sees
         self._complete = False
         self._note: int | None = note
         self._noted = b""
@@ -171,11 +173,16 @@ class SandboxedWorker(WorkerProcess):
         return cls(
             *(process, log, log_path),
             confined=confined,
+            sees=sees,
             sockets=sockets,
             group=group,
             policy=policy,
             note=note,
         )
+
+    def find_on_host(self, path: str) -> str | None:
+        """Return the host's path of a path in the sandbox, and None if the sandbox does not show it."""
+        return self._sees.find_on_host(path)
 
     async def end(self, grace: float) -> None:
         """End the process as for any worker, then everything that was made for it."""

@@ -90,6 +90,10 @@ class WorkerProcess:
         """Return the child's note (`wander.worker.note`) if it is not in the folder of its socket."""
         return None
 
+    def find_on_host(self, path: str) -> str | None:
+        """Return the host's path of a path that the child sees, and None if the child must not see it."""
+        return path
+
     async def wait(self) -> None:
         """Wait until the child has exited."""
         await self._process.wait()

@@ -31,6 +31,10 @@ class RemoteProcess(WorkerProcess):
         self.silent = False
         """Whether the other machine no longer responds to heartbeats."""
 
+    def find_on_host(self, path: str) -> str | None:
+        """Return None, because the worker sees the folders of its own machine."""
+        return None
+
     async def wait(self) -> None:
         """Wait until the connection is closed."""
         await self._connection.wait_closed()
