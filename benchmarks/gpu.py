@@ -40,7 +40,7 @@ def settings_for(ground: smoke.Ground, given: argparse.Namespace, games: int) ->
         model={"autocast": given.autocast, "lora_rank": given.lora_rank},
         batch={"rollouts": games, "rows_at_once": min(given.rows, games)},
         schedule={"steps": given.steps},
-        sampling={"max_tokens": 40 if given.model == "smollm2" else smoke.TURN},
+        sampling={"max_tokens": given.max_tokens or (40 if given.model == "smollm2" else smoke.TURN)},
     )
 
 
@@ -169,6 +169,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--warm-up", type=int, default=120)
+    parser.add_argument(
+        "--max-tokens", type=int, help=f"tokens per turn (default: 40 for smollm2, or else {smoke.TURN})"
+    )
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--autocast", action="store_true", help="bf16, as in SmolLM2's experiment")
     parser.add_argument("--threads", type=int, default=2)

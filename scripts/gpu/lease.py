@@ -44,7 +44,7 @@ class Part:
 
 
 SMOLLM2 = "--model smollm2 --at-once 256 --steps 2 --rounds 1"
-SMALL_SMOLLM2 = "--model smollm2 --at-once 8 --rows 8 --steps 1 --rounds 1"
+SMALL_SMOLLM2 = "--model smollm2 --at-once 8 --rows 8 --steps 1 --rounds 1 --threads 1 --max-tokens 6"
 PARTS = (
     Part(
         "smoke",
@@ -69,7 +69,9 @@ PARTS = (
         f"{SMALL_SMOLLM2} --lora-rank 8 --autocast",
         goal=1.0,
     ),
-    Part("smollm2", "benchmarks/gpu.py", 0.24, f"{SMOLLM2} --autocast", SMALL_SMOLLM2, goal=1.0),
+    Part(
+        "smollm2", "benchmarks/gpu.py", 0.24, f"{SMOLLM2} --autocast", f"{SMALL_SMOLLM2} --autocast", goal=1.0
+    ),
 )
 
 
