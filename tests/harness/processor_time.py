@@ -23,3 +23,11 @@ def seconds_of(work: Callable[[], object], tries: int = 4) -> float:
     finally:
         gc.enable()
     return min(found)
+
+
+def a_second() -> float:
+    """Return the processor time that this machine needs, now, for about a second's work of an idle machine.
+
+    A limit in seconds would measure the machine and its other load, too.
+    """
+    return 15 * seconds_of(lambda: sum(number * number for number in range(1_000_000)))

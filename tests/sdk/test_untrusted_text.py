@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processor_time import a_second, seconds_of
 from pydantic import Field
 from wander.types import Record
 from wander.wire import untrusted_text
@@ -97,11 +98,12 @@ def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only
     ids=lambda text: repr(text[:12]),
 )
 def test_what_is_over_a_limit_or_no_json_is_refused_soon(text):
-    began = time.process_time()
-    with pytest.raises(RefusedText) as refused:
-        untrusted_text.read_json(text, TextKind("it", MIB, 200_000))
-    assert time.process_time() - began < 0.5
-    assert len(str(refused.value)) < 500
+    def read() -> None:
+        with pytest.raises(RefusedText) as refused:
+            untrusted_text.read_json(text, TextKind("it", MIB, 200_000))
+        assert len(str(refused.value)) < 500
+
+    assert seconds_of(read, tries=1) < a_second() / 2
 
 
 def test_numbers_that_fit_are_read():
@@ -125,7 +127,7 @@ def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
             untrusted_text.read_record(Thing, text, kind)
         assert refused.value.place.startswith(place)
         assert not refused.value.too_large
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 3 * a_second()
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,11 @@ def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
     ids=lambda text: repr(text[:16]),
 )
 def test_toml_over_a_limit_is_refused_soon(text):
-    began = time.process_time()
-    with pytest.raises(RefusedText):
-        untrusted_text.read_toml(text, TextKind("it", MIB, 100_000))
-    assert time.process_time() - began < 1
+    def read() -> None:
+        with pytest.raises(RefusedText):
+            untrusted_text.read_toml(text, TextKind("it", MIB, 100_000))
+
+    assert seconds_of(read, tries=1) < a_second()
 
 
 def test_ordinary_toml_is_read():
