@@ -106,6 +106,7 @@ def _probe(operation, mode, headers, examples: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # every operation of the hub, in minutes
 def test_the_hub_keeps_its_document(filled):
     assert failures_of(filled, examples=2) == []
 
