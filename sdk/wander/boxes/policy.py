@@ -25,8 +25,8 @@ class BoxPolicy(Record):
     """The backend, the upper bounds and the allowed images of a machine."""
 
     backend: str = AUTO
-    bounds: dict[str, float] = Field(default_factory=dict)
-    """Upper bound of each limit that has one."""
+    bounds: dict[str, int | float] = Field(default_factory=dict)
+    """Upper bound of each limit that has one, of the limit's own type: the kernel refuses 512.0 processes."""
     images: list[str] | None = None
     """Prefixes of the allowed images; None allows every image, and Dockerfiles."""
 
@@ -57,14 +57,10 @@ class BoxPolicy(Record):
                     hint=f"`{IMAGES}` allows {allowed}",
                 )
         lowered = {name: bound for name, bound in self.bounds.items() if getattr(spec.limits, name) > bound}
-        if not lowered:
-            return spec
-        # Validated again, because bounds are floats and the kernel accepts only integers for most limits.
-        limits = BoxLimits.model_validate({**spec.limits.model_dump(), **lowered})
-        return spec.model_copy(update={"limits": limits})
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update=lowered)}) if lowered else spec
 
 
-def _read_bounds(text: str) -> dict[str, float]:
+def _read_bounds(text: str) -> dict[str, int | float]:
     given: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = pair.partition("=")
