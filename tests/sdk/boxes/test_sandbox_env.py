@@ -279,7 +279,6 @@ async def test_boxes_of_a_worker_are_its_hosts_and_give_the_same_rollouts(tmp_pa
 
 
 OTHER_FOLDERS = """
-import os
 from wander import Rubric, SandboxEnv
 from wander.boxes import BoxSpec
 

@@ -17,10 +17,8 @@ from wander.worker.protocol import BoxAnswer, Fault, StartBox, UseBox
 MOST_BOXES = 4
 """Maximum number of boxes of a rollout that run at the same time."""
 
-
 FindOnHost = Callable[[str], str | None]
-"""Function that returns the host's path of a path that a worker sees, and None if the worker must not see it.
-"""
+"""Function that returns the host's path of a path in the worker, and None if the worker must not see it."""
 
 
 class PlayBoxes:
@@ -66,7 +64,8 @@ class PlayBoxes:
             # The Dockerfile's text is part of error messages, so it must not be a link to another file.
             if found is None or (name == "dockerfile" and self._find_on_host(f"{path}/Dockerfile") is None):
                 raise SandboxError(
-                    f"the environment must not start a box from `{path}`, which it does not see",
+                    f"the environment must not start a box from `{path}`: its sandbox does not show this "
+                    "folder, or it runs on another machine",
                     hint="put the folder into the package, or show it with `--sandbox-limit read=FOLDER`",
                 )
             folders[name] = found
