@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import posixpath
+import resource
 import select
 import signal
 import socket
@@ -162,7 +163,9 @@ class SupervisedBox(Box):
         """Create the usual folders, and note the files that are there at the start."""
         folders = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/root", 0o700)]  # noqa: S108 - paths in the box
         folders += [(path, 0o755) for path in (*self._roots, self.spec.working_folder)]
-        await self._request({"do": "make folders", "folders": folders})
+        header, _ = await self._request({"do": "make folders", "folders": folders})
+        if "error" in header:
+            raise SandboxError(f"cannot create the folders of the box: {header['text']}")
         if has_files:
             await self.keep_as_start()
 
@@ -187,7 +190,7 @@ class SupervisedBox(Box):
         }
         header, output = await self._request(request, stdin)
         if "error" in header:
-            return CommandResult(output=header["text"] + "\n", exit_status=supervisor.NOT_RUNNABLE)
+            raise SandboxError(f"the box cannot start a command: {header['text']}")
         first, last = output[: header["first"]], output[header["first"] :]
         left_out = header["total"] - len(output)
         note = f"\n... [{left_out} of {header['total']} bytes left out] ...\n" if left_out else ""
@@ -399,7 +402,13 @@ def command_limits(spec: BoxSpec, *, has_group: bool) -> dict[str, tuple[int, in
     }
     if not has_group:
         limits["RLIMIT_AS"] = spec.limits.memory_mb * _MIB
-    return {name: (most, most) for name, most in limits.items()}
+    return {name: (_lowered(name, most),) * 2 for name, most in limits.items()}
+
+
+def _lowered(name: str, most: int) -> int:
+    """Return a limit that is not above this process's own, which its children cannot raise."""
+    own = resource.getrlimit(getattr(resource, name))[1]
+    return most if own == resource.RLIM_INFINITY else min(most, own)
 
 
 async def close_group(group: ControlGroup) -> None:

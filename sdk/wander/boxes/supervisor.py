@@ -251,6 +251,8 @@ class Supervisor:
         if not data:
             self._closed = True
             return
+        if len(received) < 3:
+            raise OSError("no descriptor is left")
         request = json.loads(_read_all(received[0]))
         channel = socket.socket(fileno=received[1])
         content = received[2]
@@ -263,7 +265,7 @@ class Supervisor:
                 case _:
                     self._touch_files(request, channel, content)
         except OSError as error:  # no process or descriptor is left
-            _answer(channel, {"error": "OSError", "text": f"cannot start a process: {error.strerror}"})
+            _answer(channel, {"error": "OSError", "text": f"cannot start a process: {error}"})
         finally:
             os.close(received[0])
             os.close(content)
@@ -271,7 +273,7 @@ class Supervisor:
     def _exec(self, request: dict[str, Any], channel: socket.socket, stdin: int) -> None:
         reading, writing = os.pipe()
         try:
-            process = _fork(lambda: self._run(request, stdin, writing))
+            process, ended = _fork(lambda: self._run(request, stdin, writing), channel)
         except OSError:
             os.close(reading)
             raise
@@ -279,7 +281,6 @@ class Supervisor:
             os.close(writing)
         os.set_blocking(reading, False)
         command = Command(process, reading, channel, request)
-        ended = os.pidfd_open(process)
 
         def expire() -> None:
             command.timed_out = True
@@ -307,24 +308,14 @@ class Supervisor:
         self._selector.register(ended, selectors.EVENT_READ, finish)
 
     def _touch_files(self, request: dict[str, Any], channel: socket.socket, content: int) -> None:
-        def work() -> None:
-            try:
-                _FILE_WORK[request["do"]](request, channel, content)
-            except (OSError, ValueError) as error:
-                _answer(channel, {"error": type(error).__name__, "text": str(error)})
-
-        process = _fork(work)
+        process, ended = _fork(lambda: _FILE_WORK[request["do"]](request, channel, content), channel)
         channel.close()
-        ended = os.pidfd_open(process)
 
         def finish() -> None:
             self._forget(ended)
             os.waitpid(process, 0)
 
-        self._deadlines[ended] = (
-            time.monotonic() + FILE_SECONDS,
-            lambda: os.kill(process, signal.SIGKILL),
-        )
+        self._deadlines[ended] = (time.monotonic() + FILE_SECONDS, lambda: os.kill(process, signal.SIGKILL))
         self._selector.register(ended, selectors.EVENT_READ, finish)
 
     def _forget(self, ended: int) -> None:
@@ -333,44 +324,53 @@ class Supervisor:
         os.close(ended)
 
     def _run(self, request: dict[str, Any], stdin: int, output: int) -> None:
-        """Become a command. Returns only by exiting."""
+        """Become a command. Returns only by exiting, or by raising if no command can be started."""
         for group in self._groups:
             os.write(group, b"0")
         os.setsid()
         os.dup2(stdin, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.closerange(3, 1 << 30)  # the sockets to the host
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
         os.nice(5)  # the host goes first
         for name, (soft, hard) in self._limits.items():
             resource.setrlimit(getattr(resource, name), (soft, hard))
+        os.closerange(3, 1 << 30)  # the sockets to the host
         words = request["command"]
         if isinstance(words, str):
             shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
             words = [shell, "-c", words]
+        what = request["folder"]
         try:
-            os.chdir(request["folder"])
-            os.execvpe(words[0], words, request["environment"])  # noqa: S606 - the words come from the host
-        except OSError as error:
-            what = error.filename if error.filename == request["folder"] else words[0]
-            os.write(2, f"cannot run `{what}`: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+            os.chdir(what)
+            what = words[0]
+            os.execvpe(what, words, request["environment"])  # noqa: S606 - the words come from the host
+        except (OSError, ValueError) as error:  # it has a null byte, or it is longer than the kernel accepts
+            why = error.strerror if isinstance(error, OSError) else error
+            os.write(2, f"cannot run `{what}`: {why}\n".encode("utf-8", "replace"))
             missing = isinstance(error, FileNotFoundError) and what == words[0]
             os._exit(NOT_FOUND if missing else NOT_RUNNABLE)
 
 
-def _fork(work: Callable[[], None]) -> int:
-    """Run `work` in a child inside the box."""
+def _fork(work: Callable[[], None], channel: socket.socket) -> tuple[int, int]:
+    """Run `work` in a child, which answers if it raises. Returns the child's id and a descriptor of it."""
     process = os.fork()
     if process == 0:
-        status = NOT_RUNNABLE
         try:
             work()
-            status = 0
+        except (OSError, ValueError) as error:
+            _answer(channel, {"error": type(error).__name__, "text": str(error)})
+        except Exception as error:  # noqa: BLE001 - the host quotes it
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         finally:
-            os._exit(status)
-    return process
+            os._exit(FAILED)
+    try:
+        return process, os.pidfd_open(process)
+    except OSError:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
 
 
 def _listen(channel: socket.socket, port: int) -> None:

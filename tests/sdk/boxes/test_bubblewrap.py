@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 
 import pytest
 from sandboxes import needs_groups, needs_sandbox
+from wander.boxes import supervised
 from wander.boxes.base import BoxLimits, BoxSpec
 from wander.boxes.bubblewrap import BubblewrapBackend
+from wander.boxes.supervised import Supervisor
 from wander.errors import SandboxError
 
 pytestmark = needs_sandbox
@@ -45,6 +48,48 @@ async def test_commands_that_cannot_run_are_results(box):
     assert missing.exit_status == 126
     assert "/missing" in missing.output
     assert (await box.exec("kill -9 $$")).exit_status == 137
+    assert (await box.exec("exit 126")).output == ""
+    for words in (["echo", "a\0b"], ["echo", "\ud800"], ["echo", "long" * 100_000]):
+        unreadable = await box.exec(words)
+        assert unreadable.exit_status == 126
+        assert "cannot run `echo`: " in unreadable.output
+
+
+def change_supervisors(monkeypatch, processes=None, **changed):
+    """Start supervisors with other options than the backend's, or with a limit on their own processes."""
+    start_supervisor = Supervisor.start
+
+    async def start_changed(**options):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes or soft, hard))
+        try:
+            return await start_supervisor(**{**options, **changed})
+        finally:
+            resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+
+    monkeypatch.setattr(Supervisor, "start", start_changed)
+
+
+async def test_a_command_that_the_supervisor_cannot_start_is_a_failure_of_the_box(monkeypatch):
+    change_supervisors(monkeypatch, groups=["/dev/full"])
+    box = await start()
+    with pytest.raises(SandboxError, match="No space left on device"):
+        await box.exec("true")
+    await box.stop()
+    change_supervisors(monkeypatch, processes=1)
+    with pytest.raises(SandboxError, match="Resource temporarily unavailable"):
+        await start()
+    monkeypatch.undo()
+    with pytest.raises(SandboxError, match="/proc/missing"):
+        await BubblewrapBackend().start(BoxSpec(working_folder="/proc/missing"))
+
+
+async def test_limits_above_those_of_the_host_are_lowered(monkeypatch):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setattr(supervised, "_OPEN_FILES", 2 * most)
+    box = await start()
+    assert (await box.exec("ulimit -n")).output == f"{most}\n"
+    await box.stop()
 
 
 async def test_a_time_limit_kills_the_group_but_not_the_background_or_the_box(box):
