@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wander.clients.base import ModelResponse
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.clients.sub_calls import main_rollout_id, read_sub_calls
+from wander.clients.sub_calls import main_rollout_id
 from wander.envs.rlm.env import RLMEnv
 from wander.envs.rlm.prompts import FinalAnswerParser, code_blocks, final_text, final_variable
 from wander.envs.rlm.repl import ReplLimits
@@ -23,6 +23,7 @@ from wander.errors import ConfigError, ContextOverflow, EndpointUnreachable, Run
 from wander.models.batching import Batcher
 from wander.rubrics import Rubric
 from wander.types import Rollout, SamplingArgs, Usage
+from wander.wire.run_record import read_sub_calls
 
 QUESTION = "Which vault opens with the code word?"
 

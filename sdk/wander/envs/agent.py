@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from wander.boxes.base import Box, CommandResult
 from wander.boxes.programs import INSTRUCTION, program_named
-from wander.clients.sub_calls import AGENT, with_sub_usage
+from wander.clients.sub_calls import with_sub_usage
 from wander.dataset import ProceduralRows, Rows
 from wander.endpoint.values import EndpointCall
 from wander.envs.agent_calls import AgentCalls
@@ -19,6 +19,7 @@ from wander.handle import RolloutRequest
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import stop
 from wander.types import EnvironmentInfo, Rollout, State, Turn
+from wander.wire.run_record import AGENT
 
 EXITED, PROGRAM_TIMEOUT, OVERFLOW = "program_exited", "program_timeout", "context_overflow"
 _OUTPUT_CHARS = 4000

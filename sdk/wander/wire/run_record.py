@@ -9,9 +9,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage, canonical_json
+from wander.errors import RunError
+from wander.types import (
+    EnvironmentInfo,
+    Failure,
+    Message,
+    Record,
+    Rollout,
+    SamplingArgs,
+    Turn,
+    Usage,
+    canonical_json,
+    first_fault,
+)
 from wander.wire.fields import (
     PROJECT_NAME,
     Count,
@@ -449,3 +461,50 @@ class RunSummary(Record):
         """Return the number of rollouts by stop reason, without the usual reasons of a single turn."""
         usual = ("answered", "max_turns_reached") if info.max_turns == 1 else ()
         return {reason: number for reason, number in self.stop_reasons.items() if reason not in usual}
+
+
+AGENT = "agent"
+"""Key of a rollout's `info` with the record of an agent program."""
+
+
+class SubCall(Record):
+    """A model call that code inside a rollout made, or a further conversation of an agent program.
+
+    They are stored in the rollout's `info["rlm"]["sub_calls"]` or `info["agent"]["sub_calls"]`.
+    """
+
+    path: str
+    """Position of the call: `3` is the rollout's third call, `3.1` the first call that the third call
+    made."""
+    depth: int
+    """Depth of the call: 1 for calls by the rollout's own code, 2 for calls that those calls make."""
+    turn: int
+    """Turn of the rollout whose code made the call."""
+    prompt: list[Message]
+    completion: list[Message] = Field(default_factory=list)
+    turns: list[Turn] = Field(default_factory=list)
+    answer: str | None = None
+    """Text that the code received; None if the call failed."""
+    failure: Failure | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
+    """Function schemas that an agent program offered in the last call of the conversation."""
+
+
+_SUB_CALLS = TypeAdapter(list[SubCall], config=ConfigDict(defer_build=True))
+"""Validator of sub-calls, built when first used, because building takes milliseconds."""
+
+
+def read_sub_calls(rollout: Rollout) -> list[SubCall]:
+    """Return the sub-calls of a stored rollout, ordered by path; raises `RunError` if they are malformed."""
+    records = [rollout.info.get(name) for name in ("rlm", AGENT)]
+    lists: list[Any] = [record.get("sub_calls", []) for record in records if isinstance(record, dict)]
+    calls: Any = next((calls for calls in lists if calls != []), [])
+    if calls == []:
+        return []
+    try:
+        return _SUB_CALLS.validate_python(calls)
+    except ValidationError as error:
+        raise RunError(
+            f"the sub-calls of rollout `{rollout.example_id}/{rollout.index}` cannot be read: "
+            f"{': '.join(first_fault(error))}"
+        ) from error

@@ -14,12 +14,12 @@ from wander.boxes import Box
 from wander.boxes.programs import PROGRAMS
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.replay import TranscriptClient
-from wander.clients.sub_calls import read_sub_calls
 from wander.envs import AgentEnv
 from wander.errors import ConfigError, ContextOverflow, ModelError
 from wander.sandbox import SandboxPolicy
 from wander.train.rollouts.rows import trajectories_of
 from wander.types import Message, State, TurnTokens, Usage
+from wander.wire.run_record import read_sub_calls
 from wander.worker.host.environment import WorkerEnvironment
 
 LIBRARY = '''

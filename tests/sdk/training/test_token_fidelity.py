@@ -15,12 +15,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
-from wander.clients.sub_calls import read_sub_calls
 from wander.envs import AgentEnv
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
 from wander.train.rollouts.rows import Row, draw_one, trajectories_of
+from wander.wire.run_record import read_sub_calls
 
 TURNS = 10
 SYSTEM = "You answer."

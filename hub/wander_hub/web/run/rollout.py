@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.boxes.base import RECORD, ChangedFile, FinalState
-from wander.types import Failure, Message, Rollout, Turn
+from wander.errors import RunError
+from wander.types import Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
+from wander.wire.run_record import AGENT, SubCall, read_sub_calls
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
@@ -70,20 +72,6 @@ def read_box(rollout: Rollout) -> BoxView | None:
     return BoxView(str(record.get("image"))[:100], files, len(state.files) - len(files), state.digest[:64])
 
 
-class _SubCall(BaseModel):
-    """The part of a `SubCall` that a page shows. The record is untrusted."""
-
-    path: str
-    turn: int
-    prompt: list[Message]
-    completion: list[Message] = []
-    turns: list[dict[str, Any]] = []
-    failure: Failure | None = None
-
-
-_SUB_CALLS = TypeAdapter(list[_SubCall], config=ConfigDict(defer_build=True))
-
-
 @dataclass(frozen=True)
 class Conversation:
     """A conversation of an agent program other than its main one."""
@@ -113,13 +101,13 @@ class AgentView:
 
 def read_agent(rollout: Rollout) -> AgentView | None:
     """Return the agent program of a rollout with its conversations, or None if it is invalid or missing."""
-    record = rollout.info.get("agent")
+    record = rollout.info.get(AGENT)
     if not isinstance(record, dict):
         return None
     try:
-        calls = _SUB_CALLS.validate_python(record.get("sub_calls", []))
+        calls = read_sub_calls(rollout)
         shown = [_show_conversation(call) for call in calls[:_MOST_CONVERSATIONS]]
-    except (ValidationError, TypeError):
+    except (RunError, TypeError):
         return None
     program = record.get("program")
     facts = program if isinstance(program, dict) else {}
@@ -128,7 +116,7 @@ def read_agent(rollout: Rollout) -> AgentView | None:
     return AgentView(name, status, len(rollout.turns), shown, len(calls) - len(shown))
 
 
-def _show_conversation(call: _SubCall) -> Conversation:
+def _show_conversation(call: SubCall) -> Conversation:
     messages = [*call.prompt, *call.completion]
     shown = [
         transcript.describe_message(message, number, None, "user", None)
@@ -171,7 +159,7 @@ class RolloutView:
         """The published values that the page does not show elsewhere."""
         info = {name: value for name, value in self.rollout.info.items() if name != RECORD or not self.box}
         if self.agent is not None:
-            info["agent"] = {name: value for name, value in info["agent"].items() if name != "sub_calls"}
+            info[AGENT] = {name: value for name, value in info[AGENT].items() if name != "sub_calls"}
         return info
 
     @property

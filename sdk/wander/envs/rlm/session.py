@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wander.clients.sub_calls import SubCall, sub_call_id
+from wander.clients.sub_calls import sub_call_id
 from wander.envs.rlm.prompts import (
     Interface,
     cell_report,
@@ -26,6 +26,7 @@ from wander.reasoning import answer_text, message_text, without_reasoning
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import wait_for_every
 from wander.types import Message, Messages, SamplingArgs, State
+from wander.wire.run_record import SubCall
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from wander.clients.sub_calls import AGENT, read_sub_calls
 from wander.seeding import derived_rng
 from wander.types import Rollout, TurnTokens
+from wander.wire.run_record import AGENT, read_sub_calls
 
 
 @dataclass(frozen=True)
