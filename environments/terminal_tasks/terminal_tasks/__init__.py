@@ -69,11 +69,13 @@ def load_environment(
     seed: int = 0,
     show_examples: int = 0,
     agent: str | None = None,
+    deterministic: bool | None = None,
 ) -> TerminalTasksEnv:
     """Return the environment. Example i has the difficulty i mod `levels` and one of its tasks.
 
     Each box has 512 MiB of memory, 64 MiB for files and no network. With `agent`, an agent program plays
-    (`wander.envs.AgentEnv`), makes up to 100 model calls, and has 3 GiB of memory and 1 GiB for files.
+    (`wander.envs.AgentEnv`), makes up to 100 model calls, and has 3 GiB of memory and 1 GiB for files. A hub
+    can replay its rollouts if `deterministic` declares that the program always does the same.
     """
     if num_examples < 1 or not 1 <= levels <= len(LEVELS) or not 0 <= show_examples <= len(SHOWN):
         raise ConfigError(
@@ -99,6 +101,7 @@ def load_environment(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
         agent=agent,
+        deterministic=deterministic,
         box=BOX if agent is None else AGENT_BOX,
         command_seconds=10.0,
         output_chars=2000,

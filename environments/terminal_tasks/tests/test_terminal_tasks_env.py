@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 
 import pytest
@@ -109,3 +110,26 @@ async def test_the_shown_conversations_are_what_the_expert_does():
         env = TerminalTasksEnv(rows, command_seconds=10.0, output_chars=2000, rubric=Rubric([solved]))
         rollout = await env.rollout(ScriptedClient(expert), env.dataset("train")[0])
         assert (rollout.reward, [*rollout.prompt, *rollout.completion]) == (1.0, conversation)
+
+
+ASK_AND_RUN = """
+import json, os, urllib.request
+messages = [{"role": "user", "content": os.environ["WANDER_INSTRUCTION"]}]
+body = json.dumps({"model": "any", "messages": messages}).encode()
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+os.system(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+@needs_box
+async def test_the_rollout_of_a_program_that_is_declared_deterministic_is_replayed():
+    program = f"python3 -c {shlex.quote(ASK_AND_RUN)}"
+    assert not load_environment(agent=program).info.deterministic
+    env = load_environment(agent=program, deterministic=True)
+    assert env.info.deterministic
+    example = example_of("count_requests")
+    command = " && ".join(commands_for(example.prompt[-1]["content"]))
+    rollout = await env.rollout(ScriptedClient([command]), example)
+    assert (rollout.reward, rollout.failure) == (1.0, None)
+    again = await env.rollout(ReplayClient([rollout]), example)
+    assert (again.reward, again.info, again.failure) == (1.0, rollout.info, None)
