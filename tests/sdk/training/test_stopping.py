@@ -57,6 +57,14 @@ def test_a_collapse_names_its_first_suspect(metrics: dict[str, Any], suspect: st
     assert suspect in found.reason
 
 
+def test_an_entropy_that_falls_while_the_reward_rises_is_no_collapse() -> None:
+    falling = {"entropy": [0.6, 0.5, 0.4, 0.3, 0.2] + [0.02] * 5, "rewards/reward/std": [0.4] * 10}
+    learns = [0.77, 0.8, 0.83, 0.87, 0.9, 0.92, 0.94, 0.95, 0.97, 0.97]  # it cannot be more than 1
+    assert first_stop(StoppingSection(), steps(reward=learns, **falling)) is None
+    found = first_stop(StoppingSection(), steps(reward=[0.77] * 10, **falling))
+    assert "repeats itself" in found.reason
+
+
 def test_steps_without_a_value_are_passed_over() -> None:
     assert first_stop(StoppingSection(collapse=True), [{"step": 1, "reward": None, "entropy": None}]) is None
 
