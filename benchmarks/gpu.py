@@ -44,6 +44,15 @@ def settings_for(ground: smoke.Ground, given: argparse.Namespace, games: int) ->
     )
 
 
+def keep_layers(model: Path, layers: int, folder: Path) -> Path:
+    """Save a copy of a model with only its first layers, and return its folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(model, num_hidden_layers=layers).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
 def measure_rollouts(ground: smoke.Ground, given: argparse.Namespace, games: int) -> dict[str, Any]:
     """Play this number of games at a time. Returns games and tokens per second."""
     settings = settings_for(ground, given, games)
@@ -143,6 +152,8 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         from wander.models.loading import resolve_model
 
         ground.policy = Path(resolve_model(given.model)[0])
+        if given.layers:
+            ground.policy = keep_layers(ground.policy, given.layers, folder / "shallow")
     report: dict[str, Any] = {"model": given.model, "device": given.device}
     report |= {"machine": smoke.describe_machine(given.device), "rollouts": [], "steps": [], "bare": []}
     for games in given.at_once:
@@ -164,6 +175,7 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
+    parser.add_argument("--layers", type=int, help="keep only the first layers of `--model`, to rehearse")
     parser.add_argument("--at-once", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--rows", type=int, default=256, help="rows per backward pass")
     parser.add_argument("--steps", type=int, default=4)
