@@ -89,7 +89,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
 def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
     unknown = wander("env", "export", TICTACTOE, "--to", "other", "--out", "adapter")
     assert unknown.status == 2
-    assert "use `prime-rl`, `skyrl`, `tinker` or `harbor`" in unknown.err
+    assert "use `prime-rl`, `skyrl`, `tinker`, `openenv` or `harbor`" in unknown.err
     (home / "bare").mkdir()
     (home / "bare" / "bare.py").write_text("")
     bare = wander("env", "export", "./bare", "--to", "skyrl", "--out", "adapter")

@@ -32,6 +32,7 @@ CANNOT = {
     "--serve vllm": "needs vLLM",
     "https://hub.example.org": "is another hub",
     "--token-stdin": "is another hub",
+    "env import openenv": "needs an OpenEnv folder: tests/plugins/test_outward_integrations.py",
     "--to harbor": "needs an environment with a shell: tests/client/test_harbor_commands.py",
     "--worker tcp://HOST": "needs another machine",
     "wander worker": "serves until it is stopped",

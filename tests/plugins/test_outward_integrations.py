@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,59 @@ with GenericEnvClient(base_url=url).sync() as one, GenericEnvClient(base_url=url
 server.should_exit = True
 """
 
+VALIDATED = """
+import json
+from pathlib import Path
+
+from openenv.validation.policy import apply_policy, load_policy
+from openenv.validation.report import ValidationReport
+from openenv.validation.runner import run_validation
+from openenv.validation.types import CheckStatus, Lane, Level
+
+policy = load_policy("v2")
+local = policy.entries_for_lane(Lane.LOCAL)
+verdicts = {}
+for file in sorted(Path("reports").iterdir()):
+    report = ValidationReport.model_validate_json(file.read_text())
+    ids = [result.check_id for result in report.results]
+    assert sorted(ids) == sorted(local), set(ids) ^ set(local)
+    assert apply_policy(report.results, policy, Lane.LOCAL) is report.verdict
+    failed = [result.check_id for result in report.results if result.status is CheckStatus.FAIL]
+    verdicts[file.stem] = (report.verdict.value, failed, report.manifest is not None)
+checked = run_validation(Path("server"), max_level=Level.STATIC)
+assert [(result.check_id, result.status.value) for result in checked.results] == [("static.manifest", "pass")]
+good = ValidationReport.model_validate_json(Path("reports/tictactoe.json").read_text())
+assert checked.manifest == good.manifest
+print(json.dumps(verdicts))
+"""
+
+SERVED = """
+import asyncio, socket, sys, threading, time
+from pathlib import Path
+
+import uvicorn
+import wander
+from wander.clients import ScriptedClient
+
+sys.path.insert(0, "server")
+from server.app import app
+
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+threading.Thread(target=server.run, daemon=True).start()
+while not server.started:
+    time.sleep(0.05)
+env = wander.load_environment("./imported", url=f"http://127.0.0.1:{port}", text_field="content")
+assert env.info.reward_range == wander.load_environment("tictactoe").info.reward_range
+replies = [f"<move>{n % 9 + 1}</move>" for n in range(20)]
+rollout = asyncio.run(env.rollout(ScriptedClient(replies), env.dataset()[0]))
+assert rollout.failure is None and rollout.metrics["finished"] == 1.0, rollout
+server.should_exit = True
+print("played")
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -150,3 +206,49 @@ def test_the_library_plays_what_an_evaluation_plays(python: Path, tmp_path: Path
         [str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500
     )
     assert done.stdout.endswith("same\n"), done.stderr[-4000:]
+
+
+def run_wander(*words: str, folder: Path) -> str:
+    """Run the command in a folder and return what it prints; checks that fail end with status 1."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "wander"), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return done.stdout
+
+
+def test_openenv_accepts_reports_and_folders_and_they_come_back(python: Path, tmp_path: Path) -> None:
+    broken = ROOT / "tests" / "sdk" / "broken_environments"
+    for name in ("tictactoe", "math_tools"):
+        shutil.copytree(ROOT / "environments" / name, tmp_path / name)
+    for name in ("clock", "does_not_load"):
+        (tmp_path / name).mkdir()
+        shutil.copy(broken / f"{name}.py", tmp_path / name)
+    (tmp_path / "reports").mkdir()
+    for name in ("tictactoe", "math_tools", "clock", "does_not_load"):
+        report = run_wander("check", f"./{name}", "--report", "openenv", folder=tmp_path)
+        (tmp_path / "reports" / f"{name}.json").write_text(report)
+    run_wander("env", "export", "./tictactoe", "--to", "openenv", "--out", "server", folder=tmp_path)
+    verdicts = json.loads(run_script(python, VALIDATED, tmp_path))
+    assert verdicts["math_tools"] == ["warn", [], True]
+    assert verdicts["tictactoe"] == ["fail", ["semantic.oracle_max"], True], "its best players draw"
+    assert verdicts["clock"][0] == "fail"
+    assert {"runtime.episode_determinism", "semantic.replayability"} <= set(verdicts["clock"][1])
+    assert verdicts["does_not_load"][::2] == ["fail", False]
+    assert {"static.manifest", "runtime.startup"} <= set(verdicts["does_not_load"][1])
+    run_wander("env", "import", "openenv", "server", "--out", "imported", folder=tmp_path)
+    assert run_script(python, SERVED, tmp_path) == "played\n"
+
+
+def run_script(python: Path, script: str, folder: Path) -> str:
+    """Run a script in a folder and return what it prints."""
+    done = subprocess.run(
+        [str(python), "-c", script], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

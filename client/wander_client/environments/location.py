@@ -54,6 +54,18 @@ class Location:
         return self.folder.name if self.folder is not None else self.target
 
 
+def project_version(location: Location) -> str | None:
+    """Return the version of the package; None if its build decides it."""
+    from wander_client.packages.built_package import require_project
+
+    if location.installed is not None:
+        return location.installed.record.version
+    if location.folder is None or not (location.folder / "pyproject.toml").is_file():
+        return None
+    version = require_project(location.folder).get("version")
+    return version if isinstance(version, str) else None
+
+
 def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Location:
     """Find an environment, and install `owner/name` if it is not installed.
 

@@ -124,6 +124,10 @@ class Output:
         body = {"schema": f"wander.{self.command}/1", "data": jsonable(data), **extra}
         _print(sys.stdout, _json({**body, "warnings": self.warnings}))
 
+    def document(self, data: Any) -> None:
+        """Print a JSON document in a format of others, without the envelope, in every mode."""
+        _print(sys.stdout, _json(data))
+
     def stream(self, kind: str, **fields: Any) -> None:
         """Print one JSON line of a stream, `type` first. Prints nothing in other modes."""
         if self.json:

@@ -1,4 +1,4 @@
-"""Write the adapter package that lets another trainer use an environment."""
+"""Write the adapter package that lets another trainer use an environment, or serves it with OpenEnv."""
 
 from __future__ import annotations
 
@@ -56,6 +56,52 @@ def write_adapter(
     """Write the adapter's package into a new or empty folder. Returns its files, relative to the folder."""
     require_free(out, "choose another folder")
     trainer = TRAINERS[to]
+    words = {
+        "use": trainer.use,  # first, because it contains words that are filled in after it
+        "trainer": trainer.name,
+        **_words(location, arguments, to, index, trainer.requirements),
+    }
+    templates = files("wander_client") / "templates" / "export"
+    content = {
+        "pyproject.toml": templates / "pyproject.toml.txt",
+        "README.md": templates / "README.md.txt",
+        f"{words['module']}.py": templates / f"{to.replace('-', '_')}.py.txt",
+    }
+    return fill_templates(out, content, words)
+
+
+def write_server(
+    location: Location,
+    arguments: dict[str, Any],
+    out: Path,
+    index: str,
+    manifest: dict[str, Any],
+) -> list[Path]:
+    """Write an OpenEnv server of an environment into a new or empty folder. Returns its files.
+
+    `manifest` has the `name`, the `version` and the `validation` block of `openenv.yaml`.
+    """
+    require_free(out, "choose another folder")
+    words = _words(location, arguments, "openenv", index, ("openenv>=0.10",))
+    templates = files("wander_client") / "templates" / "export" / "openenv"
+    content = {
+        "pyproject.toml": templates / "pyproject.toml.txt",
+        "README.md": templates / "README.md.txt",
+        "server/__init__.py": templates / "init.py.txt",
+        "server/app.py": templates / "app.py.txt",
+        "server/Dockerfile": templates / "Dockerfile.txt",
+    }
+    served = {"type": "space", "runtime": "fastapi", "app": "server.app:app", "port": 8000}
+    text = _yaml({"spec_version": 1, **manifest, **served})
+    written = fill_templates(out, content, words)
+    (out / "openenv.yaml").write_text(text + "\n", encoding="utf-8")
+    return [Path("openenv.yaml"), *written]
+
+
+def _words(
+    location: Location, arguments: dict[str, Any], to: str, index: str, requirements: tuple[str, ...]
+) -> dict[str, str]:
+    """Return what the templates of every export fill in."""
     if location.installed is not None:
         name = location.installed.record.name
         requirement = f"{name}=={location.installed.record.version}"
@@ -63,29 +109,29 @@ def write_adapter(
         assert location.folder is not None
         if not (location.folder / "pyproject.toml").is_file():
             raise ClientError(
-                f"`{location.folder}` has no `pyproject.toml`: a trainer cannot install it",
+                f"`{location.folder}` has no `pyproject.toml`, so nothing can install it",
                 hint="run `wander new NAME` to create a package",
                 code="no_package",
             )
         name = requirement = require_project(location.folder)["name"]
-    kind = to.replace("-", "_")
-    module = f"{name.replace('-', '_')}_{kind}"
-    words = {
-        "use": trainer.use,
+    module = f"{name.replace('-', '_')}_{to.replace('-', '_')}"
+    return {
         "label": location.label,
         "name": name,
         "module": module,
         "package": module.replace("_", "-"),
-        "dependencies": json.dumps(["wander-sdk", "wander-integrations", requirement, *trainer.requirements]),
-        "trainer": trainer.name,
+        "dependencies": json.dumps(["wander-sdk", "wander-integrations", requirement, *requirements]),
         "index": index,
         # JSON in a Python string literal, because Python does not know `true` and `null`.
         "arguments": repr(json.dumps(arguments)),
     }
-    templates = files("wander_client") / "templates" / "export"
-    content = {
-        "pyproject.toml": templates / "pyproject.toml.txt",
-        "README.md": templates / "README.md.txt",
-        f"{module}.py": templates / f"{kind}.py.txt",
-    }
-    return fill_templates(out, content, words)
+
+
+def _yaml(fields: dict[str, Any], indent: str = "") -> str:
+    """Write mappings as YAML blocks, and everything else as JSON, which is YAML too."""
+    return "\n".join(
+        f"{indent}{name}:\n{_yaml(value, indent + '  ')}"
+        if isinstance(value, dict) and value
+        else f"{indent}{name}: {json.dumps(value)}"
+        for name, value in fields.items()
+    )

@@ -101,6 +101,7 @@ def check_environment(
         report.environment, report.deterministic = first.info.name, first.info.deterministic
     if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
         report.unfit_arguments = first.trouble
+    report.has_judge = first.has_judge
     report.earned = earned_by_player(first)
     results.update({result.id: result for result in findings_of_first(first)})
     if "load.works" in results:

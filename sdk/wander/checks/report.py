@@ -212,6 +212,8 @@ class CheckReport(Record):
     seconds: float = 0.0
     info: EnvironmentInfo | None = Field(default=None, exclude=True)
     """The environment's description of itself, if it loads."""
+    has_judge: bool = Field(default=False, exclude=True)
+    """Whether a judge model takes part in its rewards."""
     unfit_arguments: Trouble | None = Field(default=None, exclude=True)
     """Error if `load_environment` does not accept the arguments, which is not a fault of the environment."""
 

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 HARBOR = "harbor"
+OPENENV = "openenv"
 
 
 def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     to: Annotated[
-        str, Option("--to", metavar="prime-rl|skyrl|tinker|harbor", help="the other trainer, or task format")
+        str,
+        Option(
+            "--to", metavar="prime-rl|skyrl|tinker|openenv|harbor", help="the other trainer, or task format"
+        ),
     ],
     out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package, or of the tasks")],
     argument: EnvironmentArguments = None,
@@ -40,22 +44,25 @@ def export(
         str | None, Option(help="container image of `harbor` for boxes that start from the host's system")
     ] = None,
 ) -> None:
-    """Write a small adapter package that lets another trainer use an environment, or Harbor task folders.
+    """Write a small package that lets another trainer use an environment, or Harbor task folders.
 
     \b
     wander env export admin/tictactoe --to skyrl --out adapters/skyrl
     wander env export ./my-env --to tinker --out adapters/tinker -a size=3
+    wander env export ./my-env --to openenv --out servers/my-env
     wander env export ./my-env --to harbor --out tasks --examples 20 --image python:3.12-slim
 
     The package depends on `wander-sdk`, the environment and the trainer's interface. Install it next to the
     trainer. For the same completions, it gives the same rewards as `wander eval`.
 
+    `openenv` writes an OpenEnv server with its `openenv.yaml`.
+
     `harbor` writes the examples of an environment with a shell as task folders of Harbor's format.
     """
     from wander_client.environments.location import locate, parse_arguments
-    from wander_client.training.export import TRAINERS, write_adapter
+    from wander_client.training.export import TRAINERS, write_adapter, write_server
 
-    choose("--to", to, (*TRAINERS, HARBOR))
+    choose("--to", to, (*TRAINERS, OPENENV, HARBOR))
     here = current()
     location = locate(here, environment)
     if to == HARBOR:
@@ -64,12 +71,43 @@ def export(
     refuse_options("examples", "organization", "image", because="requires `--to harbor`")
     owner = location.installed.record.owner if location.installed else "OWNER"
     index = f"{here.settings.hub.rstrip('/')}/{owner}/index/"
-    written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)
+    given = parse_arguments(argument or [], args)
+    if to == OPENENV:
+        import asyncio
+
+        written = write_server(location, given, out, index, asyncio.run(_describe(location, given)))
+    else:
+        written = write_adapter(location, given, to, out, index)
     here.output.answer(
         {"out": str(out), "files": [str(file) for file in written]},
         f"{out}: {', '.join(str(file) for file in written)}",
     )
     here.output.next(f"pip install --index-url {index} {out}")
+
+
+async def _describe(location: Location, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Load the environment and return the manifest for its `openenv.yaml`."""
+    from wander.sandbox import SandboxPolicy
+
+    from wander_client.environments.location import project_version
+    from wander_client.environments.opening import open_environment
+    from wander_client.environments.sandbox import choose_policy, confines
+    from wander_client.errors import ClientError
+    from wander_client.packages.origins.task_folders import load_format
+
+    here = current()
+    policy = choose_policy(None, None, default=confines(here.settings, location.spec))
+    async with open_environment(here, location, arguments, sandbox=policy) as opened:
+        try:
+            manifest: dict[str, Any] = load_format(OPENENV).openenv_manifest(
+                opened.handle.info,
+                project_version(location),
+                limits=policy or SandboxPolicy(),
+                uses_network=not opened.handle.info.deterministic,
+            )
+            return manifest
+        except ValueError as error:
+            raise ClientError(str(error), code="export_failed") from error
 
 
 def _export_tasks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines, hide_own
@@ -10,9 +10,10 @@ from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
 from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
 from wander_client.terminal.output import counted
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from wander.checks import CheckResult
+    from wander.checks import CheckReport, CheckResult
     from wander.sandbox import SandboxPolicy
     from wander.wire.verification import CheckedWith
 
@@ -28,17 +29,24 @@ def check(
     strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
+    report_format: Annotated[
+        str | None, Option("--report", metavar="openenv", help="print a JSON report in this format")
+    ] = None,
 ) -> int:
     """Test an environment for common faults. This does not need a model.
 
     \b
     wander check .
     wander check admin/tictactoe --json
+    wander check . --report openenv > report.json
     wander check someone/new-env --sandbox
 
     The environment is loaded in two processes with different hash seeds and time zones. Scripted players play
     it: some answer correctly, some give no answer, and some cheat. Each process replays the games of the
     other, to find differences. Exit status 1 means that a check failed.
+
+    `--report openenv` prints a validation report of OpenEnv's RFC 008 instead. It skips the checks
+    that Wander does not make.
     """
     from wander.checks import check_environment
     from wander.checks.report import NOT_LOOKED_AT
@@ -46,6 +54,8 @@ def check(
     from wander_client.environments.location import locate, parse_arguments
 
     output = current().output
+    if report_format is not None:
+        choose("--report", report_format, ("openenv",))
     policy = choose_policy(
         sandbox, sandbox_limit, default=confines(current().settings, source_spec(environment))
     )
@@ -60,14 +70,17 @@ def check(
     )
     if arguments and (error := report.unfit_arguments):  # a mistake of the caller, not of the environment
         raise UsageError(error.message, hint=error.hint, code="bad_arguments")
+    bad = {"fail", "warn"} if strict else {"fail"}
+    failed = [result for result in report.checks if result.status in bad]
+    if report_format is not None:
+        output.document(_openenv_report(report, location, policy))
+        return FAILED if failed else OK
     skipped = [result for result in report.checks if result.message == NOT_LOOKED_AT]
     for result in report.checks:
         if result not in skipped:
             _show(result)
     if skipped:
         output.line(f"{'-':<6} {counted(len(skipped), 'check')} {NOT_LOOKED_AT}")
-    bad = {"fail", "warn"} if strict else {"fail"}
-    failed = [result for result in report.checks if result.status in bad]
     completed = [result for result in report.checks if result.status != "skip"]
     warned = sum(result.status == "warn" for result in completed)
     warnings = f", {warned} warning{'s'[: warned != 1]}" if warned else ""
@@ -79,6 +92,29 @@ def check(
     made_with = _checked_with(location, policy)
     output.answer({**data, "made_with": made_with.model_dump(mode="json")}, text)
     return FAILED if failed else OK
+
+
+def _openenv_report(report: CheckReport, location: Location, policy: SandboxPolicy | None) -> dict[str, Any]:
+    """Return the report in the format of OpenEnv's RFC 008."""
+    from wander.sandbox import SandboxPolicy
+
+    from wander_client.environments.location import project_version
+    from wander_client.packages.origins.source import folder_digest
+    from wander_client.packages.origins.task_folders import load_format
+
+    made_with = _checked_with(location, policy)
+    digest = made_with.wheel_sha256
+    if digest is None:
+        digest = "" if location.folder is None else folder_digest(location.folder)
+    document: dict[str, Any] = load_format("openenv").openenv_report(
+        report,
+        version=project_version(location),
+        source_digest=digest,
+        limits=policy or SandboxPolicy(),
+        is_locked=made_with.lock_sha256 is not None,
+        is_confined=policy is not None,
+    )
+    return document
 
 
 def _checked_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:

@@ -149,11 +149,36 @@ def harbor(
     tasks whose Dockerfile only copies files and sets variables are played over the system of the machine.
     Tasks that need what Wander does not have (GPUs, several containers, ...) are left out, with a warning.
     """
+    choose("--start-from", start_from, ("task", "dockerfile", "host"))
+    _import_tasks("harbor", source, out, start_from=start_from)
+
+
+@app.command()
+def openenv(
+    source: Annotated[
+        str, Argument(help="a folder with `openenv.yaml`, or URL[@REVISION][#subdirectory=FOLDER]")
+    ],
+    out: Annotated[
+        Path, Option("-o", "--out", help="folder of the new project; its name is the environment's")
+    ],
+) -> None:
+    """Write the project of an environment that plays on the server of an OpenEnv folder.
+
+    \b
+    wander env import openenv ./echo_env --out echo
+    wander env import openenv https://example.org/envs.git#subdirectory=envs/echo_env --out echo
+
+    Range of the reward, tags and time limit come from `openenv.yaml`. Start the server before you play.
+    """
+    _import_tasks("openenv", source, out)
+
+
+def _import_tasks(format_name: str, source: str, out: Path, **options: Any) -> None:
+    """Write the project of an environment for tasks of another format."""
     from wander_client.packages.origins.task_folders import import_tasks
 
-    choose("--start-from", start_from, ("task", "dockerfile", "host"))
     here = current()
-    written, origin = import_tasks("harbor", source, out, start_from=start_from)
+    written, origin = import_tasks(format_name, source, out, **options)
     for task, reasons in written.left_out.items():
         here.output.warn(f"left out `{task}`: {'; '.join(reasons)}")
     for limit in written.limits:

@@ -1,12 +1,14 @@
-"""Task folders of other libraries as environments. Plugins know the formats.
+"""Task folders of other formats as environments. Plugins know the formats.
 
     [project.entry-points."wander.task_formats"]
     harbor = "wander_integrations.harbor.project"
 
-The entry point names a module with two members:
+The entry point names a module with `write_project`, and what else the format has:
 
-    write_project(folder, out, *, name, start_from) -> WrittenProject
-                       write the project of an environment that contains the tasks
+    write_project(folder, out, *, name, **options) -> WrittenProject
+                       write the project of an environment that plays the tasks; the options are the format's
+    openenv_manifest, openenv_report
+                       describe an environment and the results of its checks for OpenEnv
     EXPORT_MODULE      name of the module that writes an environment's examples as tasks. It runs as a program
                        in the environment's virtual environment (`wander_client.environments.task_export`)
 """
@@ -41,7 +43,7 @@ def load_format(name: str) -> Any:
     )
 
 
-def import_tasks(format_name: str, source: str, out: Path, *, start_from: str) -> tuple[Any, PackageOrigin]:
+def import_tasks(format_name: str, source: str, out: Path, **options: Any) -> tuple[Any, PackageOrigin]:
     """Write the project of an environment from a folder or a git repository with tasks.
 
     Returns the plugin's `WrittenProject` and the origin, which is also noted in the README. Nothing is left
@@ -59,7 +61,7 @@ def import_tasks(format_name: str, source: str, out: Path, *, start_from: str) -
             folder, origin = clone_folder(source, Path(work) / "clone")
         made = Path(work) / name
         made.mkdir()
-        written = task_format.write_project(folder, made, name=name, start_from=start_from)
+        written = task_format.write_project(folder, made, name=name, **options)
         with (made / "README.md").open("a", encoding="utf-8") as readme:
             readme.write(f"\n---\n\n{origin.note}\n")
         _move(made, out)
