@@ -68,7 +68,8 @@ class Settings:
     notice_seconds: float = NOTICE_SECONDS
     """Seconds without progress after which a rollout is reported."""
     prices: Mapping[str, object] = field(default_factory=dict)
-    """Prices by model, in USD per million tokens: `{prompt = 0.15, completion = 0.60}`."""
+    """Prices by model, in USD per million tokens: `{prompt = 0.15, completion = 0.60, cached = 0.08}`. They
+    come before those of the shipped table."""
 
 
 def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:

@@ -545,12 +545,6 @@ class _Episode(NamedTuple):
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
-        prompted = completed = 0
-        estimated = False
-        for turn in state.turns:
-            prompted += turn.usage.prompt_tokens
-            completed += turn.usage.completion_tokens
-            estimated = estimated or turn.usage.estimated
         example = state.example
         return Rollout.assemble(
             example_id=example.example_id,
@@ -565,7 +559,7 @@ class _Episode(NamedTuple):
             reward=None if failure else state["reward"],
             metrics=state["metrics"],
             failure=failure,
-            usage=Usage.assemble(prompt_tokens=prompted, completion_tokens=completed, estimated=estimated),
+            usage=sum((turn.usage for turn in state.turns), Usage()),
             started_at=self.started_at,
             seconds=self.seconds + scoring_seconds,
             scoring_seconds=scoring_seconds,

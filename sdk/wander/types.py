@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
+from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
@@ -142,14 +144,27 @@ class Usage(Record):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    estimated: bool = Field(default=False, exclude_if=lambda estimated: not estimated)
+    cached_tokens: int = Field(default=0, exclude_if=operator.not_)
+    """Prompt tokens that the endpoint read from its cache. They are part of `prompt_tokens`."""
+    reasoning_tokens: int = Field(default=0, exclude_if=operator.not_)
+    """Tokens that the model spent on reasoning. They are part of `completion_tokens`."""
+    estimated: bool = Field(default=False, exclude_if=operator.not_)
     """Whether at least some counts are estimates of four bytes of text per token, because the endpoint did
     not count."""
 
     def __add__(self, other: Usage) -> Usage:
+        return self._merge(other, operator.add)
+
+    def at_least(self, other: Usage) -> Usage:
+        """Return the larger of both values of each count."""
+        return self._merge(other, max)
+
+    def _merge(self, other: Usage, merge: Callable[[int, int], int]) -> Usage:
         return Usage.assemble(
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
+            prompt_tokens=merge(self.prompt_tokens, other.prompt_tokens),
+            completion_tokens=merge(self.completion_tokens, other.completion_tokens),
+            cached_tokens=merge(self.cached_tokens, other.cached_tokens),
+            reasoning_tokens=merge(self.reasoning_tokens, other.reasoning_tokens),
             estimated=self.estimated or other.estimated,
         )
 

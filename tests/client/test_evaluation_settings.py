@@ -181,3 +181,41 @@ def test_a_misplaced_key_is_told_where_it_belongs(wander: Wander, home: Path) ->
 def test_an_agent_is_an_argument_of_the_environment():
     options = read_options({"agent": "codex", "arguments": ["max_turns=3"]})
     assert options == {"arguments": {"max_turns": 3, "agent": "codex"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "base_url", "prompt"),
+    [
+        ("gpt-5", None, 1.25),
+        ("openai/gpt-5", "https://openrouter.ai/api/v1", 1.25),
+        ("openrouter/openai/GPT-5", "https://gateway.example.org/v1", 1.25),
+        ("anthropic/claude-sonnet-4.5", "https://openrouter.ai/api/v1", 3.0),
+        ("models/gemini-2.5-pro", "https://generativelanguage.googleapis.com/v1beta/openai", 1.25),
+        ("qwen-max", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", 1.6),
+        # Others serve public weights at other prices, and a server of one's own may serve anything.
+        ("qwen/qwen-max", "https://openrouter.ai/api/v1", None),
+        *(("gpt-5", f"http://{host}:8000/v1", None) for host in ("127.0.0.1", "[::1]", "gpu-box")),
+        ("other/gpt-5", "https://openrouter.ai/api/v1", None),
+        ("gpt-5-of-mine", None, None),
+        ("scripted:mine:gpt-5", None, None),
+    ],
+)
+def test_the_shipped_table_prices_the_models_of_providers_and_no_others(
+    home: Path, model: str, base_url: str | None, prompt: float | None
+) -> None:
+    wanted = {"environment": "acme/one", "model": model} | ({"base_url": base_url} if base_url else {})
+    prices = settings_for(wanted, load_settings()).prices
+    assert (prices and prices.prompt) == prompt
+    if prices is not None and prompt == 1.25:
+        assert prices.cached == 0.125
+
+
+def test_own_prices_come_before_the_shipped_table(home: Path) -> None:
+    (home / "config").mkdir()
+    (home / "config" / "settings.toml").write_text("[prices]\ngpt-5 = { prompt = 1, completion = 2 }\n")
+    wanted = {"environment": "acme/one", "model": "gpt-5"}
+    by_file = settings_for(wanted, load_settings()).prices
+    by_option = settings_for(wanted | {"prices": "3/4"}, load_settings()).prices
+    assert by_file is not None
+    assert by_option is not None
+    assert (by_file.prompt, by_file.cached, by_option.prompt) == (1.0, None, 3.0)

@@ -200,12 +200,28 @@ async def test_filters_leave_rows_out_and_change_no_rank(posted):
     assert ranks(await posted.board(since=later)) == []
     assert len((await posted.board(until=later))["rows"]) == 3
     by_cost = (await posted.board(sort="cost"))["rows"]
-    assert [row["model"] for row in by_cost] == ["org/Llama-8B", "other/qwen-small", "org/Qwen3-4B"]
-    assert by_cost[1]["usd_per_rollout"] == pytest.approx((10 * 1.0 + 4 * 2.0) / 1e6)
+    assert [row["model"] for row in by_cost] == ["org/Llama-8B", "org/Qwen3-4B", "other/qwen-small"]
+    assert by_cost[2]["usd_per_rollout"] == pytest.approx((10 * 1.0 + 4 * 2.0) / 1e6)
     assert by_cost[0]["usd_per_rollout"] is None, "what was proved comes before any sorting"
     assert (await posted.board(sort="posted"))["rows"][0]["model"] == "other/qwen-small"
     wrong = await posted.hub.get(BOARD, params={"level": "best"})
     assert wrong.status_code == 422
+
+
+async def test_cost_decides_among_runs_of_equal_rank_only(posted):
+    def spent(price):
+        return {"prices": {"prompt": price, "completion": price}}
+
+    for model, right, price in [("a", 20, 9.0), ("b", 20, 3.0), ("c", 19, 6.0), ("d", 2, 1.0), ("e", 1, 0.5)]:
+        await posted.run(model, right, spending=spent(price))
+    await posted.run("c", 1, spending=spent(0.1))  # not the row of its model
+    rows = (await posted.board(sort="cost"))["rows"]
+    assert [row["model"] for row in rows] == ["b", "c", "a", "e", "d"]
+    assert [row["rank_low"] for row in rows] == [1, 1, 1, 4, 4]
+    everything = (await posted.board(runs="all", sort="cost"))["rows"]
+    key = [(row["rank_low"], row["usd_per_rollout"]) for row in everything]
+    assert key == sorted(key)
+    assert everything[3]["usd_per_rollout"] < rows[3]["usd_per_rollout"]
 
 
 @pytest.mark.parametrize("sort", ["reward", "posted", "tokens", "cost"])

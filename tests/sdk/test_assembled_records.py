@@ -49,7 +49,7 @@ async def test_what_is_replayed_has_every_field() -> None:
 
 
 def test_an_assembled_record_can_be_copied_and_changed() -> None:
-    usage = Usage.assemble(prompt_tokens=1, completion_tokens=2, estimated=False)
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
     assert usage + Usage(prompt_tokens=1) == Usage(prompt_tokens=2, completion_tokens=2)
     copy = usage.model_copy(update={"prompt_tokens": 5})
     copy.completion_tokens = 7

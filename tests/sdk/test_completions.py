@@ -21,7 +21,7 @@ from wander.evals.run.budget import Budget
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.evals.stats.breakdown import break_down
 from wander.evals.store.folder import RunFolder
-from wander.types import SamplingArgs
+from wander.types import SamplingArgs, Usage
 from wander.wire import EnvironmentPin, TokenPrices
 
 EMPTY = {"role": "assistant", "content": ""}
@@ -203,6 +203,103 @@ def test_completion_tokens_are_at_least_what_the_total_leaves(
     else:
         assert usage.prompt_tokens == prompt
         assert usage.completion_tokens == (completion + hidden if prompt else completion)
+
+
+DIALECTS = {
+    "OpenAI": (
+        {
+            **{"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150},
+            **{"prompt_tokens_details": {"cached_tokens": 80, "audio_tokens": 0}},
+            "completion_tokens_details": {"reasoning_tokens": 30},
+        },
+        (100, 50, 80, 30),
+    ),
+    "OpenAI's Responses API": (
+        {
+            **{"input_tokens": 100, "output_tokens": 50, "total_tokens": 150},
+            **{
+                "input_tokens_details": {"cached_tokens": 80},
+                "output_tokens_details": {"reasoning_tokens": 30},
+            },
+        },
+        (100, 50, 80, 30),
+    ),
+    "Anthropic": (
+        {
+            **{"input_tokens": 15, "output_tokens": 50},
+            **{"cache_read_input_tokens": 80, "cache_creation_input_tokens": 5},
+        },
+        (100, 50, 80, 0),
+    ),
+    "LiteLLM in front of Anthropic": (
+        {
+            **{"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150},
+            **{"cache_read_input_tokens": 80, "prompt_tokens_details": {"cached_tokens": 80}},
+        },
+        (100, 50, 80, 0),
+    ),
+    "Inspect": (
+        {
+            **{"input_tokens": 20, "output_tokens": 50, "total_tokens": 150},
+            **{"input_tokens_cache_read": 80, "input_tokens_cache_write": None, "reasoning_tokens": 30},
+        },
+        (100, 50, 80, 30),
+    ),
+    "DeepSeek": (
+        {
+            **{"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150},
+            **{"prompt_cache_hit_tokens": 80, "prompt_cache_miss_tokens": 20},
+            "completion_tokens_details": {"reasoning_tokens": 30},
+        },
+        (100, 50, 80, 30),
+    ),
+    "xAI, which counts reasoning apart": (
+        {
+            **{"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 150},
+            **{"completion_tokens_details": {"reasoning_tokens": 30}},
+        },
+        (100, 50, 0, 30),
+    ),
+    "Gemini, which counts reasoning only in the total": (
+        {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 150},
+        (100, 50, 0, 30),
+    ),
+    "Moonshot": ({"prompt_tokens": 100, "completion_tokens": 50, "cached_tokens": 80}, (100, 50, 80, 0)),
+    "more cached tokens than tokens": (
+        {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 99}},
+        (10, 5, 10, 0),
+    ),
+    "details without counts": (
+        {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": None},
+        (10, 5, 0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_cached_and_reasoning_tokens_are_read_from_every_dialect(name: str) -> None:
+    raw, counts = DIALECTS[name]
+    usage = usage_of(raw)
+    assert usage is not None
+    parts = (usage.cached_tokens, usage.reasoning_tokens)
+    assert (usage.prompt_tokens, usage.completion_tokens, *parts) == counts
+
+
+def test_zero_counts_are_left_out_of_json_and_no_sum_drops_a_count() -> None:
+    """Every field has another value here, so a sum that forgets a field is found."""
+    assert Usage(prompt_tokens=3).model_dump(mode="json") == {"prompt_tokens": 3, "completion_tokens": 0}
+    numbers = {name: number for number, name in enumerate(Usage.model_fields, start=1) if name != "estimated"}
+    one, three = Usage(**numbers), Usage(**{name: 3 * number for name, number in numbers.items()})
+    assert one + one + one == three == Usage.model_validate_json(three.model_dump_json())
+    assert one.at_least(three) == three.at_least(one) == three
+    assert sum(dict(Usage(estimated=True) + one).values()) == sum(numbers.values()) + 1
+
+
+def test_prices_count_cached_and_reasoning_tokens_apart() -> None:
+    usage = Usage(prompt_tokens=100, completion_tokens=50, cached_tokens=80, reasoning_tokens=30)
+    assert TokenPrices(prompt=1e4, completion=2e4).cost(usage) == pytest.approx(1.0 + 1.0)
+    tiers = TokenPrices(prompt=1e4, completion=2e4, cached=1e3, reasoning=4e4)
+    assert tiers.cost(usage) == pytest.approx(0.2 + 0.08 + 0.4 + 1.2)
 
 
 def right(completion: list[dict[str, Any]]) -> float:

@@ -33,6 +33,7 @@ from wander_client.environments.workers import (
     read_addresses,
 )
 from wander_client.errors import UsageError, name_option
+from wander_client.evaluate.prices import prices_of
 from wander_client.models.pool import ModelChoice
 from wander_client.models.reference import KEY_VARIABLE, START_SECONDS
 from wander_client.models.server import ServeChoice
@@ -343,15 +344,9 @@ def settings_for(wanted: Mapping[str, Any], user: Settings) -> EvaluationSetting
     wanted, model = dict(wanted), wanted["model"]
     if "reasoning" not in wanted and user.reasoning is not None:
         wanted["reasoning"] = user.reasoning
-    if "prices" not in wanted and model in user.prices:
-        try:
-            wanted["prices"] = TokenPrices.model_validate(user.prices[model])
-        except ValidationError:
-            raise UsageError(
-                f"invalid `prices.{model}` in the settings file",
-                hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
-            ) from None
     settings = check_settings(wanted)
+    if "prices" not in wanted and (prices := prices_of(model, settings.base_url, user.prices)):
+        settings = settings.model_copy(update={"prices": prices})
     _require_meaning(settings, wanted)
     if "sandbox" not in wanted:
         has_addresses, names = bool(settings.worker_addresses), (settings.environment, settings.model)

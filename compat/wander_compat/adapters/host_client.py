@@ -119,7 +119,7 @@ class HostClient(Client):
             id=f"{self._calls.rollout_id}/{number}",
             created=0,
             model=self._calls.client.model,
-            usage=Usage(**_usage(answer)),
+            usage=Usage(**_usage(answer), reasoning_tokens=answer.usage.reasoning_tokens),
             message=ResponseMessage(
                 content=answer.message.get("content"),
                 reasoning_content=answer.message.get("reasoning_content"),

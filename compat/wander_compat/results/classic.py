@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wander.clients.completions import total_usage
 from wander.errors import ModelError, RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.evals.formats import received
@@ -87,7 +88,6 @@ def _add(foreign: ForeignRun, row: dict[str, Any], number: int) -> None:
     task = {"task": row["task"]} if row.get("task") not in (None, "default") else {}
     example = foreign.example(example_id, prompt, answer, _info(row.get("info")), task)
     failure = _failure(row.get("error"))
-    usage = row.get("token_usage") or {}
     rollout = {
         "example_id": example_id,
         "index": foreign.counts[example_id],
@@ -105,7 +105,7 @@ def _add(foreign: ForeignRun, row: dict[str, Any], number: int) -> None:
         "reward": None if failure else _number(row.get("reward")),
         "metrics": {} if failure else _metrics(row, foreign.reward_names),
         "failure": failure,
-        "usage": received.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
+        "usage": total_usage([row.get("token_usage")]),
         **_times(row),
     }
     foreign.add(Rollout.model_validate(rollout))

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wander.clients.completions import total_usage
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.evals.formats import received
-from wander.types import Failure, Message, Rollout, Turn, Usage
+from wander.types import Failure, Message, Rollout, Turn
 from wander.wire.untrusted_text import SETTINGS, read_toml_file
 
 from wander_compat.boundaries import find_boundary
@@ -90,7 +91,7 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], numbe
         "reward": total,
         "metrics": metrics,
         "failure": failure,
-        "usage": _usage(trace),
+        "usage": total_usage(call.get("usage") for call in trace.get("calls") or []),
         "started_at": started.isoformat() if started else "",
         "seconds": _seconds(trace),
         "info": {"other_branches": branches - 1} if branches > 1 else {},
@@ -124,23 +125,17 @@ def _turns(
         if not node.get("sampled"):
             continue
         call = calls.get(numbers[id(node)]) or {}
-        usage, span = call.get("usage") or {}, call.get("time") or {}
+        span = call.get("time") or {}
         turns.append(
             Turn(
                 message=messages[position],
                 context_messages=position,
                 finish_reason=call.get("finish_reason") or "stop",
-                usage=received.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+                usage=total_usage([call.get("usage")]),
                 model_seconds=max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)),
             )
         )
     return turns
-
-
-def _usage(trace: dict[str, Any]) -> Usage:
-    found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
-    each = (received.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
-    return sum(each, Usage())
 
 
 def _failure(errors: list[Any]) -> Failure | None:

@@ -11,8 +11,11 @@ from sqlalchemy import (
     ColumnElement,
     Integer,
     Select,
+    Subquery,
     Text,
+    and_,
     bindparam,
+    case,
     cast,
     func,
     literal,
@@ -70,6 +73,8 @@ class BoardRow(NamedTuple):
     shortfall: float
     tokens: float | None
     usd: float | None
+    better: int
+    """Number of certainly better rows of the tier when sorted by tokens or cost, otherwise 0."""
 
     @property
     def place(self) -> BoardPlace:
@@ -116,6 +121,12 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
     numbers = (BoardEntry.shortfall, BoardEntry.tokens, BoardEntry.usd)
     query = query.add_columns(BoardEntry.folded_into, *numbers).join(User, User.id == Run.posted_by_id)
     query = query.join(BoardEntry, BoardEntry.run_id == Run.run_id).where(BoardEntry.board_id == _BOARD)
+    rank: ColumnElement[int] = literal(0)
+    if wanted.sort in ("tokens", "cost"):
+        better = _count_better()
+        query = query.join(better, better.c.run_id == BoardEntry.run_id)
+        rank = better.c.better
+    query = query.add_columns(rank)
     if wanted.showing == "all":
         query = query.where(BoardEntry.withdrawn.is_(False))
     else:
@@ -131,10 +142,39 @@ def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
         query = query.where(BoardEntry.posted_at >= wanted.since)
     if wanted.until is not None:
         query = query.where(BoardEntry.posted_at < wanted.until)
-    return _ordered(query, wanted).limit(wanted.limit + 1)
+    return _ordered(query, rank, wanted).limit(wanted.limit + 1)
 
 
-def _ordered(query: Select[Any], wanted: BoardFilter) -> Select[Any]:
+def _count_better() -> Subquery:
+    """Return the number of rows of the same tier that are certainly better than each run of a board.
+
+    A row is certainly better than a run if its interval begins above the end of the run's interval. All ends
+    are sorted once, and a window function counts the beginnings before each end. A row of the run's own model
+    and account does not count, because the run would replace it.
+    """
+    entry, own = aliased(BoardEntry), aliased(BoardEntry)
+    last = TIERS.index("unverifiable")
+    lows = select(entry.run_id, entry.tier, entry.low.label("end"), literal(1).label("begins"))
+    lows = lows.where(entry.board_id == _BOARD, entry.counts.is_(True), entry.low.is_not(None))
+    lows = lows.where(entry.tier != last)
+    high = case((entry.tier == last, None), else_=entry.high)
+    highs = select(entry.run_id, entry.tier, func.coalesce(high, _UNKNOWN).label("end"), literal(0))
+    ends = lows.union_all(highs.where(entry.board_id == _BOARD)).subquery()
+    before = func.sum(ends.c.begins).over(
+        partition_by=ends.c.tier, order_by=(ends.c.end.desc(), ends.c.begins), rows=(None, 0)
+    )
+    counted = select(ends.c.run_id, ends.c.begins, before.label("better")).subquery()
+    is_own_better = or_(
+        own.tier < entry.tier, and_(own.tier == entry.tier, own.tier != last, own.low > entry.high)
+    )
+    better = counted.c.better - case((is_own_better, 1), else_=0)
+    query = select(entry.run_id, better.label("better")).select_from(counted)
+    query = query.join(entry, entry.run_id == counted.c.run_id).where(counted.c.begins == 0)
+    of_row = (own.board_id == _BOARD, own.model == entry.model, own.posted_by_id == entry.posted_by_id)
+    return query.outerjoin(own, and_(*of_row, own.counts.is_(True))).subquery("better")
+
+
+def _ordered(query: Select[Any], rank: ColumnElement[int], wanted: BoardFilter) -> Select[Any]:
     """Order the rows and skip those of earlier pages."""
     descending = wanted.sort == "posted"
     key: list[Any] = [BoardEntry.posted_at, BoardEntry.run_id]
@@ -144,11 +184,16 @@ def _ordered(query: Select[Any], wanted: BoardFilter) -> Select[Any]:
         value: Any = values[wanted.sort]
         if wanted.sort != "reward":
             value = func.coalesce(value, _UNKNOWN)
-        key = [BoardEntry.tier, value, *key]
-        types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
+            key, types = [rank, value, *key], [Integer(), BoardEntry.shortfall.type, *types]
+        else:
+            key, types = [value, *key], [BoardEntry.shortfall.type, *types]
+        key, types = [BoardEntry.tier, *key], [BoardEntry.tier.type, *types]
     if wanted.cursor:
         at = BoardPosition.from_cursor(wanted.cursor, wanted.sort)
-        last = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
+        last = [at.posted_at, at.run_id]
+        if not descending:
+            ranked = [] if wanted.sort == "reward" else [at.rank]
+            last = [at.tier, *ranked, at.value, *last]
         place = tuple_(*(literal(value, kind) for value, kind in zip(last, types, strict=True)))
         query = query.where(tuple_(*key) < place if descending else tuple_(*key) > place)
     return query.order_by(*(column.desc() if descending else column for column in key))
@@ -158,7 +203,7 @@ def position_of_row(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     """Return the position of a page's last row."""
     value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
-    return BoardPosition(wanted.sort, row.tier, known, row.posted_at, row.run_id)
+    return BoardPosition(wanted.sort, row.tier, row.better, known, row.posted_at, row.run_id)
 
 
 class RowDetails(NamedTuple):

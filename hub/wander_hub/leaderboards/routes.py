@@ -41,7 +41,10 @@ def board_filter(
     runs: Annotated[
         Showing, Query(description="the counting run of each model and account, or all runs")
     ] = "best",
-    sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
+    sort: Annotated[
+        BoardSort,
+        Query(description="best or newest first, or by rank and then fewest tokens or cheapest first"),
+    ] = "reward",
     level: Annotated[VerificationLevel, Query(description="minimum level")] = "unverifiable",
     model: Annotated[str, Query(max_length=300, description="part of the name, in any letter case")] = "",
     since: Annotated[datetime | None, Query(description="earliest post; UTC without a zone")] = None,

@@ -156,6 +156,9 @@ def check_rollout(line: bytes, where: str) -> Rollout:
     tokens = (rollout.usage.completion_tokens, rollout.usage.prompt_tokens)
     if not all(0 <= count < _MOST_TOKENS for count in tokens):
         raise bad_rollouts(where, "its token count is out of range")
+    parts = (rollout.usage.reasoning_tokens, rollout.usage.cached_tokens)
+    if not all(0 <= part <= count for part, count in zip(parts, tokens, strict=True)):
+        raise bad_rollouts(where, "it has more cached or reasoning tokens than tokens")
     if not -_MOST_SEED < rollout.seed < _MOST_SEED:
         raise bad_rollouts(where, "its seed is out of range")
     if rollout.failure is None and (rollout.reward is None or not math.isfinite(rollout.reward)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple, Protocol, cast
 
 import zstandard
-from wander.types import Rollout
+from wander.types import Rollout, Usage
 from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
@@ -108,6 +108,16 @@ class RowFacts(NamedTuple):
     """Seconds that the rollout took, excluding its model."""
     fault: str = ""
     """Type and message of the failure; empty without a failure."""
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def usage(self) -> Usage:
+        """Return the token counts."""
+        return Usage.assemble(**{name: getattr(self, name) for name in Usage.model_fields})
+
+
+_REQUIRED_FACTS = len(RowFacts._fields) - len(RowFacts._field_defaults)
+"""Number of facts without a default. A row leaves out the last facts that have their default."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,9 @@ class StoredRow:
         """Return the row as a line of JSON; its place must be complete."""
         place = self.place
         where = [place.block_start, place.block_length, place.offset, place.length]
-        facts = self.facts if self.facts.fault else self.facts[:-1]
+        facts = list(self.facts)
+        while len(facts) > _REQUIRED_FACTS and not facts[-1]:
+            facts.pop()
         return json.dumps([*facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -155,7 +167,7 @@ class StoredRow:
             _BareFailure(facts.failure) if facts.failure else None,
             facts.truncated,
             range(facts.turns),
-            _BareUsage(facts.prompt_tokens, facts.completion_tokens, facts.estimated),
+            facts.usage(),
             facts.seconds,
             facts.metrics,
             facts.refused,
@@ -174,12 +186,6 @@ class _BareFailure(NamedTuple):
     boundary: str
 
 
-class _BareUsage(NamedTuple):
-    prompt_tokens: int
-    completion_tokens: int
-    estimated: bool
-
-
 class _BareRollout(NamedTuple):
     """A rollout without its messages, and with only the number of its turns."""
 
@@ -190,7 +196,7 @@ class _BareRollout(NamedTuple):
     failure: _BareFailure | None
     truncated: bool
     turns: range
-    usage: _BareUsage
+    usage: Usage
     seconds: float
     metrics: dict[str, float]
     refused: bool
@@ -256,6 +262,7 @@ def lines_of(storage: Storage, chunk: StoredChunk) -> Iterator[bytes]:
 
 def _facts(rollout: Rollout, line: bytes) -> RowFacts:
     return RowFacts(
+        **dict(rollout.usage),
         example_id=rollout.example_id,
         index=rollout.index,
         reward=rollout.reward,
@@ -263,14 +270,11 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         failure=rollout.failure.boundary if rollout.failure else None,
         truncated=rollout.truncated,
         turns=len(rollout.turns),
-        prompt_tokens=rollout.usage.prompt_tokens,
-        completion_tokens=rollout.usage.completion_tokens,
         seconds=rollout.seconds,
         preview=preview_of(rollout),
         metrics=rollout.metrics,
         refused=rollout.refused,
         filtered=rollout.filtered,
-        estimated=rollout.usage.estimated,
         digest=base64.b64encode(line_digest(line)).decode(),
         seed=rollout.seed,
         completion=base64.b64encode(completion_digest(rollout)).decode(),

@@ -132,7 +132,7 @@ def _check_model(model: ModelPin, place: str = "model") -> None:
 
 def _check_plan(manifest: RunManifest) -> None:
     prices = manifest.spending.prices if manifest.spending is not None else None
-    if prices is not None and max(prices.prompt, prices.completion) > _MOST_USD:
+    if prices is not None and max(price or 0.0 for price in dict(prices).values()) > _MOST_USD:
         raise bad_manifest(f"spending.prices are above {_MOST_USD:,} USD per million tokens")
     for label, moment in (("started_at", manifest.started_at), ("ended_at", manifest.ended_at)):
         if moment is not None and not _FIRST_YEAR <= moment.year <= _LAST_YEAR:

@@ -17,6 +17,7 @@ dialect. A response that it calls a failure is never scored.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic_core import from_json
@@ -225,19 +226,59 @@ def _message(raw: Any) -> Message:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the token counts of a response, or None if they are missing.
+    """Return the token counts of a response, or None if they are missing or all zero.
 
-    Some endpoints count reasoning only in the total. The completion tokens are therefore at least the total
-    minus the prompt tokens.
+    Reads the counts of every API whose responses Wander receives or imports. They differ in two ways:
+
+    - Cached tokens are part of `prompt_tokens` (OpenAI and its imitations) and of `input_tokens` with details
+      (OpenAI's Responses API). Anthropic and Inspect count them apart from `input_tokens`.
+    - Reasoning tokens are part of the completion tokens. xAI and Gemini count them only in the total, so the
+      completion tokens are at least the total minus the prompt tokens.
     """
     if not isinstance(raw, dict):
         return None
     prompt = _count(raw, "prompt_tokens", "input_tokens")
     completion = _count(raw, "completion_tokens", "output_tokens")
+    cached = _count(_details(raw, "prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+    cached = cached or _count(raw, *_CACHE_READS)
+    if not _count(raw, "prompt_tokens") and not raw.get("input_tokens_details"):
+        prompt += sum(_count(raw, name) for name in _APART)
     total = _count(raw, "total_tokens")
     if not (prompt or completion or total):
         return None
-    return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt if prompt else 0))
+    uncounted = max(0, total - prompt - completion) if prompt else 0
+    reasoning = _count(
+        _details(raw, "completion_tokens_details", "output_tokens_details"), "reasoning_tokens"
+    )
+    reasoning = reasoning or _count(raw, "reasoning_tokens") or uncounted
+    completion += uncounted
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=min(cached, prompt),
+        reasoning_tokens=min(reasoning, completion),
+    )
+
+
+def total_usage(counts: Iterable[Any]) -> Usage:
+    """Return the sum of the token counts of several responses. Missing counts are 0."""
+    return sum((usage_of(raw) or Usage() for raw in counts), Usage())
+
+
+_CACHE_READS = (
+    *("cache_read_input_tokens", "input_tokens_cache_read"),  # Anthropic, Inspect
+    *("prompt_cache_hit_tokens", "cached_tokens"),  # DeepSeek, Moonshot
+)
+"""Fields of the whole usage that count the tokens read from a cache."""
+_APART = (
+    *("cache_read_input_tokens", "cache_creation_input_tokens"),
+    *("input_tokens_cache_read", "input_tokens_cache_write"),
+)
+"""Fields that count prompt tokens in addition to `input_tokens`."""
+
+
+def _details(raw: dict[str, Any], *names: str) -> dict[str, Any]:
+    return next((raw[name] for name in names if isinstance(raw.get(name), dict)), {})
 
 
 def _count(raw: dict[str, Any], *names: str) -> int:
@@ -253,11 +294,13 @@ def _usage(counted: Usage | None, request: ModelRequest, message: Message) -> Us
     written = [message[name] for name in ("content", "reasoning_content", "tool_calls") if message.get(name)]
     if counted is not None and (counted.completion_tokens or not written):
         return counted
-    prompt = counted.prompt_tokens if counted is not None else 0
-    return Usage(
-        prompt_tokens=prompt or _estimated_tokens(request.messages),
-        completion_tokens=_estimated_tokens(written),
-        estimated=True,
+    counted = counted or Usage()
+    return counted.at_least(
+        Usage(
+            prompt_tokens=0 if counted.prompt_tokens else _estimated_tokens(request.messages),
+            completion_tokens=_estimated_tokens(written),
+            estimated=True,
+        )
     )
 
 

@@ -134,7 +134,7 @@ def _require_player(spec: str, script: Callable[..., Any], *, made: bool) -> Non
 
 
 def _written(message: Message) -> ModelResponse:
-    usage = Usage.assemble(prompt_tokens=0, completion_tokens=0, estimated=False)
+    usage = Usage()
     return ModelResponse.assemble(
         message=message,
         finish_reason="stop",

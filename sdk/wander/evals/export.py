@@ -127,6 +127,8 @@ def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool
             "turns": len(rollout.turns),
             "prompt_tokens": rollout.usage.prompt_tokens,
             "completion_tokens": rollout.usage.completion_tokens,
+            "cached_tokens": rollout.usage.cached_tokens,
+            "reasoning_tokens": rollout.usage.reasoning_tokens,
             "seconds": rollout.seconds,
             "info": rollout.info,
         }
@@ -240,7 +242,8 @@ class _Tables:
             ("stop_reason", text),
             ("truncated", arrow.bool_()),
             ("failure", arrow.struct(failure)),
-            *((name, whole) for name in ("turns", "prompt_tokens", "completion_tokens")),
+            ("turns", whole),
+            *((f"{name}_tokens", whole) for name in ("prompt", "completion", "cached", "reasoning")),
             ("seconds", real),
             ("info", text),
         ]

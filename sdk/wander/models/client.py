@@ -224,9 +224,7 @@ def response_of(
     return ModelResponse.assemble(
         message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,
-        usage=Usage.assemble(
-            prompt_tokens=len(request.ids), completion_tokens=len(sample.ids), estimated=False
-        ),
+        usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
         tokens=TurnTokens.assemble(
             prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs, step=sample.step
         ),

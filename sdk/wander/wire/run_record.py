@@ -178,10 +178,21 @@ class TokenPrices(Record):
 
     prompt: float = Field(ge=0)
     completion: float = Field(ge=0)
+    cached: float | None = Field(default=None, ge=0, exclude_if=lambda price: price is None)
+    """Price of prompt tokens that the endpoint read from its cache; None if they cost as much as others."""
+    reasoning: float | None = Field(default=None, ge=0, exclude_if=lambda price: price is None)
+    """Price of reasoning tokens; None if they cost as much as other completion tokens."""
 
     def cost(self, usage: Usage) -> float:
         """Return the cost of these tokens in USD."""
-        return (usage.prompt_tokens * self.prompt + usage.completion_tokens * self.completion) / 1e6
+        cached = self.prompt if self.cached is None else self.cached
+        reasoning = self.completion if self.reasoning is None else self.reasoning
+        return (
+            (usage.prompt_tokens - usage.cached_tokens) * self.prompt
+            + usage.cached_tokens * cached
+            + (usage.completion_tokens - usage.reasoning_tokens) * self.completion
+            + usage.reasoning_tokens * reasoning
+        ) / 1e6
 
 
 class Spending(Record):

@@ -35,7 +35,8 @@ def leaderboard(
     since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
     until: Annotated[str | None, Option(help="only runs posted before this day (UTC)")] = None,
     sort: Annotated[
-        Sort | None, Option(help="sort by best reward, newest, fewest tokens or lowest cost")
+        Sort | None,
+        Option(help="sort by best reward, newest, or rank and then fewest tokens or lowest cost"),
     ] = None,
     stratum: Annotated[
         int | None, Option(help="also show the reward on this stratum of the examples")

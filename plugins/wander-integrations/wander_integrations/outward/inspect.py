@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wander.clients.completions import usage_of
 from wander.errors import require_extra
 from wander.types import Usage
 
@@ -109,6 +110,4 @@ def _tool(schema: dict[str, Any]) -> ToolInfo:
 
 def _usage(output: Any) -> Usage:
     counted = output.usage
-    if counted is None:
-        return Usage()
-    return Usage(prompt_tokens=counted.input_tokens, completion_tokens=counted.output_tokens)
+    return (counted and usage_of(counted.model_dump())) or Usage()

@@ -79,6 +79,7 @@ def trajectory(manifest: RunManifest, rollout: Rollout, *, tokens: bool = False)
         "final_metrics": {
             "total_prompt_tokens": rollout.usage.prompt_tokens,
             "total_completion_tokens": rollout.usage.completion_tokens,
+            "total_cached_tokens": rollout.usage.cached_tokens,
             "total_steps": len(rollout.turns),
         },
         "extra": {
@@ -145,6 +146,7 @@ def _metrics(turn: Turn, *, tokens: bool) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "prompt_tokens": turn.usage.prompt_tokens,
         "completion_tokens": turn.usage.completion_tokens,
+        "cached_tokens": turn.usage.cached_tokens,
         "extra": {"model_seconds": turn.model_seconds},
     }
     if tokens and turn.tokens is not None:

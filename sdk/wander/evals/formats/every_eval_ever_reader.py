@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wander.clients.completions import total_usage
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.evals.formats.every_eval_ever import METRIC
 from wander.evals.formats.exported_run import json_text
 from wander.evals.formats.received import blame_line, json_lines, json_object
-from wander.types import Failure, Message, Rollout, SamplingArgs, Turn, Usage
+from wander.types import Failure, Message, Rollout, SamplingArgs, Turn
 
 _LACKS = (
     "failed rollouts", "tokens of single turns", "token ids", "log-probabilities",
@@ -100,7 +101,6 @@ def _rollout(foreign: ForeignRun, line: dict[str, Any], result: str) -> Rollout:
     metrics = {n.removeprefix(METRIC): float(v) for n, v in metadata.items() if n.startswith(METRIC)}
     known = ("index", "seed", "prompt_messages", "stop_reason", "truncated", "started_at")
     info = {n: v for n, v in metadata.items() if not (own and (n in known or n.startswith(METRIC)))}
-    usage = line.get("token_usage") or {}
     failure = None
     if line.get("error"):
         failure = Failure(boundary="model", type="EvaluationError", message=str(line["error"]))
@@ -122,10 +122,7 @@ def _rollout(foreign: ForeignRun, line: dict[str, Any], result: str) -> Rollout:
         reward=None if failure else score,
         metrics={} if failure else metrics if own else {result: score},
         failure=failure,
-        usage=Usage(
-            prompt_tokens=int(usage.get("input_tokens") or 0),
-            completion_tokens=int(usage.get("output_tokens") or 0),
-        ),
+        usage=total_usage([line.get("token_usage")]),
         started_at=metadata["started_at"] if own else "",
         seconds=float((line.get("performance") or {}).get("latency_ms") or 0.0) / 1000,
         info=info,

@@ -329,11 +329,16 @@ def _output(model: str, turn: Turn, messages: list[dict[str, Any]]) -> dict[str,
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    return {
-        "input_tokens": usage.prompt_tokens,
+    counts = {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+    if usage.cached_tokens:
+        counts["input_tokens_cache_read"] = usage.cached_tokens
+    if usage.reasoning_tokens:
+        counts["reasoning_tokens"] = usage.reasoning_tokens
+    return counts
 
 
 def write_message(message: Message, position: int, source: str) -> dict[str, Any]:

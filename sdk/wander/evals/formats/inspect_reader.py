@@ -19,6 +19,7 @@ from typing import IO, Any
 import zstandard
 from pydantic import ValidationError
 
+from wander.clients.completions import total_usage
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.evals.formats.inspect_log import (
@@ -30,7 +31,7 @@ from wander.evals.formats.inspect_log import (
     read_calls,
 )
 from wander.evals.store.jsonl import MOST_RECORD_BYTES, open_record, parse_object
-from wander.types import Failure, Message, Rollout, SamplingArgs, Turn, Usage, first_fault
+from wander.types import Failure, Message, Rollout, SamplingArgs, Turn, first_fault
 
 _ZSTD = 93
 """Compression method of zip files that Inspect writes. Python knows it from version 3.14."""
@@ -183,7 +184,7 @@ def _add_sample(foreign: ForeignRun, sample: dict[str, Any]) -> None:
             reward=None if failure else reward,
             metrics={} if failure else metrics,
             failure=failure,
-            usage=sum(map(_usage, (sample.get("model_usage") or {}).values()), Usage()),
+            usage=total_usage((sample.get("model_usage") or {}).values()),
             started_at=str(sample.get("started_at") or ""),
             seconds=float(sample.get("total_time") or 0.0),
             info=metadata,
@@ -289,7 +290,7 @@ def _turn(event: dict[str, Any] | None, message: Message, position: int) -> Turn
         message=message,
         context_messages=position,
         finish_reason=noted.get("finish_reason") or _REASONS.get(reason, reason),
-        usage=_usage(output.get("usage") or {}),
+        usage=total_usage([output.get("usage")]),
         model_seconds=float(output.get("time") or event.get("working_time") or 0.0),
         cached=event.get("cache") == "read",
     )
@@ -300,12 +301,6 @@ def _turn(event: dict[str, Any] | None, message: Message, position: int) -> Turn
         if shown and shown != [0, position]:
             turn.left_out = (shown[1], shown[2]) if len(shown) == 4 else (0, shown[0])
     return turn
-
-
-def _usage(usage: dict[str, Any]) -> Usage:
-    names = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
-    prompt = sum(int(usage.get(name) or 0) for name in names)
-    return Usage(prompt_tokens=prompt, completion_tokens=int(usage.get("output_tokens") or 0))
 
 
 def _failure(sample: dict[str, Any], own: dict[str, Any]) -> Failure | None:

@@ -12,14 +12,9 @@ from pydantic import ValidationError
 
 from wander.errors import RunError
 from wander.evals.store.jsonl import numbered_lines, open_record, parse_object, read_whole
-from wander.types import Usage, first_fault
+from wander.types import first_fault
 
 _MOST_BYTES, _LARGEST_OBJECT = 4 << 30, 16 << 20
-
-
-def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
-    """Return token counts. A missing count is 0."""
-    return Usage(prompt_tokens=int(prompt_tokens or 0), completion_tokens=int(completion_tokens or 0))
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -138,11 +138,7 @@ class Meter:
 
     def at_least(self, usage: Usage) -> None:
         """Raise the counts to those on record. A killed session could not save what it spent."""
-        self.usage = Usage(
-            prompt_tokens=max(self.usage.prompt_tokens, usage.prompt_tokens),
-            completion_tokens=max(self.usage.completion_tokens, usage.completion_tokens),
-            estimated=self.usage.estimated or usage.estimated,
-        )
+        self.usage = self.usage.at_least(usage)
 
     def add(self, request: ModelRequest, response: ModelResponse) -> None:
         """Count an answer."""

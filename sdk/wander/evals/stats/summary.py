@@ -87,8 +87,7 @@ class RunningSummary:
         self._pass_threshold = pass_threshold
         self.rollouts = 0
         self.failed = 0
-        self.usage_prompt = 0
-        self.usage_completion = 0
+        self.usage = Usage()
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
@@ -105,7 +104,6 @@ class RunningSummary:
         self._metrics: dict[str, ClusteredMean] = {}
         self._reward_moments = Moments()
         self._truncated = self._refused = self._filtered = 0
-        self._estimated = False
         self._turns = 0
         self._seconds = 0.0
 
@@ -128,9 +126,7 @@ class RunningSummary:
     def add(self, rollout: Rollout) -> None:
         """Add a rollout."""
         self.rollouts += 1
-        self.usage_prompt += rollout.usage.prompt_tokens
-        self.usage_completion += rollout.usage.completion_tokens
-        self._estimated = self._estimated or rollout.usage.estimated
+        self.usage += rollout.usage
         self._truncated += rollout.truncated
         self._refused += rollout.refused
         self._filtered += rollout.filtered
@@ -172,11 +168,7 @@ class RunningSummary:
             refused=self._refused,
             filtered=self._filtered,
             turns_mean=self._turns / scored if scored else None,
-            usage=Usage(
-                prompt_tokens=self.usage_prompt,
-                completion_tokens=self.usage_completion,
-                estimated=self._estimated,
-            ),
+            usage=self.usage,
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
             # Single rollouts, possibly a million, lack pass rates.
