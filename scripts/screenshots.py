@@ -189,6 +189,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "rollout": f"{run}/rollouts/0",
         "tokens": f"{run}/rollouts/0/turns/0",
         "group": f"{run}/rollouts/0/group",
+        "search-rollouts": "/runs/search?text=move",
         "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
         "compare-example": f"/runs/compare/example?run={runs[-1]}&run={runs[-2]}&example=" + example,
         "training": f"/runs/{trained[-1]}",

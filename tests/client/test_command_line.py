@@ -98,7 +98,7 @@ def test_the_list_of_sub_commands_cuts_no_sentence(name: str, wander: Wander) ->
 
 def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander) -> None:
     shown = wander("runs", "--help").out.partition("\nCommands:\n")[2]
-    assert re.findall(ROWS, shown)[:3] == ["list", "show", "diff"]
+    assert re.findall(ROWS, shown)[:3] == ["list", "search", "show"]
 
 
 def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:

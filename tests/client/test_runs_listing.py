@@ -77,3 +77,10 @@ def test_runs_on_the_hub_have_levels(hub: HubRoom, three: list[str], home: Path)
     assert len(hub.wander("runs", "--level", "complete", "-e", "admin/say-env", "--json").data) == 1
     assert hub.wander("runs", "--level", "replayed", "--json").data == []
     assert "\tlevel\n" in hub.wander("runs", "--posted").out
+    (found,) = hub.wander("runs", "search", "--only", "scored", "--json").data["runs"]
+    reply = found["rollouts"][0]["preview"]
+    data = hub.wander("runs", "search", reply[:100], "-m", "smollm2-135m", "--json").data
+    assert ([run["run_id"] for run in data["runs"]], data["complete"]) == ([found["run_id"]], True)
+    assert hub.wander("runs", "search", reply[:100], "-m", "another", "--json").data["runs"] == []
+    assert reply[:10] in hub.wander("runs", "search", reply[:100]).out
+    assert hub.wander("runs", "search").status == 2

@@ -1,4 +1,4 @@
-"""Search for rollouts of a run: by rewards, metrics, endings and strata of their rows, and by text.
+"""Search for rollouts of a run or of all runs: by rewards, metrics, endings and strata, and by text.
 
 A text search also reads the transcripts if the run is not too large. Reading the rows of 100,000 rollouts
 takes half a second of CPU time, so the numbers that a filter finds are cached by the digest of the run, which
@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import RolloutRow, RunManifest
+from wander.wire.environments import RolloutSearchPage, RunMatches
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, service
@@ -37,7 +38,14 @@ MOST_STORED = 64 * 1024 * 1024
 """Maximum stored size of a run whose transcripts are searched. Of a larger run, only the rows are
 searched."""
 _MOST_READ = 512 * 1024 * 1024
-"""Maximum bytes of decompressed transcripts that one search reads, because data may compress very well."""
+"""Maximum bytes of decompressed transcripts that the search of a run reads, because data may compress very
+well."""
+_MOST_RUNS = 100
+"""Maximum number of runs that one search over runs covers."""
+_MOST_FOUND = 20
+"""Number of runs with matches after which a search over runs stops."""
+_FIRST = 5
+"""Number of rollouts of each run that a search over runs returns."""
 _MOST_FAULTS = 20
 _NUMBERS = re.compile(r"\d+")
 
@@ -87,6 +95,44 @@ class RolloutQuery(RolloutFilter):
 
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class RolloutSearch(BaseModel):
+    """Filter for the rollouts of all runs."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    text: Annotated[str, Field(max_length=200)] = ""
+    """Text that the transcript or the example's id contains."""
+    environment: Annotated[str, Field(max_length=250)] = ""
+    """`owner/name`."""
+    model: Annotated[str, Field(max_length=300)] = ""
+    """Full name of the model."""
+    only: Literal["all", "scored", "failed"] = "all"
+    reward_min: Bound = None
+    reward_max: Bound = None
+    stop_reason: Annotated[str, Field(max_length=1000)] = ""
+    failure: Annotated[str, Field(max_length=20)] = ""
+    """Boundary where the rollout failed."""
+
+    @property
+    def filter(self) -> RolloutFilter:
+        """Filter for the rollouts of each run."""
+        return RolloutFilter(**self.model_dump(exclude={"environment", "model"}))
+
+
+class RolloutSearchQuery(RolloutSearch):
+    """A filter with the position of a page."""
+
+    cursor: Annotated[str | None, Field(max_length=300)] = None
+    """`next` of the previous page."""
+
+
+@dataclass
+class ReadLimit:
+    """Decompressed bytes that a search may still read."""
+
+    left: int = field(default_factory=lambda: _MOST_READ)
 
 
 @dataclass
@@ -152,12 +198,55 @@ def list_page(
     return service.rows_numbered(session, storage, run, numbers[offset : offset + limit]), len(numbers)
 
 
-def numbers_of(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -> Sequence[int]:
-    """Return the numbers of all matching rollouts, in order."""
+def search_runs(
+    session: Session, storage: Storage, wanted: RolloutSearch, cursor: str | None = None
+) -> RolloutSearchPage:
+    """Return the next runs with matching rollouts, of all runs that the session's reader may see.
+
+    Each page reads a limited number of runs, rows and bytes, and may therefore end before it finds any.
+    """
+    runs, following = service.list_newest(
+        session, wanted.environment or None, wanted.model or None, _MOST_RUNS, cursor
+    )
+    page = RolloutSearchPage(data=[], searched_runs=0, next=following)
+    rows, left = MOST_SEARCHED, _MOST_READ
+    for run in runs:
+        rows -= service.count_of(run)
+        if page.searched_runs and (rows < 0 or left <= 0 or len(page.data) == _MOST_FOUND):
+            break
+        page.searched_runs += 1
+        page.next = service.position_of(run) if page.searched_runs < len(runs) or following else None
+        if service.count_of(run) > MOST_SEARCHED:
+            page.too_large.append(run.run_id)
+            continue
+        limit = ReadLimit()
+        numbers = numbers_of(session, storage, run, wanted.filter, limit)
+        left -= _MOST_READ - limit.left
+        if numbers:
+            page.data.append(_matches(session, storage, run, numbers))
+    return page
+
+
+def _matches(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> RunMatches:
+    return RunMatches(
+        run_id=run.run_id,
+        environment=f"{run.environment.owner.name}/{run.environment.name}",
+        model=run.model,
+        posted_at=run.posted_at,
+        matching=len(numbers),
+        rollouts=service.rows_numbered(session, storage, run, numbers[:_FIRST]),
+        searched="transcripts" if reads_transcripts(run) else "rows",
+    )
+
+
+def numbers_of(
+    session: Session, storage: Storage, run: Run, wanted: RolloutFilter, limit: ReadLimit | None = None
+) -> Sequence[int]:
+    """Return the numbers of all matching rollouts, in order. What is read is taken off `limit`."""
     if not wanted.asked():
         return range(service.count_of(run))
     find = (
-        partial(_find, session, storage, run, wanted)
+        partial(_find, session, storage, run, wanted, limit or ReadLimit())
         if wanted.searches
         else partial(_all, storage, run, wanted)
     )
@@ -228,7 +317,9 @@ def _all(storage: Storage, run: Run, wanted: RolloutFilter) -> array[int]:
     return array("I", numbers)
 
 
-def _find(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -> array[int]:
+def _find(
+    session: Session, storage: Storage, run: Run, wanted: RolloutFilter, limit: ReadLimit
+) -> array[int]:
     if service.count_of(run) > MOST_SEARCHED:
         raise HubProblem(
             422,
@@ -239,7 +330,7 @@ def _find(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -
     matches = _condition(wanted, _strata(run) if wanted.stratum is not None else {})
     rows: Iterator[_Found] = (row for row in _rows(session, storage, run) if matches(row.facts))
     if wanted.text:
-        rows = _search(storage, rows, wanted.text.casefold(), reading=reads_transcripts(run))
+        rows = _search(storage, rows, wanted.text.casefold(), limit, reading=reads_transcripts(run))
     pairs = [(row.facts.reward, row.number) for row in rows]
     if wanted.sort == "number":
         pairs.sort(key=lambda pair: pair[1])
@@ -277,9 +368,11 @@ def reads_transcripts(run: Run) -> bool:
     return run.stored_bytes <= MOST_STORED
 
 
-def _search(storage: Storage, rows: Iterable[_Found], text: str, *, reading: bool) -> Iterator[_Found]:
+def _search(
+    storage: Storage, rows: Iterable[_Found], text: str, limit: ReadLimit, *, reading: bool
+) -> Iterator[_Found]:
     """Yield the rows whose rollouts contain a case-folded text; each block of rollouts is read once."""
-    words, read = json.dumps(text, ensure_ascii=False)[1:-1], 0
+    words = json.dumps(text, ensure_ascii=False)[1:-1]
     for (chunk, start, length), block_rows in groupby(rows, key=lambda row: (row.chunk, *row.place[:2])):
         unknown = []
         for row in block_rows:
@@ -287,10 +380,10 @@ def _search(storage: Storage, rows: Iterable[_Found], text: str, *, reading: boo
                 yield row
             else:
                 unknown.append(row)
-        if not unknown or not reading or read > _MOST_READ:
+        if not unknown or not reading or limit.left < 0:
             continue
         block = chunks.unpack(storage.read(chunk.object_sha256, start, length))
-        read += len(block)
+        limit.left -= len(block)
         if not _may_hold(block, words):
             continue
         for row in unknown:

@@ -9,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from wander.errors import did_you_mean
 from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
+from wander.wire.environments import RolloutSearchPage
 from wander.wire.postings import RunLinks
 
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, open_to_jobs
@@ -16,7 +17,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
-from wander_hub.runs.explorer import RolloutQuery
+from wander_hub.runs.explorer import RolloutQuery, RolloutSearch, RolloutSearchQuery
 from wander_hub.runs.exports import ExportFormat, export
 from wander_hub.runs.models import RunArtifact
 
@@ -45,6 +46,17 @@ def list_runs(
     return service.list_page(
         session, base_url, environment=environment, model=model, limit=limit, cursor=cursor
     )
+
+
+@router.get("/rollouts", responses=refusals(404, 422))
+def search_rollouts(
+    session: ReadSession, storage: HubStorage, wanted: Annotated[RolloutSearchQuery, Query()]
+) -> RolloutSearchPage:
+    """Search the rollouts of all runs by text, model, reward and ending, newest run first.
+
+    A page covers at most 100 runs. It may be empty although `next` leads to another page.
+    """
+    return explorer.search_runs(session, storage, RolloutSearch(**wanted.model_dump()), wanted.cursor)
 
 
 @router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))

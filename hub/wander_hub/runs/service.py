@@ -54,9 +54,17 @@ def list_page(
     cursor: str | None = None,
 ) -> RunPage:
     """Return one page of runs, newest first."""
+    runs, following = list_newest(session, environment, model, limit, cursor)
+    return RunPage(data=details_of(session, runs, base_url), next=following)
+
+
+def list_newest(
+    session: Session, environment: str | None, model: str | None, limit: int, cursor: str | None
+) -> tuple[Sequence[Run], str | None]:
+    """Return one page of runs, newest first, and the cursor of the next page."""
     query = _narrow(session, repository.visible(session), environment, model, limit, cursor)
     runs = session.scalars(query).all()
-    return RunPage(data=details_of(session, runs[:limit], base_url), next=_position_after(runs, limit))
+    return runs[:limit], _position_after(runs, limit)
 
 
 def list_rows(
@@ -89,8 +97,12 @@ def _narrow(
 
 
 def _position_after(runs: Sequence[Run | ListedRun], limit: int) -> str | None:
-    last = runs[limit - 1 : limit]
-    return Position(last[0].posted_at, last[0].run_id).cursor() if len(runs) > limit else None
+    return position_of(runs[limit - 1]) if len(runs) > limit else None
+
+
+def position_of(run: Run | ListedRun) -> str:
+    """Return the cursor of the page that begins after a run."""
+    return Position(run.posted_at, run.run_id).cursor()
 
 
 def find(session: Session, run_id: str) -> Run:

@@ -304,6 +304,23 @@ class RolloutRow(Record):
     """Training step of the policy that played the rollout; None for other kinds of runs."""
 
 
+class RunMatches(Record):
+    """A run with rollouts that a search found."""
+
+    run_id: Line
+    environment: Line
+    """`owner/name`."""
+    model: Text
+    posted_at: datetime
+    matching: Count
+    """Number of rollouts that match."""
+    rollouts: list[RolloutRow]
+    """The first of them."""
+    searched: Literal["transcripts", "rows"] = "transcripts"
+    """Parts that the text was searched in: whole transcripts, or, in a large run, in the example's id and the
+    beginning of the last reply."""
+
+
 class TokenInfo(Record):
     """An API token without its secret."""
 
@@ -392,6 +409,16 @@ class RunPage(Page):
     """
 
     data: list[RunDetail]
+
+
+class RolloutSearchPage(Page):
+    """Runs with matching rollouts, newest run first. A page may be empty although another one follows."""
+
+    data: list[RunMatches]
+    searched_runs: Count
+    """Number of runs that this page covers."""
+    too_large: list[Line] = Field(default_factory=list)
+    """Runs among them that have too many rollouts to be searched."""
 
 
 class RolloutPage(Record):

@@ -13,7 +13,8 @@ from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
-from wander_hub.runs.explorer import RolloutFilter
+from wander_hub.runs.explorer import RolloutFilter, RolloutSearch, RolloutSearchQuery
+from wander_hub.web.addresses import query_of
 from wander_hub.web.run import compare, overlay, side_by_side
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
@@ -32,6 +33,19 @@ class ViewerQuery(RolloutFilter):
     """Filters for the previous and the next rollout, and the first message to show."""
 
     first: Annotated[int, Query(alias="from", ge=0, le=2**31)] = 0
+
+
+@router.get("/search")
+def search_rollouts(visit: Visiting, wanted: Annotated[RolloutSearchQuery, Query()]) -> Response:
+    """Rollouts of all runs that contain a text, or that a filter finds."""
+    asked = RolloutSearch(**wanted.model_dump())
+    found, following = None, None
+    if asked != RolloutSearch():
+        found = explorer.search_runs(visit.session, visit.storage, asked, wanted.cursor)
+        if found.next:
+            following = query_of({**asked.model_dump(exclude_defaults=True), "cursor": found.next})
+    within = asked.filter.asked()
+    return visit.page("search.html", query=asked, found=found, following=following, within=query_of(within))
 
 
 @router.get("/compare")

@@ -1,0 +1,108 @@
+"""`wander runs search`: search the rollouts of all runs on the hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.output import counted
+from wander_client.terminal.suggestions import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wander.wire.environments import RunMatches
+
+    from wander_client.terminal.output import Cell
+
+_SHOWS = ("all", "scored", "failed")
+
+
+def search_rollouts(
+    text: Annotated[str | None, Argument(help="text that a message or the example's ID contains")] = None,
+    environment: Annotated[
+        str | None, Option("--environment", "-e", help="only runs of this environment: owner/name")
+    ] = None,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="only runs of this model: its full name")
+    ] = None,
+    reward_min: Annotated[float | None, Option(help="lowest reward")] = None,
+    reward_max: Annotated[float | None, Option(help="highest reward")] = None,
+    ended_by: Annotated[str | None, Option(help="stop reason, such as `max_turns`")] = None,
+    only: Annotated[str, Option(metavar="all|scored|failed", help="which rollouts")] = "all",
+    limit: Annotated[int, Option(min=1, help="number of runs with matches to show")] = 20,
+) -> None:
+    """Search the rollouts of all runs on the hub that you may see. The newest run is first.
+
+    \b
+    wander runs search "I cannot help"
+    wander runs search "<move>5</move>" -e admin/tictactoe --reward-max 0
+    wander runs search --ended-by max_turns --model tiny --json
+
+    For each run, the first five matches are listed. The hub reads whole transcripts, or, in large runs, the
+    example's ID and the beginning of the last reply.
+    """
+    from wander.wire.environments import RolloutSearchPage
+
+    from wander_client.hub.connection import MOST_PAGES
+
+    choose("--only", only, _SHOWS)
+    here = current()
+    asked = {
+        "text": text,
+        "environment": environment,
+        "model": model,
+        "reward_min": reward_min,
+        "reward_max": reward_max,
+        "stop_reason": ended_by,
+        "only": None if only == "all" else only,
+    }
+    if all(value is None for value in asked.values()):
+        raise UsageError("nothing to search for", hint="pass a text or a filter, such as `--ended-by`")
+    with here.hub() as hub, here.output.progress("searching", None, unit="runs") as bar:
+        found, searched, too_large, cursor = [], 0, [], None
+        for _ in range(MOST_PAGES):
+            page = hub.read("/api/v1/runs/rollouts", RolloutSearchPage, {**asked, "cursor": cursor})
+            found += page.data
+            searched += page.searched_runs
+            too_large += page.too_large
+            bar.update(searched)
+            cursor = page.next
+            if cursor is None or len(found) >= limit:
+                break
+    for run_id in too_large:
+        here.output.warn(f"`{run_id}` has too many rollouts to be searched")
+    complete, found = cursor is None and len(found) <= limit, found[:limit]
+    data = {"runs": found, "searched_runs": searched, "complete": complete}
+    here.output.answer(data, lambda: _show(found, searched, complete=complete))
+
+
+def _show(found: Sequence[RunMatches], searched: int, *, complete: bool) -> None:
+    output = current().output
+    rows: list[list[Cell]] = [
+        [
+            run.run_id,
+            run.model,
+            row.number,
+            row.example_id,
+            row.reward,
+            row.failure or row.stop_reason,
+            row.preview,
+        ]
+        for run in found
+        for row in run.rollouts
+    ]
+    output.table(
+        ["run", "model", "number", "example", "reward", "ended by", "last reply"],
+        rows,
+        shrink=["last reply", "example"],
+        drop=["model", "ended by"],
+    )
+    matching = sum(run.matching for run in found)
+    output.note(
+        f"{counted(matching, 'rollout')} of {counted(len(found), 'run')} matched; "
+        f"{counted(searched, 'run')} searched"
+        + ("" if complete else ", and there are older ones: pass a larger `--limit`")
+    )
