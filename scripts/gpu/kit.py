@@ -57,6 +57,7 @@ class Kit:
         self.source = folder / "source"
         self.python = folder / "venv/bin/python"
         self.runs = folder / "runs"
+        self.vllm_python = folder / "vllm/bin/python"
 
     @property
     def index(self) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class Kit:
         shutil.rmtree(self.source, ignore_errors=True)
         with tarfile.open(self.folder / "source.tar.gz") as tar:
             tar.extractall(self.source, filter="data")
-        self._install()
+        self._install(self.python, self.wheels)
         if unfit := self.unfit():
             listed = "".join(f"\n  {package}" for package in unfit)
             if not accept:
@@ -189,19 +190,18 @@ class Kit:
             print(f"warning: these packages do not fit:{listed}", file=sys.stderr)
         write_whole(stamp, json.dumps({"kit": index["kit"]}).encode())
 
-    def _install(self) -> None:
-        """Create the virtual environment. The kit's packages take precedence over this Python's."""
-        shutil.rmtree(self.python.parents[1], ignore_errors=True)
+    def _install(self, python: Path, wheels: Path) -> None:
+        """Create a virtual environment. Its packages take precedence over those of this machine's Python."""
+        shutil.rmtree(python.parents[1], ignore_errors=True)
         call(
-            [sys.executable, "-m", "venv", "--without-pip", str(self.python.parents[1])],
+            [sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])],
             "create a virtual environment",
         )
         below = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
         lines = "".join(f"import site; site.addsitedir({place!r})\n" for place in below)
-        library = next(self.python.parents[1].glob("lib/python3*/site-packages"))
+        library = next(python.parents[1].glob("lib/python3*/site-packages"))
         (library / "wander-kit-machine.pth").write_text(lines, encoding="utf-8")
-        wheels = sorted(str(wheel) for wheel in self.wheels.glob("*.whl"))
-        install = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+        install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
         quick = [
             "--no-index",
             "--no-deps",
@@ -209,7 +209,7 @@ class Kit:
             "--disable-pip-version-check",
             "--ignore-installed",
         ]
-        call([*install, *quick, *wheels], "install the wheels")
+        call([*install, *quick, *map(str, sorted(wheels.glob("*.whl")))], "install the wheels")
 
     def unfit(self) -> list[str]:
         """Return the requirements of Wander and its dependencies that this machine does not meet."""
@@ -233,6 +233,9 @@ class Kit:
             "WANDER_CACHE_DIR": str(self.folder / "cache"),
             "WANDER_STATE_DIR": str(self.folder / "state"),
             "WANDER_RUNS_DIR": str(self.runs),
+            # FlashInfer's sampler compiles kernels with packages that the kit does not carry.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            **({"WANDER_SERVE_PYTHON": str(self.vllm_python)} if self.vllm_python.exists() else {}),
             "HF_HUB_OFFLINE": "1",
             "UV_OFFLINE": "1",
             "UV_NO_INDEX": "1",
@@ -252,6 +255,20 @@ class Kit:
             signal.SIGTERM, lambda *_: process.terminate()
         )  # the program saves its progress and exits
         return process.wait()
+
+    def prepare_vllm(self) -> None:
+        """Install vLLM into its own virtual environment on first use.
+
+        Raises `KitError` if its loads are missing, or if the kit was packed without them.
+        """
+        if not any(file["group"] == "vllm" for file in self.index["files"]):
+            raise KitError("the kit was packed without vLLM", "pack again with `pack.py --vllm`")
+        stamp = self.folder / "vllm-installed"
+        if stamp.exists():
+            return
+        self.assemble("vllm")
+        self._install(self.vllm_python, self.folder / "vllm-wheels")
+        stamp.touch()
 
     def prepare_weights(self) -> None:
         """Convert SmolLM2's weights on first use. Raises `KitError` if their loads are missing."""
@@ -421,6 +438,14 @@ def test(kit: Kit, options: argparse.Namespace) -> int:
     return kit.run(["python", "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", *options.rest])
 
 
+def vllm(kit: Kit, options: argparse.Namespace) -> int:
+    """Install vLLM, and import it."""
+    kit.prepare_vllm()
+    print(f"vLLM's Python: {kit.vllm_python}", flush=True)
+    code = "import vllm; from vllm import LLM; print('vLLM', vllm.__version__)"
+    return kit.run([str(kit.vllm_python), "-c", code])
+
+
 def run(kit: Kit, options: argparse.Namespace) -> int:
     """Run any command with the kit's packages."""
     if not options.rest:
@@ -448,6 +473,7 @@ COMMANDS = {
     "run": run,
     "smoke": smoke,
     "take": take,
+    "vllm": vllm,
 }
 
 

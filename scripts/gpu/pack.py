@@ -35,6 +35,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from set_up import CONSTRAINTS, distribution_name, index_arguments, members  # noqa: E402
 
+VLLM = HERE / "vllm.txt"
+"""vLLM and the packages that its import needs and that the target lacks."""
 MIB = 1 << 20
 MOST = 48
 """Size of a load in MiB. Together with this repository, it fits into a transfer of 64 MiB."""
@@ -161,6 +163,12 @@ def download(pins: Sequence[str], target: Mapping[str, Any], folder: Path) -> li
         for wheel in fetched:
             shutil.copy2(wheel, folder / wheel.name)
     return [folder / wheel.name for wheel in fetched]
+
+
+def read_pins(file: Path) -> list[str]:
+    """Return the requirements of a file, without its comments."""
+    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
 
 
 def build_own(folder: Path) -> list[Path]:
@@ -308,6 +316,9 @@ def pack(options: argparse.Namespace) -> None:
         if not options.no_weights:
             weights = fetch_weights(cache / "weights")
             files.append(("weights", f"weights/{weights.name}", weights))
+        if options.vllm:
+            vllm_wheels = download(read_pins(VLLM), target, cache / "vllm-wheels")
+            files += [("vllm", f"vllm-wheels/{wheel.name}", wheel) for wheel in vllm_wheels]
         # Every load also contains the index.
         index, loads = lay_out(files, options.most * MIB - 256 * 1024)
         names = [f"{distribution_name(member)}[train]" if member.name == "sdk" else distribution_name(member)
@@ -356,6 +367,7 @@ def main(given: Sequence[str] | None = None) -> int:
         help="pack this package too, even if the machine has it; may be repeated",
     )
     parser.add_argument("--no-weights", action="store_true", help="leave out SmolLM2")
+    parser.add_argument("--vllm", action="store_true", help="pack vLLM too, about 335 MiB")
     parser.add_argument(
         "--cache", type=Path, default=Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "wander/gpu-kit"
     )

@@ -221,6 +221,16 @@ def test_the_target_of_the_repository_is_whole_and_packs_none_of_the_large_ones(
     assert {"trl==1.16.0", "pydantic>=2.12", "pytest-asyncio"} <= set(pack.wanted())
 
 
+def test_vllm_is_carried_at_versions_that_fit_the_target(packed: Packed, machine: Any) -> None:
+    target = pack.read_target(pack.HERE / "target.toml", None, None)
+    pins = dict(pin.split("==") for pin in pack.read_pins(pack.VLLM))
+    assert {"vllm", "apache-tvm-ffi"} <= pins.keys()
+    assert not pins.keys() & target["there"].keys(), "the machine has these"
+    machine.take([packed.load(1)])
+    with pytest.raises(kit.KitError, match="packed without vLLM"):
+        machine.prepare_vllm()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
