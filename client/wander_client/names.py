@@ -93,7 +93,7 @@ def parse_name(spec: str) -> EnvironmentName:
             hint = f"pass `./{whole}` for the local folder, or {published} for an environment on the hub"
         else:
             hint = f"pass {published}, or `./{whole}` for a folder"
-        raise UsageError(f"`{spec}` has no owner", hint=hint)
+        raise UsageError(f"the owner is missing in `{spec}`", hint=hint)
     # str.lower() turns the Kelvin sign into an ASCII `k`, so non-ASCII names are rejected first.
     if not whole.isascii() or not re.fullmatch(_OWNER, owner.lower()) or not re.fullmatch(_NAME, name):
         folder = f"; for a folder, pass `./{whole}`" if os.path.isdir(whole) else ""

@@ -73,7 +73,7 @@ def test_dash_underscore_dot_and_case_name_one_environment() -> None:
 def test_a_bare_name_is_never_looked_up_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wordle").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="has no owner"):
+    with pytest.raises(UsageError, match="the owner is missing"):
         parse_environment("wordle")
 
 

@@ -190,8 +190,8 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
     ("words", "status", "part"),
     [
         (["eval"], 2, "missing argument `ENVIRONMENT`"),
-        (["eval", "./say-env"], 2, "missing option `-m MODEL`"),
-        (["eval", "say-env", "-m", "x"], 2, "has no owner"),
+        (["eval", "./say-env"], 2, "missing option `--model`"),
+        (["eval", "say-env", "-m", "x"], 2, "the owner is missing"),
         (["eval", "./nope", "-m", "x"], 3, "does not exist"),
         (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "`--split`: "),
         (["eval", "./say-env", "-m", "x", "-n", "0"], 2, "-n"),

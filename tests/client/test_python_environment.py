@@ -141,7 +141,7 @@ def test_what_is_wrong_is_an_exception_with_a_hint(folder, home, monkeypatch):
     assert "must be `int`" in str(failure(ArgumentsUnfit, folder, size="3"))
     assert failure(NotFound, "./nowhere").code == "not_found"
     assert failure(NotFound, home).code == "no_environment"
-    assert "has no owner" in str(failure(UsageError, "say-env"))
+    assert "the owner is missing" in str(failure(UsageError, "say-env"))
     assert isinstance(failure(Unavailable, "alice/wordle", hub="http://127.0.0.1:9"), ClientError)
     (folder / "say_env.py").write_text("raise RuntimeError('broken')")
     assert "broken" in str(failure(LoadError, folder))

@@ -18,6 +18,7 @@ from wander_client.errors import UsageError
 from wander_client.terminal.command import (
     Argument,
     EnvironmentArguments,
+    Integer,
     Option,
     WorkerAddresses,
     WorkerTokenFile,
@@ -27,7 +28,7 @@ NEWEST = "@newest"
 """The value of `--resume` if none is given."""
 
 
-class NumberOr(click.IntRange):
+class NumberOr(Integer):
     """An integer in a range, or a word."""
 
     def __init__(self, word: str, most: int | None = None) -> None:
@@ -40,9 +41,9 @@ class NumberOr(click.IntRange):
             return value
         try:
             return super().convert(value, param, ctx)
-        except click.BadParameter:
-            numbers = "a whole number of at least 1" if self.max is None else f"a number from 1 to {self.max}"
-            self.fail(f"must be `{self._word}` or {numbers}, got `{value}`", param, ctx)
+        except click.BadParameter as error:
+            error.message = error.message.replace("must be", f"must be `{self._word}` or", 1)
+            raise
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,13 @@ class SettingFlags:
     arguments: EnvironmentArguments = None
     agent: Annotated[
         str | None,
-        Option(metavar="NAME", help="program that plays: codex, claude-code, opencode, mini-swe-agent"),
+        Option(metavar="NAME", help="agent that plays: codex, claude-code, opencode or mini-swe-agent"),
     ] = None
     players: Annotated[
         list[str] | None,
-        Option("--player", metavar="NAME=MODEL", help="model of another player of the environment"),
+        Option(
+            "--player", metavar="NAME=MODEL", help="model that plays this other player of the environment"
+        ),
     ] = None
     budget_tokens: Annotated[int | None, Option(min=1, help="token budget of the whole run")] = None
     serve: Annotated[Literal["vllm"] | None, Option(help="start a server for the model")] = None
@@ -107,7 +110,7 @@ class CommandFlags:
 
     setting: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="any other setting, see docs/evaluating.md; repeatable"),
+        Option("--set", metavar="KEY=VALUE", help="any other setting (see above); repeatable"),
     ] = None
     out: Annotated[Path | None, Option(help="folder of the run or the suite")] = None
     resume: Annotated[

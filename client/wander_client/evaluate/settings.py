@@ -91,7 +91,7 @@ run may be gone.
 BUDGETS = ("budget_tokens", "budget_usd")
 """Budgets of an evaluation. The budget of a suite or of shards applies to all of them together."""
 
-LISTED = "see the list of settings in docs/evaluating.md, or at `/docs/evaluating` on a hub"
+LISTED = "see the list of settings on the hub's page `/docs/evaluating`"
 """The hint for an invalid setting without a suggestion."""
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -115,7 +115,8 @@ def read_sampling(value: Any) -> SamplingArgs:
     except ValidationError as error:
         name, problem = first_fault(error)
         raise UsageError(
-            f"sampling argument `{name}`: {problem}", hint="see the sampling options in docs/evaluating.md"
+            f"sampling argument `{name}`: {problem}",
+            hint="see the sampling arguments on the hub's page `/docs/evaluating`",
         ) from error
 
 

@@ -45,9 +45,14 @@ KINDS = {
         "tools that work on the rollout's own state", "Move money until everybody has the same amount."
     ),
     "mcp": Kind("the tools of an MCP server", "Ask a library about its books over MCP.", "mcp"),
-    "rlm": Kind("a context too long to read, explored with Python code", "Count what a long log reports."),
+    "rlm": Kind(
+        "a text longer than the context window, which the model explores with Python code",
+        "Count what a long log reports.",
+    ),
     "shell": Kind("the model runs commands in a box", "Sort the numbers of a file."),
-    "group": Kind("several environments mixed by weight", "Add numbers and spell words backwards."),
+    "group": Kind(
+        "a mixture of several environments, with weights", "Add numbers and spell words backwards."
+    ),
     "judge": Kind(
         "free text that a judge model scores", "Answer why, and let a judge compare.", options=JUDGE
     ),

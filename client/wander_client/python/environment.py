@@ -99,7 +99,7 @@ def _require_owner(spec: str) -> None:
 
     if "/" not in spec and spec in installed_environments():
         raise UsageError(
-            f"`{spec}` has no owner",
+            f"the owner is missing in `{spec}`",
             hint=f'`wander.load("OWNER/{spec}")` installs it from a hub, and '
             f'`wander.load_environment("{spec}")` loads the package in this Python and process',
         )

@@ -57,6 +57,9 @@ KEYS = EvaluationSettings.model_fields.keys() - NOT_IN_SUITES
 
 Table = dict[str, Any]
 
+_EXAMPLE = "the hub's page `/docs/evaluating` shows a complete suite"
+"""The hint for a file whose fault names no key."""
+
 
 class SuiteFile(Record):
     """A suite's file. Its tables contain settings, which are checked after they are combined."""
@@ -314,12 +317,8 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
         key += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
     if first["type"] == "extra_forbidden":
         below = f"`{key}` belongs under `[defaults]` or in `[[eval]]`" if key in KEYS else None
-        hint = (
-            below
-            or did_you_mean(key, SuiteFile.model_fields)
-            or "see docs/evaluating.md for a complete suite"
-        )
+        hint = below or did_you_mean(key, SuiteFile.model_fields) or _EXAMPLE
         return UsageError(f"`{path}`: `{key}` is not a setting of a suite", hint=hint)
     if first["type"] == "missing":
-        return UsageError(f"`{path}`: `{key}` is missing", hint="see docs/evaluating.md for a complete suite")
+        return UsageError(f"`{path}`: `{key}` is missing", hint=_EXAMPLE)
     return UsageError(f"`{path}`: `{key}`: {first_fault(error)[1]}")

@@ -12,6 +12,7 @@ the values that the user typed. docs/decisions/command-lines.md explains why.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -75,20 +76,35 @@ WorkerAddresses = Annotated[
 WorkerTokenFile = Annotated[str | None, Option(metavar="FILE", help="file with the token of --worker")]
 
 
-class _Integer(click.IntRange):
-    """A range of integers, which errors call a whole number."""
+class Integer(click.IntRange):
+    """A range of integers, which help and errors describe in words instead of as `1<=x<=64`."""
 
-    name = "whole number"
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number, or fail with a sentence that states the range."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"must be a whole number ({self._describe_range()}), got `{value}`", param, ctx)
+
+    def _describe_range(self) -> str:
+        return _describe_bounds(self.min, self.max)
 
 
 class _Number(click.FloatRange):
-    """A float that rejects `nan`, which click accepts in every range."""
-
-    name = "number"
+    """A range of floats, described in words, that rejects `nan`, which click accepts in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        return self.fail("not a number", param, ctx) if math.isnan(number) else number
+        with contextlib.suppress(click.BadParameter):
+            if not math.isnan(number := float(super().convert(value, param, ctx))):
+                return number
+        self.fail(f"must be a number ({self._describe_range()}), got `{value}`", param, ctx)
+
+    def _describe_range(self) -> str:
+        return _describe_bounds(self.min, self.max)
+
+
+def _describe_bounds(low: float | None, high: float | None) -> str:
+    return f"at least {low}" if high is None else f"{low} to {high}"
 
 
 def new_parameter(name: str, kind: Any, described: Option, default: Any = inspect.Parameter.empty) -> Any:
@@ -119,7 +135,7 @@ def _type(kind: Any, described: Option) -> click.ParamType[Any]:
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if kind is int:
-        return click.INT if low is high is None else _Integer(_int(low), _int(high))
+        return click.INT if low is high is None else Integer(_int(low), _int(high))
     if kind is float:
         return click.FLOAT if low is high is None else _Number(low, high)
     return click.Path(path_type=Path) if kind is Path else click.STRING
@@ -150,7 +166,7 @@ _COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
     ("-q --quiet", {"is_flag": True, "help": "print only results and errors"}),
     ("--color", {"type": click.Choice(["auto", "always", "never"]), "help": "when to use color"}),
     ("--no-progress", {"is_flag": True, "help": "do not show progress on stderr"}),
-    ("--hub", {"metavar": "URL", "help": "URL of the hub, or its name in the settings file"}),
+    ("--hub", {"metavar": "URL", "help": "the hub: its URL, or a name from your settings file"}),
     ("--debug", {"is_flag": True, "help": "show the traceback of an error"}),
 )
 
@@ -335,12 +351,14 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
         if "--set" in flags:
             unflagged = "pass settings that have no option with `--set KEY=VALUE`"
             hint = f"{hint} Or {unflagged}" if hint else unflagged
+
     elif isinstance(error, click.BadParameter) and error.param is not None:
-        name = _typed_name(error.param, words)
         missing = isinstance(error, click.MissingParameter)
         kind = "argument" if isinstance(error.param, click.Argument) else "option"
+        name = _typed_name(error.param, words)
+
         message = f"missing {kind} `{name}`" if missing else f"`{name}`: {message}"
-    return UsageError(message, hint=hint or f"run `{path} --help`")
+    return UsageError(message[:1].lower() + message[1:], hint=hint or f"run `{path} --help`")
 
 
 def _typed_name(param: click.Parameter, words: Sequence[str]) -> str:
@@ -348,7 +366,7 @@ def _typed_name(param: click.Parameter, words: Sequence[str]) -> str:
         return param.human_readable_name
     flags = (*param.opts, *param.secondary_opts)
     typed = (flag for word in reversed(words) for flag in flags if _names(word, flag))
-    return next(typed, flags[0])
+    return next(typed, max(param.opts, key=len))
 
 
 def _names(word: str, flag: str) -> bool:

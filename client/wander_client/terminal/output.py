@@ -232,12 +232,8 @@ class Output:
         if not sys.stdin.isatty() or self.json:
             asked = question.rstrip(":? ")
             if flag == "--yes":  # a confirmation is a sentence, other questions are noun phrases
-                raise UsageError(
-                    "confirmation is required, and there is no terminal to ask for it", hint=f"pass `{flag}`"
-                )
-            raise UsageError(
-                f"{asked} is required, and there is no terminal to ask for it", hint=f"pass `{flag}`"
-            )
+                raise UsageError("cannot ask for confirmation: there is no terminal", hint=f"pass `{flag}`")
+            raise UsageError(f"cannot ask for the {asked}: there is no terminal", hint=f"pass `{flag}`")
         if secret:
             from getpass import getpass
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 _TIMES = "`2026-01-31` or `2026-01-31T18:00:00`"
 
 
 class Integer(click.IntRange):
-    """A range of integers with the metavar `N`, which errors call a whole number."""
+    """A range of integers with the metavar `N`, which help and errors describe in words."""
 
-    name = "whole number"
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number, or fail with a sentence that states the range."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"must be a whole number ({self._describe_range()}), got `{value}`", param, ctx)
+
+    def _describe_range(self) -> str:
+        return f"at least {self.min}" if self.max is None else f"{self.min} to {self.max}"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Return the placeholder in the help."""
@@ -77,9 +87,10 @@ def explain_usage(error: click.UsageError) -> tuple[str, str]:
         message = f"unknown option `{error.option_name}`"
         flags = [flag for param in error.ctx.command.params for flag in param.opts] if error.ctx else []
         hint = suggest_option(error.option_name, flags)
+
     elif isinstance(error, click.BadParameter) and error.param is not None:
         is_argument = isinstance(error.param, click.Argument)
-        name = error.param.human_readable_name if is_argument else error.param.opts[0]
+        name = error.param.human_readable_name if is_argument else max(error.param.opts, key=len)
         if isinstance(error, click.MissingParameter):
             message = f"missing {'argument' if is_argument else 'option'} `{name}`"
         elif isinstance(error.param.type, click.DateTime):

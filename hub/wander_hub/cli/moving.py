@@ -47,8 +47,17 @@ def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> N
 
 @click.command("import", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--as", "under", metavar="OWNER", help="import an archive of one owner under this owner")
-@click.option("--merge", is_flag=True, help="treat owners and users as the same if their names match")
+@click.option(
+    "--as",
+    "under",
+    metavar="OWNER",
+    help="import everything under this owner, if the archive contains only one owner",
+)
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="merge owners and users of the archive with those of this hub that have the same name",
+)
 @click.option(
     "--unpacked",
     type=Integer(min=1),
@@ -61,8 +70,9 @@ def bring(
 ) -> None:
     """Import an archive into this hub, which may be running and may have other content.
 
-    Name conflicts are reported before anything is written. An interrupted import continues when you run it
-    again. Users who do not exist here are added as names without a password, token or role.
+    If names in the archive already exist on this hub, the command lists them and imports nothing. If the
+    import is interrupted, run it again to continue. The command adds users of the archive who are not on this
+    hub. They get no password, token or role.
 
     \b
     wander-hub import hub.tar

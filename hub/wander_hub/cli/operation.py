@@ -46,7 +46,7 @@ def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
     \b
     wander-hub fsck                          report, change nothing
     wander-hub fsck --repair                 recompute pages, totals, sizes, run numbers and boards,
-                                             queue missing jobs, remove what nothing refers to
+                                             queue missing jobs, remove unused objects
 
     \b
     Exit status: 0 if there are no faults or all were repaired, 1 if faults remain.
@@ -142,7 +142,7 @@ def doctor(data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
-    """Retry the jobs that failed, or that are waiting because of a problem with the hub.
+    """Retry jobs that failed, and start jobs that wait for a problem of the hub to be solved.
 
     \b
     wander-hub retry                         retry replays and checks, for example after a full disk

@@ -44,7 +44,7 @@ def add_organization(name: str, owner: str, data: Path | None, as_json: bool) ->
 @data_option
 @json_option
 def list_organizations(data: Path | None, as_json: bool) -> None:
-    """List the organizations. Administrators are responsible for those without owners."""
+    """List the organizations and their owners. The hub's administrators manage those without an owner."""
     from wander_hub.people import organizations
 
     with reading(data) as session:
@@ -115,8 +115,10 @@ def show_members(
 @data_option
 @json_option
 def remove_organization(name: str, yes: bool, data: Path | None, as_json: bool) -> None:
-    """Remove an organization's roles, invitations, tokens and trusted publishers. Its name and content
-    remain.
+    """Delete an organization with all its roles, invitations, tokens and trusted publishers.
+
+    Its environments, runs and models stay on the hub, managed by the hub's administrators. The name cannot be
+    used again.
 
     \b
     wander-hub org remove lab --yes

@@ -40,7 +40,7 @@ def user() -> None:
 @data_option
 @json_option
 def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, as_json: bool) -> None:
-    """Add a user who can publish under their own name and under the given owners."""
+    """Add a user, who can publish under their own name."""
     from wander_hub.accounts import service
 
     with open_database(read_settings(data=data)) as database, database.write() as session:
@@ -55,7 +55,7 @@ def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, 
 @data_option
 @json_option
 def list_users(data: Path | None, as_json: bool) -> None:
-    """List users and the owners under which they can publish."""
+    """List the users. `owners` are the names that a user can publish under."""
     from wander_hub.accounts import repository
 
     with reading(data) as session:
@@ -153,7 +153,7 @@ def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> 
 def identities_of(
     name: str, link: str | None, unlink: str | None, issuer: str | None, data: Path | None, as_json: bool
 ) -> None:
-    """List a user's identities at the identity provider, or link and unlink one of them.
+    """List a user's identities at an identity provider. Link a new one, or unlink one.
 
     \b
     wander-hub user identity ada

@@ -27,7 +27,11 @@ from wander_hub.cli.options import data_option, read_settings
     type=click.Path(path_type=Path),
     help="write the administrator's token here (mode 0600) instead of printing it",
 )
-@click.option("--new-token", is_flag=True, help="create a new administrator's token even if one exists")
+@click.option(
+    "--new-token",
+    is_flag=True,
+    help="create another administrator's token, for example if the first one is lost",
+)
 @click.option(
     "--exit-with-parent/--no-exit-with-parent", default=False, help="stop when the parent process exits"
 )
@@ -39,7 +43,9 @@ from wander_hub.cli.options import data_option, read_settings
     show_default=True,
     help="number of processes that serve requests",
 )
-@click.option("--jobs/--no-jobs", default=None, help="run jobs too, or leave them to `wander-hub work`")
+@click.option(
+    "--jobs/--no-jobs", default=None, help="run jobs in this process too, or only with `wander-hub work`"
+)
 def serve(
     host: str,
     port: int,

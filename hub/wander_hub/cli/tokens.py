@@ -69,7 +69,7 @@ def create_token(
 @data_option
 @json_option
 def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
-    """List tokens by their prefix. The hub does not store the secrets."""
+    """List tokens. Each is shown by its first characters, because the hub does not store whole tokens."""
     from wander_hub.rights import repository
 
     with reading(data) as session:
@@ -94,7 +94,7 @@ def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
 @data_option
 @json_option
 def revoke_token(prefix: str, data: Path | None, as_json: bool) -> None:
-    """Revoke the token with this prefix, which `wander-hub token list` shows."""
+    """Revoke a token. PREFIX is its first characters, as in `wander-hub token list`."""
     from wander_hub.rights import tokens
 
     with open_database(read_settings(data=data)) as database, database.write() as session:

@@ -330,7 +330,8 @@ def _advance_sequences(connection: Connection) -> None:
 
 def bad_copy(fault: str) -> HubProblem:
     """Return the problem of an unusable backup or archive."""
-    return HubProblem(422, "bad_copy", f"cannot read the backup or archive: {fault}", hint="use another file")
+    hint = "pass a file that `wander-hub export` wrote, or a folder that `wander-hub backup` wrote"
+    return HubProblem(422, "bad_copy", f"cannot read the backup or archive: {fault}", hint=hint)
 
 
 def _plain(value: Any) -> Any:

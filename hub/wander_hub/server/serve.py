@@ -224,12 +224,12 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        hint = "choose another address with `--host`, or another port with `--port`"
+        if error.errno == errno.EADDRINUSE:
             hint = "stop the program that listens there, or choose another port with `--port`"
-            sys.stderr.write(f"error: port {port} on `{host}` {reason}\n\nhint: {hint}\n")
-            raise SystemExit(2) from error
-        raise
+        reason = "in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        sys.stderr.write(f"error: cannot listen on port {port} of `{host}`: {reason}\n\nhint: {hint}\n")
+        raise SystemExit(2) from error
     return listener
 
 

@@ -214,9 +214,9 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         (DPO + "filter = { whole = true }\n", "`filter` of phase `dpo` in .*: it compares all"),
         (DPO + "rollouts = { per_example = 1 }\n", "`rollouts.per_example` of phase `dpo` in .* is 1"),
         (DPO + 'rollouts = { model = "b" }\n', "`rollouts.model` of phase `dpo` in .*: the learning model"),
-        (DPO + 'rows = "r.jsonl"\nrounds = 2\n', "there is no setting `rounds` of phase `dpo`"),
-        (DPO + 'rows = "r.jsonl"\nrollouts = { examples = 2 }\n', "there is no setting `rollouts` of phase"),
-        (DPO + "preference = { good_from = 1 }\n", "there is no setting `preference.good_from`"),
+        (DPO + 'rows = "r.jsonl"\nrounds = 2\n', "unknown setting `rounds` of phase `dpo`"),
+        (DPO + 'rows = "r.jsonl"\nrollouts = { examples = 2 }\n', "unknown setting `rollouts` of phase"),
+        (DPO + "preference = { good_from = 1 }\n", "unknown setting `preference.good_from`"),
         (DPO + "batch = { rows = 1 }\n", "`batch.rows` of phase `dpo` in .*: input should be greater than 1"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "rejection"\nrows = "r.jsonl"\n',
@@ -231,7 +231,7 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ('[bacth]\n[[phases]]\nkind = "grpo"\n', "there is no section `bacth`"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "grpo"\n[phases.schedule]\nstps = 1\n',
-            "there is no setting `schedule.stps` of phase `grpo`",
+            "unknown setting `schedule.stps` of phase `grpo`",
         ),
         (
             '[[phases]]\nkind = "sft"\nrows = "phase:games"\n[phases.model]\npath = "a"\n',

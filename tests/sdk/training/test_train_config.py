@@ -123,9 +123,9 @@ def test_the_shipped_examples_are_valid() -> None:
 @pytest.mark.parametrize(
     ("override", "said", "hint"),
     [
-        ("schedule.stps=3", "there is no setting `schedule.stps`", "did you mean `schedule.steps`?"),
-        ("schedule.zzz=3", "there is no setting `schedule.zzz`", "the fields of `schedule` are `steps`"),
-        ("bacth.rollouts=3", "there is no setting `bacth`", "did you mean `batch`?"),
+        ("schedule.stps=3", "unknown setting `schedule.stps`", "did you mean `schedule.steps`?"),
+        ("schedule.zzz=3", "unknown setting `schedule.zzz`", "the fields of `schedule` are `steps`"),
+        ("bacth.rollouts=3", "unknown setting `bacth`", "did you mean `batch`?"),
         (
             "batch.rollouts=many",
             "`batch.rollouts`: input should be a valid integer",

@@ -72,7 +72,7 @@ def new(
 
 @app.command("list")
 def list_tokens() -> None:
-    """List your tokens by their prefix. The tokens themselves cannot be shown again.
+    """List your tokens. Each is shown by its first characters, because the hub does not store whole tokens.
 
     \b
     wander auth token list

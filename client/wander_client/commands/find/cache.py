@@ -21,8 +21,9 @@ def list_cached() -> None:
     wander cache list
     wander cache list --json
 
-    Environments with the same locked packages share a virtual environment. `frees` is the space that you get
-    back by removing it. Most of its files are links into uv's cache, which `uv cache prune` empties.
+    Environments with the same locked packages share a virtual environment. The column `frees` shows how much
+    space you gain by removing a virtual environment. This is less than its size, because most of its files
+    are links into uv's cache. To empty that cache, run `uv cache prune`.
     """
     from wander_client.packages.store import EnvironmentStore, list_cached
 
@@ -59,8 +60,8 @@ def prune(
     wander cache prune --dry-run
     wander cache prune --unused-for 30
 
-    Environments that `--unused-for` removes are installed again when you next use them. Runs are kept, and
-    so is an environment that is being installed.
+    If `--unused-for` removes an environment, it is installed again when you next use it. The command does not
+    touch runs or an environment that is being installed.
     """
     from datetime import UTC, datetime, timedelta
 

@@ -33,8 +33,7 @@ def install(
     nothing is installed. Wander's own packages and all packages that belong to the environment's owner come
     only from the hub. All other packages come from the index that pip or uv is configured for.
 
-    If you install an environment both with and without its lock, commands
-    use the one from your last `wander install`.
+    If you install an environment both with and without its lock, commands use the newer installation.
     Packages are installed from wheels. `--build` also lets uv build packages without a wheel, which runs
     their code with your permissions.
     """

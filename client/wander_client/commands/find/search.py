@@ -28,7 +28,9 @@ def search(
         Sort | None, Option(help="sort order; default: relevance with search words, otherwise last update")
     ] = None,
     limit: Annotated[int, Option(min=1, max=200, help="rows to show")] = 50,
-    cursor: Annotated[str | None, Option(help="page to show: `next` of the previous page")] = None,
+    cursor: Annotated[
+        str | None, Option(help="start of the next page: `next` of the previous page's --json")
+    ] = None,
 ) -> None:
     """Find environments on the hub.
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 app = CommandGroup(
     help="""Change how an environment's boards are shown, or hide runs and publish the reason.
 
-    A board is created by the first complete run of a task set with a protocol (arguments, token limit and
-    number of rollouts). `wander leaderboard` shows the board.""",
+    Runs on one board have the same task set, arguments, token limit and number of rollouts. The hub creates
+    the board when the first such run is posted. `wander leaderboard` shows it.""",
 )
 
 _HELP = "run `wander env board --help` for the possible changes"
@@ -38,7 +38,7 @@ RunId = Annotated[str, Argument(help="ID of a posted run, or the run's folder")]
 
 @app.command("list")
 def list_boards(environment: Environment) -> None:
-    """List the boards of a version: first the pinned board, then the default board of the eval split.
+    """List the boards of a version. The first is the pinned board, the next the eval split's default board.
 
     \b
     wander env board list acme/wordle
@@ -103,7 +103,8 @@ def edit(
         Option("--refuse-rescored/--accept-rescored", help="reject or accept runs of the level `rescored`"),
     ] = None,
     fold: Annotated[
-        bool | None, Option("--fold/--no-fold", help="show runs with the same answers as one entry")
+        bool | None,
+        Option("--fold/--no-fold", help="show runs that share half of their answers as one entry"),
     ] = None,
 ) -> None:
     """Change a board's title, description, columns, pin or accepted levels. Other settings are kept.

@@ -38,10 +38,12 @@ def evaluate(typed: Typed, wanted: SettingFlags, flags: CommandFlags) -> int:
 
     \b
     Models:
-      NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
-      smollm2, hf:NAME, ./DIR    a model in this process; with --serve vllm, in a server
-      hub:OWNER/NAME             a model that you fetched with `wander model pull`
-      scripted:MODULE:FUNCTION   a function in the environment's package
+      NAME -b URL                the model NAME of an OpenAI-compatible endpoint (key: OPENAI_API_KEY)
+      smollm2, hf:NAME, ./DIR    a local model; it runs in this process, or in vLLM with --serve vllm
+      hub:OWNER/NAME             a local model that you fetched with `wander model pull`
+      scripted:MODULE:FUNCTION   a function in the environment's package that plays instead of a model
+
+    `--set` also reaches the settings that have no option. The hub's page /docs/evaluating lists them.
 
     Every rollout is saved as soon as it ends, and Ctrl-C keeps the saved rollouts. Exit status 6 means that
     some rollouts failed, or that the budget was spent before all rollouts were played.
@@ -120,7 +122,7 @@ def _play_on_engine(options: dict[str, Any], flags: CommandFlags) -> int:
 
 
 def _require_named(options: dict[str, Any]) -> None:
-    for key, name in (("environment", "argument `ENVIRONMENT`"), ("model", "option `-m MODEL`")):
+    for key, name in (("environment", "argument `ENVIRONMENT`"), ("model", "option `--model`")):
         if key not in options:
             raise UsageError(f"missing {name}", hint="run `wander eval --help` for examples")
 

@@ -25,8 +25,12 @@ Sort = Literal["reward", "posted", "tokens", "cost"]
 
 def leaderboard(
     environment: Annotated[str, Argument(help="owner/name or owner/name@version")],
-    task_set: Annotated[str | None, Option(help="show the board of this task set (digest)")] = None,
-    board: Annotated[str | None, Option(help="show this board of the version (name)")] = None,
+    task_set: Annotated[
+        str | None, Option(metavar="DIGEST", help="show the board of the task set with this digest")
+    ] = None,
+    board: Annotated[
+        str | None, Option(metavar="NAME", help="show this board (`wander env board list` shows the names)")
+    ] = None,
     all_runs: Annotated[
         bool, Option("--all", help="show all runs, not only the first per model and account")
     ] = False,

@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 def rerun(
     run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
     model: Annotated[
-        str | None, Option("-m", "--model", help="a model, as for `wander eval`  [default: that of the run]")
+        str | None, Option("-m", "--model", help="a model, as for `wander eval`  [default: the run's]")
     ] = None,
     base_url: Annotated[
-        str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint  [default: that of your run]")
+        str | None,
+        Option(
+            "-b", "--base-url", help="OpenAI-compatible endpoint  [default: the run's, if you started it]"
+        ),
     ] = None,
     arguments: Arguments = None,
     key_variable: Annotated[
-        str | None, Option(help="environment variable with the endpoint's key  [default: that of your run]")
+        str | None,
+        Option(help="environment variable with the endpoint's key  [default: the run's, if you started it]"),
     ] = None,
     margin: Annotated[
         float,
@@ -38,7 +42,12 @@ def rerun(
     ] = 0.1,
     concurrency: Annotated[
         int | None,
-        Option("-c", "--concurrency", min=1, help="concurrent model calls  [default: that of your run]"),
+        Option(
+            "-c",
+            "--concurrency",
+            min=1,
+            help="concurrent model calls  [default: the run's, if you started it]",
+        ),
     ] = None,
     out: Annotated[Path | None, Option(help="folder of the new run")] = None,
     env: Annotated[
@@ -53,8 +62,10 @@ def rerun(
     wander runs rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
     wander runs rerun runs/RUN --margin 0.05 --json
 
-    The new run uses the environment version, arguments, examples, seed and sampling of the first run, and its
-    other settings if you started it. It never uses cached responses. The runs agree if all rollouts are
+    The new run uses the environment version, arguments, examples, seed and sampling of the first run. If you
+    started the first run, the new run also uses its other settings. It never uses cached responses.
+
+    The runs agree if all rollouts are
     identical, or if the 90% interval of the paired difference lies within the margin. They differ if the 95%
     interval excludes zero. Otherwise the runs are too small to tell, and the output shows how many examples
     are needed. Exit status 0 means that the runs agree.

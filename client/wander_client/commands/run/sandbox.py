@@ -44,13 +44,13 @@ def check(
 
 @app.command()
 def sweep() -> None:
-    """Remove containers and control groups of boxes whose process was killed.
+    """Remove the containers and control groups of boxes that were left behind by a killed process.
 
     \b
     wander sandbox sweep
     wander sandbox sweep --json
 
-    Boxes in use are kept. The next box that starts on this machine also removes them.
+    Boxes in use are kept. You rarely need this command: Wander does the same when it next starts a box.
     """
     from wander.boxes.sweep import PROGRAMS, remove_left_groups, remove_orphans
 

@@ -42,12 +42,10 @@ def view(
         str | None, Option(help="reward, turns, seconds or tokens; -reward sorts the highest first")
     ] = None,
     limit: Annotated[int | None, Option(min=1, help="rows to show  [default: 30]")] = None,
-    listed: Annotated[
-        bool, Option("--list", help="print a list, as with --where, --step and --limit; open no viewer")
-    ] = False,
+    listed: Annotated[bool, Option("--list", help="print a list instead of opening the viewer")] = False,
 ) -> None:
     """Read the rollouts of a run, on this machine or on the hub. In a terminal, this opens an interactive
-    viewer; press `?` for its keys.
+    viewer; press `?` for its keys. With `--where`, `--step`, `--limit` or `--list`, it prints a list.
 
     \b
     wander view

@@ -29,11 +29,15 @@ def data(
     stop_reason: Annotated[
         list[str] | None, Option(help="keep rollouts with this stop reason; repeatable")
     ] = None,
-    whole: Annotated[bool, Option("--whole", help="drop truncated rollouts")] = False,
-    near: Annotated[
-        bool, Option("--near", help="drop near duplicates (rollouts with the same words)")
+    whole: Annotated[
+        bool, Option("--whole", help="drop rollouts that were cut off by a token limit")
     ] = False,
-    keep_repeats: Annotated[bool, Option("--keep-repeats", help="keep duplicate conversations")] = False,
+    near: Annotated[
+        bool, Option("--near", help="also drop near duplicates (rollouts that use the same words)")
+    ] = False,
+    keep_repeats: Annotated[
+        bool, Option("--keep-repeats", help="keep identical conversations, which are dropped by default")
+    ] = False,
     per_example: Annotated[
         int | None, Option(min=1, help="keep only the best N rollouts of each example")
     ] = None,

@@ -28,23 +28,28 @@ def export(
     to: Annotated[
         str,
         Option(
-            "--to", metavar="prime-rl|skyrl|tinker|openenv|harbor", help="the other trainer, or task format"
+            "--to",
+            metavar="prime-rl|skyrl|tinker|openenv|harbor",
+            help="trainer, or OpenEnv's or Harbor's format",
         ),
     ],
-    out: Annotated[Path, Option("-o", "--out", help="folder of the new adapter package, or of the tasks")],
+    out: Annotated[Path, Option("-o", "--out", help="new folder for the package or the tasks")],
     argument: EnvironmentArguments = None,
     args: EnvironmentArgumentsJSON = None,
     examples: Annotated[
-        int | None, Option("-n", "--examples", help="number of tasks of `harbor`; the default is 10")
+        int | None, Option("-n", "--examples", help="with --to harbor: number of tasks  [default: 10]")
     ] = None,
     organization: Annotated[
-        str | None, Option(help="organization in the names of tasks of `harbor`; the default is the owner")
+        str | None,
+        Option(help="with --to harbor: organization in the names of the tasks  [default: the owner]"),
     ] = None,
     image: Annotated[
-        str | None, Option(help="container image of `harbor` for boxes that start from the host's system")
+        str | None,
+        Option(help="with --to harbor: container image for tasks whose boxes start from the host's system"),
     ] = None,
 ) -> None:
-    """Write a small package that lets another trainer use an environment, or Harbor task folders.
+    """Write a small package that lets another trainer use an environment. With `--to openenv`, write a server;
+    with `--to harbor`, write task folders.
 
     \b
     wander env export admin/tictactoe --to skyrl --out adapters/skyrl
@@ -55,9 +60,9 @@ def export(
     The package depends on `wander-sdk`, the environment and the trainer's interface. Install it next to the
     trainer. For the same completions, it gives the same rewards as `wander eval`.
 
-    `openenv` writes an OpenEnv server with its `openenv.yaml`.
+    `--to openenv` writes an OpenEnv server with its `openenv.yaml`.
 
-    `harbor` writes the examples of an environment with a shell as task folders of Harbor's format.
+    `--to harbor` needs an environment with a shell. Each example becomes a task folder in Harbor's format.
     """
     from wander_client.environments.location import locate, parse_arguments
     from wander_client.training.export import TRAINERS, write_adapter, write_server

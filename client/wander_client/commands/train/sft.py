@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from wander.train.sft import SFTResult
 
 
-Overrides = Annotated[list[str] | None, Option("--set", help="section.field=value; repeatable")]
+Overrides = Annotated[
+    list[str] | None, Option("--set", metavar="SECTION.FIELD=VALUE", help="change a setting; repeatable")
+]
 
 
 def sft(
@@ -56,12 +58,12 @@ def sft(
     out = out or resume
     if rows is None or out is None:
         raise UsageError(
-            "the rows are missing" if rows is None else "`--out FOLDER` is missing",
+            "missing argument `ROWS`" if rows is None else "missing option `--out`",
             hint="run `wander model sft --help` for examples",
         )
     if not (model or config or resume or any(text.startswith("model.path=") for text in setting or ())):
         raise UsageError(
-            "`--model` is missing",
+            "missing option `--model`",
             hint=f"for example: `wander model sft {shlex.quote(str(rows))} --model smollm2 "
             f"--out {shlex.quote(str(out))}`",
         )

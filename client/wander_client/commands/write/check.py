@@ -42,7 +42,7 @@ def check(
     wander check someone/new-env --sandbox
 
     The environment is loaded in two processes with different hash seeds and time zones. Scripted players play
-    it: some answer correctly, some give no answer, and some cheat. Each process replays the games of the
+    it: some answer correctly, some give no answer, and some cheat. Each process replays the rollouts of the
     other, to find differences. Exit status 1 means that a check failed.
 
     `--report openenv` prints a validation report of OpenEnv's RFC 008 instead. It skips the checks

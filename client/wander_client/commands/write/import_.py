@@ -111,7 +111,7 @@ def prime(
     name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or a folder that `prime env pull` wrote")],
     options: _ImportOptions,
 ) -> None:
-    """Publish an environment from Prime Intellect's hub on this hub, like `wander env import path`.
+    """Copy an environment from Prime Intellect's hub to your hub, like `wander env import path`.
 
     \b
     wander env import prime will/wordle --dry-run
@@ -130,12 +130,14 @@ def harbor(
         str, Argument(help="a task folder, a folder of tasks, or URL[@REVISION][#subdirectory=FOLDER]")
     ],
     out: Annotated[
-        Path, Option("-o", "--out", help="folder of the new project; its name is the environment's")
+        Path, Option("-o", "--out", help="new folder for the project; the environment gets the folder's name")
     ],
     start_from: Annotated[
         str,
         Option(
-            "--start-from", metavar="task|dockerfile|host", help="what boxes start from, unless chosen later"
+            *("--start-from",),
+            metavar="task|dockerfile|host",
+            help="default for what boxes start from; an evaluation can change it with -a start_from=...",
         ),
     ] = "task",
 ) -> None:
@@ -145,9 +147,11 @@ def harbor(
     wander env import harbor ./tasks/fix-the-build --out fix-the-build
     wander env import harbor https://example.org/tasks.git@v2#subdirectory=tasks --out terminal-tasks
 
-    Boxes start from each task's image or Dockerfile, which needs Podman or Docker. With `--start-from host`,
-    tasks whose Dockerfile only copies files and sets variables are played over the system of the machine.
-    Tasks that need what Wander does not have (GPUs, several containers, ...) are left out, with a warning.
+    A box is the small isolated system in which the model's commands run. By default, boxes start from each
+    task's image or Dockerfile, which needs Podman or Docker. With `--start-from host`, boxes show the system
+    of this machine instead. This works only for tasks whose Dockerfile just copies files and sets variables.
+    The command leaves out tasks that need GPUs, several containers or anything else that Wander does not
+    support, and prints a warning for each.
     """
     choose("--start-from", start_from, ("task", "dockerfile", "host"))
     _import_tasks("harbor", source, out, start_from=start_from)
@@ -212,10 +216,10 @@ def results(
     wander env import results ./old --environment acme/my-env@1.2.0 --out runs/old
     wander env import results logs/2026-01-02T03-04-05_gsm8k.eval
 
-    Reads `metadata.json` and `results.jsonl` in both of their schemas, `traces.jsonl` of verifiers.v1,
-    `.eval` logs of Inspect, and `UUID_samples.jsonl` of Every Eval Ever. The notes of the run name what is
-    missing.
-    Failed rollouts get no reward, even if the file has one. If you post such a run, its level is `claimed`.
+    Reads `metadata.json` and `results.jsonl` of verifiers (of all its versions), `traces.jsonl` of
+    verifiers.v1, `.eval` logs of Inspect, and `UUID_samples.jsonl` of Every Eval Ever. The notes in the
+    run's manifest say which data the files lack. Failed rollouts get no reward, even if the file has one. If
+    you post such a run, its level is `claimed`.
     """
     from wander.evals.foreign_run import import_results
 

@@ -18,7 +18,11 @@ ExcludeNewer = Annotated[
 ]
 KeepHosts = Annotated[
     list[str] | None,
-    Option("--keep-host", help="keep the file URLs of this public index in the lock; repeatable"),
+    Option(
+        "--keep-host",
+        metavar="HOST",
+        help="keep the URLs of files on this host in the lock, instead of writing PyPI's; repeatable",
+    ),
 ]
 
 
@@ -39,8 +43,8 @@ def lock(
     wander env lock acme/wordle@0.1.0 --attach              # for a version that you uploaded with twine
 
     The lock is a `pylock.toml` (PEP 751), which pip and uv can install. The lock of a version never changes.
-    The URLs in it are those of PyPI, even if this machine uses a mirror. `--keep-host` keeps the URLs of
-    another index.
+    Its URLs are those of PyPI even if this machine uses a mirror, so that the lock works everywhere. For
+    packages on another public index, pass `--keep-host HOST` to keep their URLs.
     """
     from packaging.utils import canonicalize_name
 

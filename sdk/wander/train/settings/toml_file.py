@@ -140,4 +140,4 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
         return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}{got}")
     whole = {field: ".".join([*sections, field]) for field in kind.model_fields}
     hint = did_you_mean(name, whole, shown=whole) or hint
-    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
+    return ConfigError(f"unknown setting `{place}`{where}", hint=hint)
