@@ -158,7 +158,7 @@ def test_a_taken_port_is_said_and_leaves_no_data(tmp_path):
         port = taken.getsockname()[1]
         answer = run("serve", "--port", str(port), "--data", str(tmp_path / "data"))
     assert answer.returncode == 2
-    assert answer.stderr.startswith(f"error: port {port} on `127.0.0.1` is in use")
+    assert answer.stderr.startswith(f"error: cannot listen on port {port} of `127.0.0.1`: in use")
     assert "--port" in answer.stderr
     assert not (tmp_path / "data").exists()
 
