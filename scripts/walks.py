@@ -1,4 +1,4 @@
-"""Run four journeys through the code and write docs/walks.md: the files that each enters, in order.
+"""Run four journeys through the code and write docs/api/walks.md: the files that each enters, in order.
 
     .venv/bin/python scripts/walks.py [--check]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from workplace import Workplace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "walks.md"
+PAGE = ROOT / "docs/api/walks.md"
 HOOK = ROOT / "scripts" / "walks_hook"
 CUTS = ("sdk/wander/evals/run/runner.py:evaluate", "sdk/wander/train/step_trainer.py:play_step")
 

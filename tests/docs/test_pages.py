@@ -82,8 +82,8 @@ def page_run(request, tmp_path, mirror, endpoint, uv_cache) -> Iterator[PageRun]
         yield run
 
 
-WITHOUT_BLOCKS = {"rights", "threat-model", "walks", "glossary"}
-"""Pages of tables: another test compares every row with the code, except in the glossary."""
+WITHOUT_BLOCKS = {"threat-model", "glossary"}
+"""Pages without commands and code."""
 
 
 def param(page: Path):

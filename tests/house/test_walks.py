@@ -1,4 +1,4 @@
-"""The four journeys of docs/walks.md enter no more files than `scripts/walks.py` allows."""
+"""The four journeys of docs/api/walks.md enter no more files than `scripts/walks.py` allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_names_files_that_exist():
-    paths = re.findall(r"(?m)^\| `([^`]+\.py)` \|", (ROOT / "docs" / "walks.md").read_text())
+    paths = re.findall(r"(?m)^\| `([^`]+\.py)` \|", (ROOT / "docs/api/walks.md").read_text())
     assert len(paths) > 100
     assert [path for path in set(paths) if not (ROOT / path).is_file()] == []
 

@@ -205,7 +205,7 @@ OPEN = {
 
 ROWS = re.findall(
     r"(?m)^\| `([A-Z]+) (/\S*)` \| ([a-z ]+)(?:,[^|]*)? \| ([`\w, ]+) \|$",
-    (ROOT / "docs/rights.md").read_text(),
+    (ROOT / "docs/api/rights.md").read_text(),
 )
 TABLE = {(method, path): (who, scope) for method, path, who, scope in ROWS}
 """What the documentation says of each route that changes something."""
@@ -424,7 +424,7 @@ def test_every_mutating_route_is_tried_below(hub):
     found = {(method, path) for method, path, _ in find_mutating_routes(hub.client._transport.app.routes)}
     assert found == set(ATTEMPTS) | OPEN, "add an Attempt for the new route"
     assert len(TABLE) == len(ROWS), "a route has two rows"
-    assert set(TABLE) == set(ATTEMPTS), "say in docs/rights.md who may use the new route"
+    assert set(TABLE) == set(ATTEMPTS), "say in docs/api/rights.md who may use the new route"
 
 
 def test_a_route_that_says_nothing_is_found():

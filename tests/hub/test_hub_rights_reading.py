@@ -42,7 +42,7 @@ PRIVATE = {
     "revision": "latest",
     "webhook": "1",
     "delivery": "1",
-    "path": "rights",
+    "path": "api/rights",
     "section": "jobs",
     "own_section": "tokens",
 }
@@ -58,7 +58,7 @@ TABLE = {
     path: who
     for who, paths in re.findall(
         r"(?m)^\| ([a-z ]+)(?:,[^|]*)? \| (`/[^|]*) \|$",
-        (Path(__file__).parents[2] / "docs/rights.md").read_text(),
+        (Path(__file__).parents[2] / "docs/api/rights.md").read_text(),
     )
     for path in re.findall("`([^`]+)`", paths)
 }
@@ -225,7 +225,7 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
 
 
 async def test_the_documentation_says_of_each_route_who_may_read(hub):
-    assert sorted(TABLE) == read_paths(hub), "say in docs/rights.md who may read the new route"
+    assert sorted(TABLE) == read_paths(hub), "say in docs/api/rights.md who may read the new route"
 
 
 @pytest.mark.full
