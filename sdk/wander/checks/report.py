@@ -164,7 +164,7 @@ CHECKS: dict[str, Check] = {
     ),
     "rewards.hacks": Check(
         "known hacks of a shell earn no reward",
-        "Score in the reward function's new box. Upload the tests after the final state, and run them "
+        "Score in the new box that the reward function gets. Upload the tests to it only then, to a folder "
         "outside of the working folder.",
     ),
     "rewards.judge": Check(
