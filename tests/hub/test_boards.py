@@ -535,7 +535,7 @@ async def test_what_replays_proved_ranks_before_any_reward(posted, tiers):
     assert detail["best_model"] == "replayed"
     assert await history_of(posted) == [], "one row has the best level, and others set no record"
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
-    assert page.count("ranks below all rows above; does not prove that") == 3
+    assert page.count("These runs rank below all runs above. Does not prove: that") == 3
     assert (
         'scope="rowgroup"'
         not in (await posted.hub.get("/alice/reverse-text/leaderboard?sort=posted", headers=HTML)).text

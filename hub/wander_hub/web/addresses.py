@@ -49,7 +49,7 @@ TERMS: dict[str, str] = {
     "sample": "watching-training#sample-rollouts",
     "evaluation": "watching-training#evaluations",
     "phase": "watching-training#several-phases-in-one-file",
-    "checkpoint": "models",
+    "checkpoint": "training#put-the-model-on-a-hub",
     "mode": "watching-training#exact-and-fast",
 }
 """The part of `/docs` that explains each term."""

@@ -54,8 +54,8 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     ),
     "replayed": LevelFacts(
         "ran the whole environment with the recorded completions, "
-        "with the same messages, metrics and rewards, bit for bit; of commands in a box, "
-        "the same files with the same rewards",
+        "with the same messages, metrics and rewards, bit for bit (for commands in a box: the same files "
+        "and rewards)",
         "that the environment is fair: its owner can make it reward a certain text, or detect a replay "
         "by the processor, the kernel or the real clock",
     ),
