@@ -335,7 +335,10 @@ class _Addresses:
     def fetch(
         self, cache_dir: Path, address: FileAddress, package: Package, digest: str, size: int | None
     ) -> Path:
-        """Download a file from elsewhere over https, and check its digest."""
+        """Download a file that is not in a configured index over https, and check its digest.
+
+        Raises `ClientError` if the address is not https, or if this machine uses only its indexes.
+        """
         if self._strict:
             raise ClientError(
                 f"the lock has a URL for `{package.name}`, but this machine uses only its indexes",

@@ -82,7 +82,8 @@ def interval(summary: RunSummary) -> str:
 
 
 def rollout_row(row: RolloutRow) -> list[Cell]:
-    """Return a rollout's row in a list of rollouts; in training runs the index includes the step."""
+    """Return the cells of `ROLLOUT_COLUMNS` for a rollout. In a training run, the index is followed by the
+    step, as in `3 @40`."""
     ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
     said = shorten(row.preview)
     index: Cell = row.index if row.step is None else f"{row.index} @{row.step}"

@@ -101,7 +101,10 @@ def new_command(
     sandbox: SandboxPolicy | None = None,
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> PhasedCommand | None:
-    """Resolve a command line, or return None if the file has no phases. `sections` override the file."""
+    """Return the command with all its phases, or None if the settings file has no phases.
+
+    `sections` override the settings of the file. Raises `UsageError` for settings that do not fit together.
+    """
     if config is None:
         return None
     given = with_path(sections, model_path(model) if model else None)

@@ -405,8 +405,9 @@ def train_and_report(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> Trained | None:
-    """Train into a folder. Returns None in helper processes of a launched run.
+    """Train into a folder, and return the result.
 
+    If `torchrun` or `accelerate launch` started several processes, all but the first return None.
     Raises `Interrupted` with the saved work, and `ClientError` if learning collapsed.
     """
     output, settings = context.output, command.settings

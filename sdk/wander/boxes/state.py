@@ -62,8 +62,8 @@ def outermost_paths(paths: Iterable[str]) -> list[str]:
 def read_archive(stream: BinaryIO, start: Snapshot | None = None) -> Archive:
     """Read a tar archive of the recorded paths, whose names are absolute paths without the first slash.
 
-    If `start` is given, contents that differ from it are kept. Raises `SandboxError` if there are more
-    files than anybody could compare.
+    If `start` is given, the result also has the contents of the files that differ from `start`. Raises
+    `SandboxError` if the archive has more than `MOST_READ_FILES` files or `MOST_READ_BYTES` bytes.
     """
     archive = Archive()
     kept = seen = 0

@@ -69,7 +69,7 @@ class Dialect:
         self._changes.add(MERGED_SYSTEM)
 
     def note_reasoning_field(self, message: Message, body: bytes) -> None:
-        """Note the name of the field with the endpoint's reasoning."""
+        """Remember in which field the endpoint returns reasoning, so that requests use the same field."""
         if self._reasoning_name is None and any(name in message for name in REASONING):
             self._reasoning_name = "reasoning_content" if b'"reasoning_content"' in body else "reasoning"
 

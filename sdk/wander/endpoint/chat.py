@@ -103,7 +103,7 @@ class ChatRequest(DialectRequest):
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def events(self, reply: EndpointReply) -> Iterator[Event]:
-        """Yield `ChatCompletionChunk`s, with the whole completion in one of them."""
+        """Yield the `ChatCompletionChunk`s of a reply. One of them contains the whole completion."""
         message = {name: value for name, value in self._message(reply).items() if name != "role"}
         if calls := message.pop("tool_calls", None):
             message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]

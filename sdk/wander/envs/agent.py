@@ -187,7 +187,7 @@ class AgentEnv(SandboxEnv):
         await super()._record(box, state)
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score the request, and add the tokens of further conversations to the usage."""
+        """Play and score the request. The usage includes the tokens of the program's other conversations."""
         return [with_sub_usage(played) for played in await super().play_request(request)]
 
 

@@ -435,7 +435,7 @@ def filled_columns(board: Leaderboard, columns: Iterable[str] | None = None) -> 
 
 
 def most_attempts(rows: Iterable[LeaderboardRow]) -> int | None:
-    """Return the largest number of attempts in the rows' pass rates, or None without attempts."""
+    """Return the largest k for which a row has pass@k, or None if no row has pass rates."""
     return max((rate.k for row in rows for rate in row.pass_rates), default=None)
 
 

@@ -136,7 +136,7 @@ class LinesInOrder:
         return map(self.__getitem__, range(len(self)))
 
     def records(self) -> Iterator[tuple[Rollout, bytes]]:
-        """Yield each rollout with its line."""
+        """Yield each rollout with the bytes of its line."""
         return map(self._record, range(len(self)))
 
     def _record(self, number: int) -> tuple[Rollout, bytes]:

@@ -86,8 +86,10 @@ class WatchRule:
     """Number of consecutive steps without the condition since the rule fired; None if it may fire."""
 
     def read(self, entry: Entry) -> str | None:
-        """Return the reason why the rule fires at a step, or None; it fires again after `LASTING` quiet
-        steps."""
+        """Return the reason why the rule fires at a step, or None if it does not fire.
+
+        After it has fired, it can fire again only after `LASTING` steps without its condition.
+        """
         text = self.holds(entry)
         if text is None:
             return None
