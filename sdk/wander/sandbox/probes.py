@@ -40,9 +40,10 @@ class SyscallStopped(OSError):
 
 
 def run(bait: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run all probes, or only the probes named in the `only` of the bait.
+    """Run all probes, or only those that `bait["only"]` names.
 
-    Returns for each probe `held`, whether it was stopped, and `how`.
+    Returns the outcome of each probe by name: `held` is true if the sandbox stopped it, and `how` says what
+    happened.
     """
     chosen = {name: probe for name, probe in probes().items() if name in bait.get("only", probes())}
     return {name: _outcome(probe, bait) for name, probe in chosen.items()}

@@ -87,7 +87,7 @@ class Engine(ABC):
         """Wait for the turns that are being sampled, and hold back new turns until `resume`."""
 
     def resume(self, step: int | None) -> None:
-        """Sample again, with weights of this training step."""
+        """End a `pause`. `step` is the training step of the weights that sample from now on."""
         self.step = step
 
     def rest(self) -> None:  # noqa: B027 - an optional hook

@@ -74,7 +74,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
             self._running.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the trace after the last of the steps."""
+        """Write the trace after the last profiled step."""
         if self._running is not None and state.global_step in (1 + self._steps, state.max_steps):
             self._running.stop()
             self._running.export_chrome_trace(str(self._folder / PROFILE))
