@@ -23,7 +23,7 @@ app = CommandGroup(
     help="""Change how an environment's boards are shown, or hide runs and publish the reason.
 
     Runs on one board have the same task set, arguments, token limit and number of rollouts. The hub creates
-    the board when the first such run is posted. `wander leaderboard` shows it.""",
+    the board when the first complete run of this kind is posted. `wander leaderboard` shows it.""",
 )
 
 _HELP = "run `wander env board --help` for the possible changes"
