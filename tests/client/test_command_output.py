@@ -141,7 +141,7 @@ def test_an_error_in_json_mode_is_one_object_on_stdout(capsys: pytest.CaptureFix
 
 
 def test_a_question_that_nobody_can_answer_names_the_flag() -> None:
-    with pytest.raises(UsageError, match="confirmation is required") as refused:
+    with pytest.raises(UsageError, match="cannot ask for confirmation with `--json`") as refused:
         Output("json").ask("Type `x` to delete it", flag="--yes")
     assert refused.value.hint == "pass `--yes`"
 

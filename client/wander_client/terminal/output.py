@@ -230,10 +230,10 @@ class Output:
         Without a terminal, raise `UsageError` that names the flag to use.
         """
         if not sys.stdin.isatty() or self.json:
-            asked = question.rstrip(":? ")
-            if flag == "--yes":  # a confirmation is a sentence, other questions are noun phrases
-                raise UsageError("cannot ask for confirmation: there is no terminal", hint=f"pass `{flag}`")
-            raise UsageError(f"cannot ask for the {asked}: there is no terminal", hint=f"pass `{flag}`")
+            # A confirmation is a sentence, other questions are noun phrases.
+            asked = "confirmation" if flag == "--yes" else f"the {question.rstrip(':? ')}"
+            reason = "with `--json`" if self.json else "without a terminal"
+            raise UsageError(f"cannot ask for {asked} {reason}", hint=f"pass `{flag}`")
         if secret:
             from getpass import getpass
 

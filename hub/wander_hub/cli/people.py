@@ -167,7 +167,9 @@ def identities_of(
     provider = read_settings(data=data).sign_in_provider
     issuer_url = issuer or (provider.issuer if provider is not None else None)
     if issuer_url is None and (link or unlink):
-        raise click.BadParameter("set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass --issuer")
+        raise click.UsageError(
+            "no identity provider is configured: set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass `--issuer`"
+        )
 
     def change(session: Session, _: object) -> None:
         user = find_user(session, name)
