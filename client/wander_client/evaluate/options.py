@@ -41,9 +41,9 @@ class NumberOr(Integer):
             return value
         try:
             return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            error.message = error.message.replace("must be", f"must be `{self._word}` or", 1)
-            raise
+        except click.BadParameter:
+            numbers = f"a whole number ({self._describe_range()})"
+            self.fail(f"must be `{self._word}` or {numbers}, got `{value}`", param, ctx)
 
 
 @dataclass(frozen=True)
