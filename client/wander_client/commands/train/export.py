@@ -48,8 +48,8 @@ def export(
         Option(help="with --to harbor: container image for tasks whose boxes start from the host's system"),
     ] = None,
 ) -> None:
-    """Write a small package that lets another trainer use an environment. With `--to openenv`, write a server;
-    with `--to harbor`, write task folders.
+    """Write a small package that lets another trainer use an environment, or an OpenEnv server, or Harbor's
+    task folders.
 
     \b
     wander env export admin/tictactoe --to skyrl --out adapters/skyrl
