@@ -40,7 +40,7 @@ class SyscallStopped(OSError):
 
 
 def run(bait: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run all probes, or only those that `bait["only"]` names.
+    """Run all probes, or only the probes that `bait["only"]` names.
 
     Returns the outcome of each probe by name: `held` is true if the sandbox stopped it, and `how` says what
     happened.

@@ -37,23 +37,17 @@ def replay(
     level: Level = "replayed",
     sample: Sample = None,
     seed: Annotated[int, Option(help="seed of the sample")] = 0,
-    env: Annotated[
-        Path | None, Option("--env", help="replay with this folder instead of the pinned environment")
-    ] = None,
+    env: Annotated[Path | None, Option("--env", help="use this folder, not the pinned environment")] = None,
     no_lock: Annotated[
         bool, Option("--no-lock", help="use the newest packages instead of the run's lock")
     ] = False,
     concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="concurrent rollouts")] = 64,
-    in_process: Annotated[
-        bool, Option("--in-process", help="with --env: run the environment in this process")
-    ] = False,
+    in_process: Annotated[bool, Option("--in-process", help="run the --env folder in this process")] = False,
     time_limit: Annotated[
         float | None, Option(help="limit in seconds for loading and replaying  [default: no limit]")
     ] = None,
     arguments: Arguments = None,
-    stream: Annotated[
-        bool, Option("--stream", help="with --json: also print progress, as JSON lines")
-    ] = False,
+    stream: Annotated[bool, Option("--stream", help="with --json: also print progress lines")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:

@@ -52,9 +52,7 @@ def train(
     setting: Overrides = None,
     argument: EnvironmentArguments = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
-    log: Annotated[
-        list[str] | None, Option(help="also log to tensorboard, trackio or wandb; repeatable")
-    ] = None,
+    log: Annotated[list[str] | None, Option(help="log to tensorboard, trackio or wandb; repeatable")] = None,
     started_from: Annotated[
         str | None,
         Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
