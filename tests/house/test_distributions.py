@@ -54,7 +54,7 @@ def declared(member) -> set[str]:
 def third_party(source) -> set[str]:
     """Top-level names that a file imports, the standard library aside."""
     names: set[str] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -40,7 +40,7 @@ FIRST_WORDS = re.compile(r"(?:Of|That|What|Who|Whose|By|Where|Which|Those|Withou
 
 def texts_of(source) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of every docstring, comment and message of a Python file."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and len(node.value.split()) >= FEWEST_WORDS:
             yield node.lineno, node.value
@@ -81,7 +81,7 @@ def test_descriptions_begin_with_a_verb_or_a_noun(sources):
         f"{source.path}:{node.lineno}: {node.value.value[:60]}"
         for source in sources
         if source.path.split("/")[0] in ROOMS and not source.is_test
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
