@@ -28,18 +28,27 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRET = "a-file-that-nobody-may-see"
 LOOK = f"""
 import json, os, sys
-found = []
+found, seen = [], set()
+
+def is_new(path):
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    folder = (status.st_dev, status.st_ino)
+    return folder not in seen and not seen.add(folder)
+
+for path in ("/dev", "/usr"):
+    is_new(path)
 for folder, folders, files in os.walk("/", followlinks=True):
-    folders[:] = [name for name in folders if os.path.join(folder, name) not in ("/proc", "/dev", "/usr")]
-    if folder.count("/") > 12:
-        folders[:] = []
+    folders[:] = [name for name in folders if is_new(os.path.join(folder, name))]
     found += [os.path.join(folder, name) for name in files if name == {SECRET!r}]
 for path in sys.argv[1:]:
     if os.path.exists(path):
         found.append(path)
 print(json.dumps([found, sorted(os.listdir("/")), sys.prefix, sys.executable]))
 """
-"""Walks over everything, links included, and then tries paths that it is told."""
+"""Walks once over every folder but `/dev` and `/usr`, links included, then tries the paths it is given."""
 
 
 def make_virtualenv(place: Path) -> Runtime:
