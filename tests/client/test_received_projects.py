@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import Wander
 from received_folders import UNPLAIN, make_socket, sparse
+from wander.checks.package import check_package
 from wander.errors import ConfigError
 from wander.train.settings.toml_file import settings_data
 from wander.wire.untrusted_text import PROJECT, RefusedText, read_project, read_toml
@@ -72,15 +73,20 @@ def test_a_project_is_read_or_refused(put: str, project: Path) -> None:
         read_project(project)
 
 
-@pytest.mark.parametrize("put", ["a FIFO", "a link to a device", "deep", "digits", *SHAPES])
+COMMANDS = (
+    ("publish", "./say-env", "--dry-run"),
+    ("check", "./say-env"),
+    ("env", "import", "path", "./say-env", "--dry-run", "--owner", "me"),
+    ("env", "lock", "./say-env"),
+)
+READ_BY_ALL = ["a FIFO", "a link to a device", "deep", "digits", "project is a list", "dynamic is a number"]
+"""Projects that every command reads here. For the others one command is enough: all call `read_project`."""
+
+
+@pytest.mark.parametrize("put", [*READ_BY_ALL, *(name for name in SHAPES if name not in READ_BY_ALL)])
 def test_commands_say_what_is_wrong_with_a_project(put: str, project: Path, wander: Wander) -> None:
     (PUTS | SHAPES)[put](project / "pyproject.toml")
-    for words in (
-        ("check", "./say-env"),
-        ("publish", "./say-env", "--dry-run"),
-        ("env", "import", "path", "./say-env", "--dry-run", "--owner", "me"),
-        ("env", "lock", "./say-env"),
-    ):
+    for words in COMMANDS if put in READ_BY_ALL else COMMANDS[:1]:
         ended = wander(*words, "--json")
         assert ended.status != 0, words
         assert ended.json.get("error", {}).get("code") != "internal", (words, ended.out)
@@ -95,14 +101,16 @@ def test_suites_and_settings_are_read_or_refused(put: str, home: Path) -> None:
         settings_data(home / "x.toml", [], {})
 
 
-def test_a_readme_is_a_file_of_the_project(folder: Path, wander: Wander) -> None:
+@pytest.mark.parametrize("place", ["/dev/zero", "../outside", "fifo", "link", "/etc/passwd", ""])
+def test_a_readme_is_a_file_of_the_project(place: str, folder: Path) -> None:
+    (folder.parent / "outside").write_text("# Outside\n")
+    os.mkfifo(folder / "fifo")
+    (folder / "link").symlink_to("../outside")
     stated = (folder / "pyproject.toml").read_text()
-    for number, place in enumerate(("/dev/zero", "../outside", "fifo", "/etc/passwd", "")):
-        if place == "fifo":
-            os.mkfifo(folder / place)
-        (folder / "pyproject.toml").write_text(stated.replace('"README.md"', f'"{place}"'))
-        ended = wander("check", "./say-env", "--json")
-        assert ended.json.get("error", {}).get("code") != "internal", (number, ended.out)
+    assert '"README.md"' in stated
+    (folder / "pyproject.toml").write_text(stated.replace('"README.md"', f'"{place}"'))
+    results = {result.id: result for result in check_package(folder, "say-env", Path("python"))}
+    assert results["package.readme"].status == "fail"
 
 
 @pytest.mark.parametrize("depth", [1, 10, 60])
