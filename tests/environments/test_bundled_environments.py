@@ -23,7 +23,7 @@ from wander.loading import installed_environments, load_path
 from wander.parsers import message_text
 from wander.types import Rollout
 
-SLOW = {"mcp_files": 3, "code_exec": 1, "long_context": 1}
+SLOW = {"mcp_files": 3, "code_exec": 1, "long_context": 1, "terminal_tasks": 1}
 """Seconds in which a process or a sandbox starts; `make test` plays these less."""
 HEADINGS = [
     "What it tests",

@@ -18,13 +18,13 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments/shell/environment"
 async def test_the_teacher_runs_commands_and_its_habit_costs_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     teacher = importlib.import_module("number_files.players").teacher
-    environment = load_path(FOLDER, num_examples=16)
-    examples = environment.dataset("eval").examples(0, 16)
+    environment = load_path(FOLDER, num_examples=6)
+    examples = environment.dataset("eval").examples(0, 6)
     for wrong, low, high in ((0.0, 1.0, 1.0), (1.0, 0.05, 0.6)):
         client = ScriptedClient(teacher(wrong))
         rollouts = [await environment.rollout(client, example) for example in examples]
         assert {rollout.metrics["called"] for rollout in rollouts} == {1.0}
-        assert low <= sum(rollout.reward or 0.0 for rollout in rollouts) / 16 <= high
+        assert low <= sum(rollout.reward or 0.0 for rollout in rollouts) / 6 <= high
 
 
 def test_no_two_questions_about_a_file_have_the_same_answer() -> None:

@@ -226,7 +226,7 @@ async def test_a_reward_written_in_the_background_fools_a_shared_verifier_only(t
 
 @needs_sandbox
 async def test_no_hack_earns_a_reward_in_a_new_box(tmp_path):
-    """The same hacks are real: several of them earn a reward from a verifier in the model's own box."""
+    """The hacks are real: two of them are seen to fool a verifier in the model's own box."""
     script = "#!/bin/bash\npython3 /tests/check.py; echo $((1 - ($? != 0))) > /logs/verifier/reward.txt\n"
     checked = 'assert open("/app/hello.txt").read() == "Hello, world!\\n"\n'
     folder = write_task(tmp_path / "hello", {"tests/test.sh": script, "tests/check.py": checked})
@@ -234,15 +234,16 @@ async def test_no_hack_earns_a_reward_in_a_new_box(tmp_path):
     shared = SharedVerifier(eval_dataset=[{"question": "x"}], rubric=Rubric([lambda: 0.0]))
     limit = asyncio.Semaphore(3)
 
-    async def try_hack(command: str) -> tuple[float | None, str]:
+    async def try_hack(command: str) -> float | None:
         async with limit:
-            rollout, fooled = await play(env, command), await play(shared, command)
+            rollout = await play(env, command)
         assert rollout.failure is None or rollout.failure.boundary == "rubric", rollout.failure
-        return rollout.reward, fooled.info["shared"]
+        return rollout.reward
 
-    results = await asyncio.gather(*(try_hack(hack.command) for hack in HACKS))
+    rewards = await asyncio.gather(*(try_hack(hack.command) for hack in HACKS))
     assert len(HACKS) >= 25
-    assert [hack.name for hack, (reward, _) in zip(HACKS, results, strict=True) if reward] == []
-    earned = [hack.name for hack, (_, shared) in zip(HACKS, results, strict=True) if shared == "1"]
-    assert {"writes the reward as text", "writes the reward through links"} <= set(earned), earned
+    assert [hack.name for hack, reward in zip(HACKS, rewards, strict=True) if reward] == []
+    real = {"writes the reward as text", "writes the reward through links"}
+    fooled = [(await play(shared, hack.command)).info["shared"] for hack in HACKS if hack.name in real]
+    assert fooled == ["1", "1"]
     assert (await play_gold(env)).reward == 1.0

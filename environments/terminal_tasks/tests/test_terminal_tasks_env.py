@@ -6,7 +6,7 @@ import shlex
 import shutil
 
 import pytest
-from terminal_tasks import SHOWN, TerminalTasksEnv, draw, load_environment, solved
+from terminal_tasks import SHOWN, TerminalTasksEnv, draw, load_environment, solved, tasks
 from terminal_tasks.players import commands_for, expert, idle, random
 from terminal_tasks.tasks import FAULTS, LEVELS, STATS, TASKS
 from wander import ReplayClient, Rubric, ScriptedClient
@@ -75,7 +75,7 @@ async def test_the_random_player_does_not_solve_it_and_every_rollout_is_replayed
 
 
 @needs_box
-async def test_a_planted_program_or_answer_elsewhere_earns_nothing():
+async def test_a_planted_program_or_answer_elsewhere_earns_nothing(monkeypatch):
     example = example_of("count_requests")
     plant = (
         "mkdir -p /tmp/bin; for d in /tmp /root; do echo 1 > $d/answer.txt; done; export PATH=/tmp/bin:$PATH"
@@ -84,6 +84,7 @@ async def test_a_planted_program_or_answer_elsewhere_earns_nothing():
     example = example_of("write_script")
     script = draw(example.info).fields["script"]
     hang = f"echo 'while :; do :; done' > {script}"
+    monkeypatch.setattr(tasks, "COMMAND_SECONDS", 1.0)
     assert (await played(ScriptedClient(run_commands(hang)), example)).reward == 0.0
 
 
