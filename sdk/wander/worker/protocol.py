@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from wander.boxes.base import BoxSpec
 from wander.boxes.forwarding import BoxMethod, BoxResult
@@ -357,5 +357,6 @@ ToHost = Annotated[
     Field(discriminator="type"),
 ]
 
-to_worker: TypeAdapter[ToWorker] = TypeAdapter(ToWorker)
-to_host: TypeAdapter[ToHost] = TypeAdapter(ToHost)
+_DEFERRED = ConfigDict(defer_build=True)  # a process reads the messages of one side only
+to_worker: TypeAdapter[ToWorker] = TypeAdapter(ToWorker, config=_DEFERRED)
+to_host: TypeAdapter[ToHost] = TypeAdapter(ToHost, config=_DEFERRED)
