@@ -73,26 +73,25 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_numbers_and_boards_are_made_anew(posted: Any, storage: Storage, damage: str) -> None:
-    statement, expected = DAMAGES[damage]
+async def test_numbers_and_boards_are_made_anew(posted: Any, storage: Storage) -> None:
     good = (await posted.get(BOARD)).json()
     run = (await posted.get(f"/api/v1/runs/{BEST}")).json()
     assert findings(posted, storage) == []
-    with posted.database.write(HUB) as session:
-        session.execute(statement)
-    told = [one for one in findings(posted, storage) if one[0] != "totals_wrong"]
-    assert sorted(told) == expected
-    again = [one for one in findings(posted, storage) if one[0] != "totals_wrong"]
-    assert again == told, "looking changes nothing"
-    assert {code for code, _ in findings(posted, storage, repair=True)} <= {
-        *(code for code, _ in expected),
-        "totals_wrong",
-        "board_wrong",
-    }
-    assert findings(posted, storage) == []
-    assert (await posted.get(BOARD)).json() == good, "titles, pins and hidden runs included"
-    assert (await posted.get(f"/api/v1/runs/{BEST}")).json() == run
+    for damage, (statement, expected) in DAMAGES.items():
+        with posted.database.write(HUB) as session:
+            session.execute(statement)
+        told = [one for one in findings(posted, storage) if one[0] != "totals_wrong"]
+        assert sorted(told) == expected, damage
+        again = [one for one in findings(posted, storage) if one[0] != "totals_wrong"]
+        assert again == told, "looking changes nothing"
+        assert {code for code, _ in findings(posted, storage, repair=True)} <= {
+            *(code for code, _ in expected),
+            "totals_wrong",
+            "board_wrong",
+        }
+        assert findings(posted, storage) == [], damage
+        assert (await posted.get(BOARD)).json() == good, "titles, pins and hidden runs included"
+        assert (await posted.get(f"/api/v1/runs/{BEST}")).json() == run, damage
 
 
 async def test_a_run_that_is_not_that_of_its_digest_is_told_and_stays(posted: Any, storage: Storage) -> None:
