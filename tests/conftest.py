@@ -59,7 +59,9 @@ gc.disable()  # until all is imported: a fifth of the collection's time went int
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the first worker's folders to it."""
+    """Leave the first worker's folders to it; in `make test-rest`, import no module without a `full` test."""
+    if config.getoption("markexpr").startswith("full and ") and collection_path.match("test_*.py"):
+        return True if "pytest.mark.full" not in collection_path.read_text() else None
     ours = not _waits(config) or not _is_short(config)
     return None if ours or collection_path not in [config.rootpath / one for one in PYTORCH] else True
 
