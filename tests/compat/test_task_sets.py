@@ -8,12 +8,17 @@ The packages are built as wheels and installed with verifiers from PyPI; `marble
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from compat_environments import ROOT, environment_with, wheel_of
+from wander.boxes.base import BoxSpec
+from wander.boxes.containers import ContainerBackend
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
+from wander.envs import run_commands
 from wander.errors import ContextOverflow, LoadError, RateLimited
 from wander.worker.host.environment import WorkerEnvironment
 
@@ -108,6 +113,52 @@ async def test_tools_of_the_task_are_called(opened):
     assert [message["role"] for message in rollout.completion] == ["assistant", "tool", "assistant"]
     assert len(rollout.turns) == 2
     await replayed(env, rollout, examples[1])
+
+
+IMAGE = "localhost/wander-test-repairs:1"
+NO_PODMAN = ContainerBackend("podman").unavailable_reason(BoxSpec(image="x"))
+
+
+@pytest.fixture
+def busybox_image(tmp_path) -> str:
+    """An image with a static busybox and nothing else."""
+    (tmp_path / "root/bin").mkdir(parents=True)
+    shutil.copy("/bin/busybox", tmp_path / "root/bin/busybox")
+    for name in ("sh", "cat", "mktemp", "rm", "sleep"):
+        (tmp_path / "root/bin" / name).symlink_to("busybox")
+    packed = subprocess.run(["tar", "-C", tmp_path / "root", "-c", "."], capture_output=True, check=True)
+    subprocess.run(["podman", "import", "-", IMAGE], input=packed.stdout, capture_output=True, check=True)
+    return IMAGE
+
+
+@pytest.mark.parametrize("names_image", [False, True])
+async def test_a_task_that_needs_a_container_is_played_in_a_box(opened, request, names_image):
+    if names_image and NO_PODMAN is not None:
+        pytest.skip(NO_PODMAN)
+    image = request.getfixturevalue("busybox_image") if names_image else None
+    env = await opened("repairs_v1", image=image)
+    assert not env.info.deterministic
+    example = (await env.examples("eval"))[0]
+    repair = ScriptedClient(run_commands("cat greeting.txt; echo hello > greeting.txt"))
+    repaired = await env.rollout(repair, example)
+    assert (repaired.failure, repaired.reward, repaired.metrics["checked"]) == (None, 1.0, 1.0)
+    assert [message["content"] for message in repaired.completion if message["role"] == "tool"] == [
+        "goodbye\n"
+    ]
+    assert repaired.info["box_images"][0].startswith("image:" if names_image else "system:")
+    nothing = await env.rollout(ScriptedClient(["done"]), example)
+    assert (nothing.failure, nothing.reward) == (None, 0.0)
+
+
+async def test_the_sandbox_is_blamed_if_there_is_no_image(opened):
+    env = await opened("repairs_v1", image="localhost/wander-test-missing:1")
+    rollout = await env.rollout(ScriptedClient(["done"]), (await env.examples("eval"))[0])
+    assert (rollout.reward, rollout.failure.boundary) == (None, "sandbox")
+
+
+async def test_a_program_that_would_be_installed_in_the_box_is_refused(opened):
+    with pytest.raises(LoadError, match="installs its program"):
+        await opened("repairs_v1", harness="codex")
 
 
 async def test_settings_that_the_library_refuses_are_told(opened):

@@ -27,6 +27,7 @@ from wander.types import Example, RewardFunctionInfo, State
 
 from wander_compat.adapters.host_client import HostClient, settle
 from wander_compat.boundaries import find_boundary
+from wander_compat.tasksets.boxes import BOXES, RolloutBoxes, always_starts_box
 from wander_compat.tasksets.endpoint import KEY_VARIABLE, HostModel
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
@@ -47,6 +48,10 @@ class TasksetEnvironment(Environment):
             rubric=EpisodeRubric(self._task_type()),
             deterministic=not self._executes_code(),
         )
+        # The output of commands may contain times and process ids.
+        rows = self.dataset("eval")
+        if self.in_boxes or (isinstance(rows, TaskRows) and rows.name_images()):
+            self.deterministic = False
 
     def _task_type(self) -> type:
         task_type: type = type(self.library.taskset).task_type()
@@ -54,6 +59,12 @@ class TasksetEnvironment(Environment):
 
     def _executes_code(self) -> bool:
         return any(harness.EXECUTES_CODE for harness in self.library._harnesses.values())
+
+    @property
+    def in_boxes(self) -> bool:
+        """Whether every rollout starts a box."""
+        specs = getattr(self.library, "_agent_specs", {})
+        return any(always_starts_box(spec.runtime) for spec in specs.values())
 
     def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
@@ -73,6 +84,8 @@ class TasksetEnvironment(Environment):
         assert isinstance(rows, TaskRows)
         task = rows.task(state.example)
         ROLLOUT.set(model.rollout_id)
+        boxes = RolloutBoxes(state["host"])
+        BOXES.set(boxes)
         settle(state.run_seed, state.example.seed, "start")
         # All rollouts of this event loop share the library's servers and the connection to the host.
         loop = asyncio.get_running_loop()
@@ -90,6 +103,8 @@ class TasksetEnvironment(Environment):
             episode = await self._run_episode(task, serving, model.client.model, note_trace)
         finally:
             serving.model.release(traces)
+        if boxes.images:
+            state["public"]["box_images"] = boxes.images
         state[EPISODE] = episode
         error = _first_error(episode)
         played = find_scored_trace(episode)
@@ -180,6 +195,11 @@ class TaskRows(Dataset):
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return self._tasks[example.index]
 
+    def name_images(self) -> bool:
+        """Return whether tasks name a container image. Of an endless set, only the first one is read."""
+        self._task_at(0)
+        return any(getattr(task.data, "image", None) for task in self._tasks)
+
     def _find_namesake(self, example_id: str, row: Any, index: int) -> None:
         """Return None, because `_named` ensures that no two tasks have the same id."""
 
@@ -231,6 +251,9 @@ class EpisodeRubric(Rubric):
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Return the score of a finished rollout."""
+        if EPISODE not in state:
+            reason = "the library scores a rollout while it plays, so a record cannot be scored again"
+            return Score(reward=None, error=RubricError(reason))
         played = find_scored_trace(state.pop(EPISODE))
         if played is None:
             return Score(reward=None, error=RubricError("the episode has no scored agent"))

@@ -10,6 +10,7 @@ from typing import Any
 from wander.errors import ConfigError
 from wander.worker.openai_proxy import BASE_VARIABLE, KEY_VARIABLE
 
+from wander_compat.tasksets.boxes import use_boxes
 from wander_compat.tasksets.environment import TasksetEnvironment
 from wander_compat.tasksets.harness import chat_harness
 from wander_compat.tasksets.programs import prepare_programs_here
@@ -67,6 +68,8 @@ def _with_programs(config: Any, module: str, harness_settings: dict[str, Any] | 
     loaders: ModuleType = importlib.import_module("verifiers.v1.utils.loaders")
     if harness_settings is None and loaders.default_harness_id(module) != module:
         harness_settings = {"id": chat_harness()}
+    task_needs = getattr(loaders.taskset_class(module).task_type(), "NEEDS_CONTAINER", False)
+    in_box = use_boxes()
     changed = {}
     for name, agent in ((name, value) for name, value in config if isinstance(value, seat)):
         update: dict[str, Any] = {}
@@ -75,6 +78,19 @@ def _with_programs(config: Any, module: str, harness_settings: dict[str, Any] | 
                 harness_settings
             )
         if isinstance(agent.runtime, runtimes.PrimeConfig):
-            update["runtime"] = runtimes.SubprocessConfig()
+            program = update.get("harness", agent.harness)
+            kind = loaders.harness_class(module if program is None else program.id)
+            update["runtime"] = in_box(_needs_box(kind) or task_needs)
         changed[name] = agent.model_copy(update=update)
     return config.model_copy(update=changed)
+
+
+def _needs_box(harness: Any) -> bool:
+    """Return whether a program must not run in the worker. Raises `ValueError` if it cannot run in a box."""
+    needed = bool(getattr(harness, "NEEDS_CONTAINER", False))
+    if needed and harness.__module__.startswith("verifiers."):
+        raise ValueError(
+            f"`{harness.__name__}` installs its program when a rollout starts, but a box has no network; "
+            "leave out `harness`, so that the model gets a tool `bash` in the box"
+        )
+    return needed
