@@ -201,6 +201,7 @@ def test_the_host_looks_every_eighth_token(tokens: int, monkeypatch: pytest.Monk
     assert len(looks) == -(-tokens // 8)
 
 
+@pytest.mark.full  # to import the compiler takes 5 s; the kernels of a step are counted above
 def test_the_step_is_one_graph() -> None:
     """A step that is traced without a break reads no values. The host does not count columns for the traced
     step, as it cannot for a graph that is replayed."""
