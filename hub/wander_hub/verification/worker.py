@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
-from wander.boxes.policy import BACKEND, IMAGES, LIMITS, NONE
+from wander.boxes.policy import BACKEND, HOSTS, IMAGES, LIMITS, NONE
 from wander.wire import RunSummary
 from wander.wire.verification import ReplayReport, VerifiedWith
 
@@ -159,6 +159,7 @@ def _box_variables(settings: Settings) -> dict[str, str]:
         BACKEND: NONE if settings.boxes == "off" else settings.boxes,
         LIMITS: settings.box_limits,
         IMAGES: ",".join(settings.box_images),
+        HOSTS: "",  # what a box reads from the network cannot be repeated
     }
 
 

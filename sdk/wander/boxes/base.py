@@ -1,7 +1,7 @@
 """The interface of boxes, and the values that describe them.
 
-A box is a file system with its own processes and without a network. An environment asks its host for one
-(`RolloutHost.start_box`), because a sandboxed worker cannot start one itself.
+A box is a file system with its own processes, and without a network unless it allows single hosts. An
+environment asks its host for one (`RolloutHost.start_box`), because a sandboxed worker cannot start one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class BoxSpec(Record):
     """Names of agent programs (`wander.boxes.programs`) that the host installs and shows read-only in
     `/opt`."""
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Hosts that the box may reach; empty for no network at all."""
+    """Hosts that the box may reach by HTTPS (`pypi.org`, `*.example.org`, `example.org:8443`), if the
+    machine's owner allows them; empty for no network at all."""
     limits: BoxLimits = Field(default_factory=BoxLimits)
 
     @model_validator(mode="after")

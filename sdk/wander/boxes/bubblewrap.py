@@ -62,8 +62,6 @@ class BubblewrapBackend(BoxBackend):
         """Return why no box can be started from the spec, creating a sandbox to find out the first time."""
         if spec.image is not None or spec.dockerfile is not None:
             return "bubblewrap has no images: install Podman or Docker, or name a `root` folder"
-        if spec.allowed_hosts:
-            return "bubblewrap cannot allow single hosts: leave `allowed_hosts` empty"
         if spec.root is not None:
             if not Path(spec.root).is_dir():
                 return f"the root folder `{spec.root}` does not exist"

@@ -64,8 +64,6 @@ class ContainerBackend(BoxBackend):
             return f"{self.name} needs an `image` or a `dockerfile`"
         if spec.image is not None and _IMAGE.fullmatch(spec.image) is None:
             return f"`{spec.image}` is not the name of an image"
-        if spec.allowed_hosts:
-            return f"{self.name} cannot allow single hosts: leave `allowed_hosts` empty"
         if spec.dockerfile is not None and not Path(spec.dockerfile, "Dockerfile").is_file():
             return f"`{spec.dockerfile}` has no `Dockerfile`"
         return _find_fault(self.name)

@@ -4,6 +4,8 @@
 - `WANDER_BOX_LIMITS`: upper bounds for the limits of a box, such as `memory_mb=1024,seconds=600`.
 - `WANDER_BOX_IMAGES`: prefixes of the allowed images, such as `ghcr.io/acme/,docker.io/library/`. If it is
   set, no Dockerfile is built. If it is empty, all images are refused.
+- `WANDER_BOX_HOSTS`: hosts that boxes may reach, such as `pypi.org,*.example.org`, or `*` for all names.
+  Without it, no box has a network.
 """
 
 from __future__ import annotations
@@ -14,21 +16,25 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from wander.boxes.base import BoxLimits, BoxSpec
+from wander.boxes.proxy import find_unlisted
 from wander.errors import ConfigError, SandboxError
 from wander.types import Record, first_fault
 
 BACKEND, LIMITS, IMAGES = "WANDER_BOXES", "WANDER_BOX_LIMITS", "WANDER_BOX_IMAGES"
+HOSTS = "WANDER_BOX_HOSTS"
 AUTO, NONE = "auto", "none"
 
 
 class BoxPolicy(Record):
-    """The backend, the upper bounds and the allowed images of a machine."""
+    """The backend, the upper bounds, and the allowed images and hosts of a machine."""
 
     backend: str = AUTO
     bounds: dict[str, int | float] = Field(default_factory=dict)
     """Upper bound of each limit that has one, of the limit's own type: the kernel refuses 512.0 processes."""
     images: list[str] | None = None
     """Prefixes of the allowed images; None allows every image, and Dockerfiles."""
+    hosts: list[str] = Field(default_factory=list)
+    """Hosts that boxes may reach."""
 
     @classmethod
     def from_environ(cls) -> BoxPolicy:
@@ -37,7 +43,8 @@ class BoxPolicy(Record):
         return cls(
             backend=os.environ.get(BACKEND, "").strip() or AUTO,
             bounds=_read_bounds(os.environ.get(LIMITS, "")),
-            images=None if images is None else [part.strip() for part in images.split(",") if part.strip()],
+            images=None if images is None else _read_list(images),
+            hosts=_read_list(os.environ.get(HOSTS, "")),
         )
 
     def apply(self, spec: BoxSpec) -> BoxSpec:
@@ -56,8 +63,18 @@ class BoxPolicy(Record):
                     f"the image `{spec.image}` is not allowed on this machine",
                     hint=f"`{IMAGES}` allows {allowed}",
                 )
+        unlisted = find_unlisted(spec.allowed_hosts, self.hosts)
+        if unlisted is not None:
+            raise SandboxError(
+                f"boxes may not reach `{unlisted}` from this machine",
+                hint=f"the machine's owner can allow it with `{HOSTS}={unlisted}`",
+            )
         lowered = {name: bound for name, bound in self.bounds.items() if getattr(spec.limits, name) > bound}
         return spec.model_copy(update={"limits": spec.limits.model_copy(update=lowered)}) if lowered else spec
+
+
+def _read_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _read_bounds(text: str) -> dict[str, int | float]:

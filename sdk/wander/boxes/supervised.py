@@ -22,6 +22,7 @@ from typing import Any
 
 from wander.boxes import supervisor
 from wander.boxes.base import ENVIRONMENT, OUTPUT_BYTES, PORT, Box, BoxSpec, CommandResult, FinalState
+from wander.boxes.proxy import PROXY_PORT, Proxy, proxy_variables
 from wander.boxes.state import Archive, Snapshot, check_state, compare, outermost_paths, read_archive
 from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
@@ -149,7 +150,9 @@ class SupervisedBox(Box):
         self._supervisor = held
         self._first = os.pidfd_open(first)
         self._group = group
-        self._environment = {**ENVIRONMENT, **variables, **spec.environment}
+        self._proxy = Proxy(spec.allowed_hosts)
+        outside = proxy_variables() if spec.allowed_hosts else {}
+        self._environment = {**ENVIRONMENT, **variables, **outside, **spec.environment}
         self._roots = outermost_paths(spec.recorded_paths)
         self._start: Snapshot = {}
         self._ending = "its first process was killed"
@@ -160,7 +163,7 @@ class SupervisedBox(Box):
         self._timer = asyncio.get_running_loop().call_later(spec.limits.seconds, self._expire)
 
     async def prepare(self, *, has_files: bool) -> None:
-        """Create the usual folders, and note the files that are there at the start."""
+        """Create the usual folders, note the files at the start, and open the way to the allowed hosts."""
         folders = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/root", 0o700)]  # noqa: S108 - paths in the box
         folders += [(path, 0o755) for path in (*self._roots, self.spec.working_folder)]
         header, _ = await self._request({"do": "make folders", "folders": folders})
@@ -168,6 +171,8 @@ class SupervisedBox(Box):
             raise SandboxError(f"cannot create the folders of the box: {header['text']}")
         if has_files:
             await self.keep_as_start()
+        if self.spec.allowed_hosts:
+            await self._proxy.serve(await self._listen(PROXY_PORT))
 
     async def exec(
         self,
@@ -302,6 +307,7 @@ class SupervisedBox(Box):
             await asyncio.gather(self._program, return_exceptions=True)
         if self._endpoint is not None:
             await self._endpoint.close()
+        await self._proxy.close()
         await self._end()
         await self._supervisor.close()
         await close_group(self._group)

@@ -13,7 +13,7 @@ from wander.boxes.base import RECORD, Box, BoxSpec, CommandResult, FinalState, i
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.tool.env import ToolEnv
 from wander.envs.tool.schema import FunctionTool, Tool
-from wander.errors import BoundaryError, ConfigError, RubricError, SandboxError, ToolError
+from wander.errors import BoundaryError, ConfigError, EnvironmentFault, RubricError, SandboxError, ToolError
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import call_hook
 from wander.types import Message, State, first_fault
@@ -36,7 +36,8 @@ class SandboxEnv(ToolEnv):
     """An environment whose model runs commands in a box (`wander.boxes`) with the tool `bash`.
 
     - `box`: what the box is started from, by default the host's system folders and an empty `/work`. Override
-      `box_spec` for boxes that differ between examples.
+      `box_spec` for boxes that differ between examples. With `allowed_hosts`, an environment is not
+      deterministic.
     - `command_seconds`: time limit of a command.
     - `output_chars`: maximum length of a tool message. Longer output is cut in the middle.
 
@@ -63,6 +64,8 @@ class SandboxEnv(ToolEnv):
         max_turns: int = 20,
         **kwargs: Any,
     ) -> None:
+        if box is not None and box.allowed_hosts:
+            kwargs = {**kwargs, "deterministic": False}
         super().__init__(dataset, eval_dataset, max_turns=max_turns, **kwargs)
         if not command_seconds > 0:
             raise ConfigError(f"`command_seconds` must be positive, got `{command_seconds!r}`")
@@ -118,6 +121,11 @@ class SandboxEnv(ToolEnv):
         spec = self.box_spec(state)
         if programs:
             spec = spec.model_copy(update={"programs": [*spec.programs, *programs]})
+        if spec.allowed_hosts and self.deterministic:
+            raise EnvironmentFault(
+                "a box that reaches other hosts is not deterministic",
+                hint="pass `deterministic=False` to the environment",
+            )
         box: Box = await state["host"].start_box(spec)
         await call_hook(self.setup_box, box, state)
         return box
@@ -125,6 +133,8 @@ class SandboxEnv(ToolEnv):
     async def _record(self, box: Box, state: State) -> None:
         final = await box.final_state()
         state["public"][RECORD] = {"image": box.image_digest, "state": final.model_dump(mode="json")}
+        if box.spec.allowed_hosts:
+            state["public"][RECORD]["hosts"] = box.spec.allowed_hosts
         if final.too_large:
             size = sum(file.size for file in final.files)
             raise ToolError(

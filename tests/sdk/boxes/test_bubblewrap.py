@@ -268,7 +268,6 @@ async def test_a_cancelled_command_is_killed(box):
     [
         ({"image": "debian"}, "no images"),
         ({"root": "/no/such/folder"}, "does not exist"),
-        ({"allowed_hosts": ["pypi.org"]}, "single hosts"),
     ],
 )
 async def test_what_bubblewrap_cannot_do_is_an_error(spec_fields, reason):

@@ -133,8 +133,6 @@ async def test_what_cannot_be_started_is_an_error(image, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {image}\nRUN no-such-program\n")
     with pytest.raises(SandboxError, match="podman build"):
         await backend.start(BoxSpec(dockerfile=str(tmp_path)))
-    with pytest.raises(SandboxError, match="single hosts"):
-        await backend.start(BoxSpec(image=image, allowed_hosts=["pypi.org"]))
 
 
 @pytest.fixture(scope="module")

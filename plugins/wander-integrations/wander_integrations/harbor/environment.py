@@ -80,7 +80,9 @@ class HarborEnv(AgentEnv):
         self.tasks = {task.name: task for task in _playable(Path(tasks), skip_unsupported)}
         self._images: dict[tuple[str, str], PlainImage] = {}
         for task in self.tasks.values():
-            _ = self._spec(task), self._verifier_spec(task)  # errors should not wait for a rollout
+            spec, _ = self._spec(task), self._verifier_spec(task)  # errors should not wait for a rollout
+            if spec.allowed_hosts:
+                kwargs["deterministic"] = False
             self.resolve_variables(task, {**task.settings.verifier.env, **task.settings.solution.env})
         limits = [task.settings.agent.timeout_sec for task in self.tasks.values()]
         kwargs.setdefault("timeout_seconds", None if None in limits else max(filter(None, limits)))
