@@ -22,7 +22,7 @@ NAMESPACES = (
         "wander.envs",
         "wander.errors",
     ),
-    *("wander.evals", "wander.handle", "wander.models", "wander.parsers"),
+    *("wander.evals", "wander.handle", "wander.learning", "wander.models", "wander.parsers"),
     *("wander.rubrics", "wander.sandbox", "wander.seeding", "wander.train", "wander.types"),
     *("wander.wire", "wander.wire.postings", "wander.worker", "wander_client", "wander_integrations"),
 )

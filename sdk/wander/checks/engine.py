@@ -17,7 +17,7 @@ from wander.checks.findings import earned_by_player, findings_of_first, findings
 from wander.checks.package import check_package
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, check_result
-from wander.errors import ArgumentsUnfit
+from wander.errors import ArgumentsUnfit, RunError
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
 from wander.system.memory_files import open_memory_file
@@ -25,10 +25,13 @@ from wander.worker.process.program import Confinement, run_program
 
 if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
+    from wander.types import Rollout
     from wander.worker.host.boxes import FindOnHost
 
 LONGEST_PROBE = 300.0
 """Default maximum time of one process of a check in seconds."""
+LONGEST_DEMONSTRATION = 1800.0
+"""Default maximum time in which an expert plays, in seconds."""
 _PROBE = "wander.checks.probe"
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
@@ -65,10 +68,8 @@ def check_environment(
     Errors of the environment are not raised, but make a check fail.
     """
     started = time.monotonic()
-    is_path = isinstance(target, Path) or (
-        target.startswith((".", "/", "~")) or target.endswith(".py") or Path(target).is_dir()
-    )
-    folder = Path(target).expanduser().resolve() if is_path else None
+    folder = _folder_of(target)
+    is_path = folder is not None
     if sandbox is not None:
         from wander.sandbox.visible import require_known
 
@@ -114,6 +115,48 @@ def check_environment(
     report.checks = [results.get(check) or check_result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
     report.seconds = time.monotonic() - started
     return report
+
+
+def play_experts(
+    target: str | Path,
+    arguments: Mapping[str, Any],
+    *,
+    count: int,
+    python: str | Path = sys.executable,
+    sandbox: SandboxPolicy | None = None,
+    runtime: Runtime | None = None,
+    timeout: float = LONGEST_DEMONSTRATION,
+) -> list[Rollout]:
+    """Return the rollouts of the first `count` training examples, as played by the environment's `gold`.
+
+    The list is empty if the environment has no `gold` for one of them. The other parameters are as in
+    `check_environment`. Raises `RunError` if the process fails or takes more than `timeout` seconds.
+    """
+    folder = _folder_of(target)
+    request = ProbeRequest(
+        target=str(folder or target),
+        is_path=folder is not None,
+        arguments=dict(arguments),
+        rows=0,
+        examples=0,
+        watch=False,
+        demonstrations=count,
+    )
+    result = _run_probe(
+        request, 0, python=Path(python), timeout=timeout, variables={}, sandbox=sandbox, runtime=runtime
+    )
+    if result.trouble is not None:
+        raise RunError(f"the expert cannot play: {result.trouble.message}", hint=result.trouble.hint)
+    return [play.rollout for play in result.plays]
+
+
+def _folder_of(target: str | Path) -> Path | None:
+    """Return the folder or file of an environment, or None for the name of an installed environment."""
+    if isinstance(target, Path) or (
+        target.startswith((".", "/", "~")) or target.endswith(".py") or Path(target).is_dir()
+    ):
+        return Path(target).expanduser().resolve()
+    return None
 
 
 def _run_probe(

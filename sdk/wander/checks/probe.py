@@ -102,6 +102,9 @@ class Probe:
         self.result.info = env.info
         self.result.load_seconds = time.perf_counter() - started
         self.result.has_judge = any(judge_rubrics(env))
+        if self.request.demonstrations:
+            asyncio.run(self._demonstrate(env))
+            return
         own = _own_place(self.request, factory)
         self._tell("reading its rows")
         self._read_rows(env, factory)
@@ -157,6 +160,27 @@ class Probe:
                 await env.teardown()
             except Exception as error:  # noqa: BLE001 - recorded in the result
                 self.result.closing = Trouble.of(error)
+
+    async def _demonstrate(self, env: Environment) -> None:
+        """Let the gold player play training examples, and keep nothing if an example has no gold player."""
+        dataset = env.dataset("train")
+        length = dataset.length
+        count = self.request.demonstrations
+        try:
+            for position in range(count if length is None else min(count, length)):
+                example = dataset[position]
+                gold = _players(env, example).get("gold")
+                if gold is None:
+                    self.result.plays.clear()
+                    return
+                self._tell(f"playing example `{example.example_id}`")
+                client = _Table({f"{example.example_id}/0": gold})
+                for rollout in await self._play_in_time(env, client, example, [0]):
+                    self.result.plays.append(
+                        PlayRecord(player="gold", split="train", position=position, rollout=rollout)
+                    )
+        finally:
+            await env.teardown()
 
     async def _play(self, env: Environment) -> None:
         """Let every player play some examples."""

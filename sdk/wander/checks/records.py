@@ -74,6 +74,8 @@ class ProbeRequest(Record):
     watch: bool
     recorded: list[PlayRecord] | None = None
     """Rollouts played by another process, to be replayed."""
+    demonstrations: int = 0
+    """Number of training examples that only the gold player plays, instead of the checks."""
 
 
 class ProbeResult(Record):

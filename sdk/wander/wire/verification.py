@@ -1,13 +1,15 @@
-"""Results of verifying runs: replay reports, the hub's verifications, and the meaning of each level."""
+"""Results of verifying runs and of checking versions: replay reports, the hub's verifications, the meaning of
+each level, and the proof that a policy learns."""
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
-from wander.types import Record
+from wander.types import Record, canonical_json
 from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
 from wander.wire.changes import Body
 from wander.wire.fields import Count, Integer, Line, RunId, Sha256, Text, Values
@@ -376,6 +378,91 @@ class HubCheck(Record):
     """Mean reward of each scripted player, by its name in `wander.checks`; empty if no player was scored."""
     seconds: float | None = None
     made_with: CheckedWith | None = None
+
+
+RECIPE = 1
+"""Version of the recipe. Reports of different versions cannot be compared."""
+
+Demonstrations = Literal["expert", "random"]
+"""Player whose transcripts the policy imitates first: the environment's own `gold`, or random replies."""
+
+
+class LearningPoint(Record):
+    """The reward on held-out examples after a number of GRPO steps."""
+
+    step: Count
+    reward: FiniteFloat
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    """Bounds of the 95% interval; None if there are too few examples."""
+
+
+class LearningReport(Record):
+    """The result of the recipe on one environment."""
+
+    schema_: Literal["wander.learning/1"] = Field(default="wander.learning/1", alias="schema")
+    recipe: Count = RECIPE
+    environment: Line
+    arguments: Values = Field(default_factory=dict)
+    shown: bool = False
+    """Whether the interval of the reward after GRPO lies above the interval before it."""
+    reason: Text = ""
+    """Why learning is not shown; empty if it is."""
+    demonstrations: Demonstrations | None = None
+    demonstrated: FiniteFloat | None = None
+    """Mean reward of the transcripts that the policy imitates."""
+    untrained: FiniteFloat | None = None
+    """Mean reward of the policy before it imitates anything, on training examples."""
+    imitation_steps: Count = 0
+    parameters: Count = 0
+    rollouts: Count = 0
+    """Number of rollouts that GRPO learned from."""
+    examples: Count = 0
+    """Number of held-out examples at each point of the curve."""
+    held_out: bool = True
+    """Whether the examples of the curve come from the eval split. If there is no eval split, they are
+    training examples."""
+    curve: list[LearningPoint] = Field(default_factory=list)
+    weights_sha256: Sha256 | None = None
+    """Digest of the final weights."""
+    cpu_seconds: FiniteFloat = 0.0
+    """Processor time of the recipe and the environment together."""
+    platform: Line = ""
+    """Operating system, architecture, maker and instructions of the processor. The bits are the same on every
+    machine of the platform."""
+    versions: dict[Line, Line] = Field(default_factory=dict)
+    """Versions of Python and of the libraries that compute."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the results, which is the same wherever the same software runs on the same platform."""
+        other = {"cpu_seconds", "platform", "versions", "environment", "reason"}
+        measured = self.model_dump(mode="json", by_alias=True, exclude=other)
+        return hashlib.sha256(canonical_json(measured).encode()).hexdigest()
+
+    @property
+    def steps(self) -> int:
+        """Number of GRPO steps."""
+        return self.curve[-1].step if self.curve else 0
+
+    def describe(self) -> str:
+        """Return the result in words, such as `learnable: 0.31 to 0.58 in 40 steps`."""
+        if not self.shown:
+            return f"not shown: {self.reason}" if self.reason else "not shown"
+        return f"learnable: {self.curve[0].reward:.2f} to {self.curve[-1].reward:.2f} in {self.steps} steps"
+
+
+class HubLearning(Record):
+    """The hub's own proof of learning for a version, finished or not."""
+
+    state: JobState
+    created_at: datetime
+    finished_at: datetime | None = None
+    error: Text | None = None
+    """Reason for a missing report."""
+    report: LearningReport | None = None
+    digest: Sha256 | None = None
+    """Digest of the report's results."""
 
 
 class VerificationRequest(Body):

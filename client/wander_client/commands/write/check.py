@@ -8,14 +8,20 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines, hide_own
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
-from wander_client.terminal.command import Argument, EnvironmentArguments, EnvironmentArgumentsJSON, Option
+from wander_client.terminal.command import (
+    Argument,
+    EnvironmentArguments,
+    EnvironmentArgumentsJSON,
+    Option,
+    refuse_options,
+)
 from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.checks import CheckReport, CheckResult
     from wander.sandbox import SandboxPolicy
-    from wander.wire.verification import CheckedWith
+    from wander.wire.verification import CheckedWith, LearningReport
 
     from wander_client.environments.location import Location
 
@@ -27,6 +33,7 @@ def check(
     argument: EnvironmentArguments = None,
     args: EnvironmentArgumentsJSON = None,
     strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
+    learn: Annotated[bool, Option("--learn", help="also train a tiny policy on it, for minutes")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
     report_format: Annotated[
@@ -40,6 +47,7 @@ def check(
     wander check admin/tictactoe --json
     wander check . --report openenv > report.json
     wander check someone/new-env --sandbox
+    wander check . --learn
 
     The environment is loaded in two processes with different hash seeds and time zones. Scripted players play
     it: some answer correctly, some give no answer, and some cheat. Each process replays the rollouts of the
@@ -47,25 +55,30 @@ def check(
 
     `--report openenv` prints a validation report of OpenEnv's RFC 008 instead. It skips the checks
     that Wander does not make.
+
+    With `--learn`, a fixed recipe then trains a tiny policy on one core, in at most 10 minutes of processor
+    time, and reports its reward before and after. It is repeatable bit for bit on the same platform. An
+    environment that a tiny policy cannot learn is "not shown", which is not a fault.
     """
     from wander.checks import check_environment
-    from wander.checks.report import NOT_LOOKED_AT
 
     from wander_client.environments.location import locate, parse_arguments
 
     output = current().output
     if report_format is not None:
         choose("--report", report_format, ("openenv",))
+        refuse_options("learn", because="is not part of OpenEnv's report")
     policy = choose_policy(
         sandbox, sandbox_limit, default=confines(current().settings, source_spec(environment))
     )
     location = locate(current(), source_spec(environment))
     arguments = parse_arguments(argument or [], args)
+    confined = None if policy is None else hide_own(policy, current().settings)
     report = check_environment(
         location.folder or location.target,
         arguments,
         python=location.python,
-        sandbox=None if policy is None else hide_own(policy, current().settings),
+        sandbox=confined,
         runtime=location.runtime,
     )
     if arguments and (error := report.unfit_arguments):  # a mistake of the caller, not of the environment
@@ -75,12 +88,7 @@ def check(
     if report_format is not None:
         output.document(_openenv_report(report, location, policy))
         return FAILED if failed else OK
-    skipped = [result for result in report.checks if result.message == NOT_LOOKED_AT]
-    for result in report.checks:
-        if result not in skipped:
-            _show(result)
-    if skipped:
-        output.line(f"{'-':<6} {counted(len(skipped), 'check')} {NOT_LOOKED_AT}")
+    _show_all(report)
     completed = [result for result in report.checks if result.status != "skip"]
     warned = sum(result.status == "warn" for result in completed)
     warnings = f", {warned} warning{'s'[: warned != 1]}" if warned else ""
@@ -89,8 +97,12 @@ def check(
         text = f"{len(failed)} of {len(completed)} checks failed"
     data = {**report.model_dump(mode="json", by_alias=True), "passed": not failed}
     data["kind"] = report.info.kind if report.info else None
-    made_with = _checked_with(location, policy)
-    output.answer({**data, "made_with": made_with.model_dump(mode="json")}, text)
+    data["made_with"] = _checked_with(location, policy).model_dump(mode="json")
+    if learn:
+        learned = _prove_learning(location, arguments, confined)
+        text += f"\n{learned.describe()}"
+        data["learning"] = {**learned.model_dump(mode="json", by_alias=True), "digest": learned.digest}
+    output.answer(data, text)
     return FAILED if failed else OK
 
 
@@ -117,6 +129,28 @@ def _openenv_report(report: CheckReport, location: Location, policy: SandboxPoli
     return document
 
 
+def _prove_learning(
+    location: Location, arguments: dict[str, Any], sandbox: SandboxPolicy | None
+) -> LearningReport:
+    """Train a tiny policy on an environment, and show the progress."""
+    from wander.learning import prove_learning
+
+    with current().output.progress("learning", None) as bar:
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done, stage)
+
+        return prove_learning(
+            location.folder or location.target,
+            arguments,
+            python=location.python,
+            sandbox=sandbox,
+            runtime=location.runtime,
+            progress=show,
+        )
+
+
 def _checked_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
     """Return the versions and digests that were checked, and the sandbox that was used."""
     import platform
@@ -137,6 +171,17 @@ def _checked_with(location: Location, policy: SandboxPolicy | None) -> CheckedWi
         lock_sha256=record.lock_sha256 if record else None,
         sandbox=pin,
     )
+
+
+def _show_all(report: CheckReport) -> None:
+    from wander.checks.report import NOT_LOOKED_AT
+
+    skipped = [result for result in report.checks if result.message == NOT_LOOKED_AT]
+    for result in report.checks:
+        if result not in skipped:
+            _show(result)
+    if skipped:
+        current().output.line(f"{'-':<6} {counted(len(skipped), 'check')} {NOT_LOOKED_AT}")
 
 
 def _show(check: CheckResult) -> None:
