@@ -2,6 +2,7 @@
 
     python scripts/catalogue.py play [NAME ...]      a scripted expert and a random player
     python scripts/catalogue.py smollm2 [NAME ...]   SmolLM2-135M-Instruct on the CPU, for minutes each
+    python scripts/catalogue.py learn [NAME ...]     the proof of learning, up to 10 core minutes each
     python scripts/catalogue.py write                docs/catalogue.md, the READMEs and `REFERENCE_SCORES`
 
 The runs are in `environments/NAME/reference/`. To replay one, run `wander runs replay
@@ -23,6 +24,7 @@ from typing import Any
 import wander
 from wander import load_environment
 from wander.evals import RunFolder
+from wander.learning import LearningReport, prove_learning
 from wander.models.smollm2 import SMOLLM2, cache_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +64,29 @@ def play(name: str, run: str) -> None:
     with wander.load(f"./environments/{name}", arguments=said["easy"] if easy else {}, progress=False) as env:
         played = env.evaluate_sync(model, n=count, sampling=sampling, out=out)
     print(f"{name}: {run} {played.reward:.3f}", flush=True)
+
+
+def learn(name: str) -> None:
+    """Run the proof of learning at the default arguments, and store its report."""
+    report = prove_learning(FOLDER / name)
+    text = json.dumps(report.model_dump(mode="json", by_alias=True), indent=2)
+    proof_file(name).write_text(text + "\n")
+    print(f"{name}: {report.describe()}, {report.cpu_seconds:.0f} s of processor time", flush=True)
+
+
+def proof_file(name: str) -> Path:
+    """Return the file of the stored report."""
+    return FOLDER / name / "reference" / "learning.json"
+
+
+def learned(name: str) -> str:
+    """Return the cell of the proof of learning."""
+    if not proof_file(name).is_file():
+        return "-"
+    report = LearningReport.model_validate_json(proof_file(name).read_text())
+    if not report.shown:
+        return "not shown"
+    return f"{report.curve[0].reward:.2f} to {report.curve[-1].reward:.2f}"
 
 
 def model_for(name: str) -> str:
@@ -132,6 +157,7 @@ def row(name: str) -> str:
         floor,
         smollm2,
         score(found["expert"], interval=False),
+        learned(name),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -155,6 +181,7 @@ def pages() -> dict[Path, str]:
         "random player",
         "SmolLM2-135M",
         "expert",
+        "tiny policy learns",
     ]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *map(row, NAMES)]
     texts = {PAGE: between(PAGE.read_text(), "\n".join([MARKS[0], *table, MARKS[1]]))}
@@ -174,6 +201,9 @@ def main(command: str, *names: str) -> int:
             path.write_text(text)
         return 0
     for name in names or NAMES:
+        if command == "learn":
+            learn(name)
+            continue
         runs = ["random", "expert"] if command == "play" else ["smollm2"]
         easy = [f"{runs[0]}-easy"] if "easy" in project(name)["catalogue"] else []
         for run in runs + easy:
