@@ -182,6 +182,9 @@ class Settings(BaseSettings):
     """Whether to replay every posted run whose level a replay can raise."""
     check_versions: bool = True
     """Whether to check every published version as `wander check` does; ignored if `verification` is off."""
+    learning: bool = False
+    """Whether to train a tiny policy on every published version, as `wander check --learn` does. It takes up
+    to 10 minutes of one core for a version, and needs `wander-sdk[train]` where jobs run."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds for one replay or one check."""
     boxes: Literal["off", "auto", "bwrap", "podman", "docker"] = "off"

@@ -644,13 +644,14 @@ def upgrade() -> None:
 
     op.create_table('version_checks',
         sa.Column('version_id', sa.Integer(), nullable=False),
+        sa.Column('kind', sa.String(length=8), nullable=False),
         sa.Column('job_id', sa.Integer(), nullable=False),
         sa.Column('report', sa.JSON(none_as_null=True), nullable=True),
         sa.Column('made_with', sa.JSON(none_as_null=True), nullable=True),
         sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(['job_id'], ['jobs.id'], name='fk_version_checks_job_id_jobs'),
         sa.ForeignKeyConstraint(['version_id'], ['versions.id'], name='fk_version_checks_version_id_versions'),
-        sa.PrimaryKeyConstraint('version_id', name='pk_version_checks'),
+        sa.PrimaryKeyConstraint('version_id', 'kind', name='pk_version_checks'),
         sa.UniqueConstraint('job_id', name='uq_version_checks_job_id')
     )
 

@@ -68,6 +68,7 @@ ASKING = ContextVar("ASKING", default=False)
 NOT_THERE = {
     "/_/oidc/audience",
     "/api/v1/environments/{owner}/{name}/versions/{version}/check",
+    "/api/v1/environments/{owner}/{name}/versions/{version}/learning",
     "/api/v1/environments/{owner}/{name}/versions/{version}/pylock.toml",
     "/api/v1/runs/{run_id}/hiding",
     "/files/{project}/{filename}",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from wander.wire.verification import LearningPoint, LearningReport
 from wander_hub import __version__
-from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.jobs import JobRefused, JobWorker, TableQueue
 from wander_hub.verification import version_checks
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.version_checks import Checker, VersionSweep
+from wander_hub.verification.version_checks import Checker, Learner, VersionSweep
 
 PATH = "/api/v1/environments/alice/reverse-text/versions/0.1.0/check"
 PASSED = {"id": "load.works", "status": "pass", "message": ""}
@@ -125,3 +127,81 @@ async def test_checks_of_a_private_environment_are_for_those_who_see_it(hub, com
     assert (await hub.client.put(path, json={"private": True}, headers=hub.auth("alice"))).status_code == 200
     assert (await hub.get(PATH)).status_code in (401, 404)
     assert (await hub.get(PATH, headers=hub.auth("alice"))).status_code == 200
+
+
+LEARNING = PATH.replace("/check", "/learning")
+
+
+def learned(reward: float) -> LearningReport:
+    curve = [
+        LearningPoint(step=step, reward=mean, low=mean - 0.05, high=mean + 0.05)
+        for step, mean in ((0, 0.31), (40, reward))
+    ]
+    return LearningReport(
+        schema="wander.learning/1",
+        environment="reverse-text",
+        shown=reward > 0.5,
+        reason="" if reward > 0.5 else "it failed in `/home/hub/secret/x.log`",
+        demonstrations="expert",
+        demonstrated=0.9,
+        parameters=100,
+        examples=200,
+        curve=curve,
+        platform="Linux x86_64 AVX2",
+    )
+
+
+@pytest.mark.parametrize("reward", [0.58, 0.31])
+async def test_a_proof_of_learning_is_made_once_and_its_page_draws_the_curve(hub, monkeypatch, reward):
+    report, asked = learned(reward), []
+    stated = {**report.model_dump(mode="json", by_alias=True), "digest": report.digest}
+
+    def answer(self: ClientProgram, context: Any, words: list[str], *_: str) -> dict[str, Any]:
+        asked.append(words)
+        return {**ANSWER, "learning": stated} if "--learn" in words else dict(ANSWER)
+
+    monkeypatch.setattr(ClientProgram, "_answer", answer)
+    await hub.publish()
+    assert (await hub.get(LEARNING)).json()["code"] == "no_learning"
+    program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=True, seconds=60)
+    queue = TableQueue(hub.database)
+    handlers = {
+        version_checks.KIND: Checker(hub.database, program),
+        version_checks.LEARN: Learner(hub.database, program),
+    }
+    for _ in range(2):
+        VersionSweep(hub.database, queue, list(handlers))()
+        while JobWorker(queue, handlers, "checker").run_one():
+            pass
+    assert [words[:3] for words in asked] == [
+        ["check", "alice/reverse-text@0.1.0", "--json"],
+        ["check", "alice/reverse-text@0.1.0", "--learn"],
+    ]
+    found = (await hub.get(LEARNING)).json()
+    assert (found["state"], found["digest"]) == ("done", report.digest)
+    assert found["report"]["shown"] == (reward > 0.5)
+    assert "secret" not in found["report"]["reason"]
+    page = (await hub.get("/alice/reverse-text")).text
+    assert ("learnable: 0.31 to 0.58 in 40 steps" if reward > 0.5 else "not shown: it failed in") in page
+    assert page.count('class="whisker') == 2
+    assert "A correct answer earned 1.00" in page
+    assert "secret" not in page
+
+
+async def test_a_changed_report_of_learning_is_refused_and_missing_packages_are_named(hub, monkeypatch):
+    stated = {**learned(0.58).model_dump(mode="json", by_alias=True), "digest": "0" * 64}
+    missing = {"error": {"code": "missing_extra", "message": "it needs packages", "hint": "run `pip`"}}
+    answers = [{"data": {**ANSWER, "learning": stated}}, missing]
+    monkeypatch.setattr(ClientProgram, "_execute", lambda *_: answers.pop(0))
+    await hub.publish()
+    program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=True, seconds=60)
+    queue = TableQueue(hub.database)
+    VersionSweep(hub.database, queue, [version_checks.LEARN])()
+    handlers = {version_checks.LEARN: Learner(hub.database, program)}
+    assert JobWorker(queue, handlers, "learner").run_one()
+    found = (await hub.get(LEARNING)).json()
+    assert (found["state"], found["report"]) == ("failed", None)
+    assert "another release" in found["error"]
+    context = SimpleNamespace(lease=SimpleNamespace(job_id=1, payload={"version_id": 1}))
+    with pytest.raises(JobRefused, match="it needs packages"):
+        handlers[version_checks.LEARN](context)

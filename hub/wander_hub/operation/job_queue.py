@@ -29,7 +29,7 @@ from wander_hub.webhooks.models import WebhookDelivery
 
 _SEEN = timedelta(days=1)
 _OPEN_SHOWN = 50
-RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND)
+RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND, version_checks.LEARN)
 """Kinds of jobs that a fault of the hub can hold up."""
 Queue = TypeVar("Queue", bound=TableQueue)
 
@@ -134,7 +134,7 @@ def find_held_up(session: Session) -> HeldUp | None:
 def retry_all(session: Session, queue: TableQueue, kind: str | None = None) -> RetriedJobs:
     """Retry all jobs of a kind that failed, or that are waiting after a failure.
 
-    Without `kind`, this retries replays of runs and checks of versions.
+    Without `kind`, this retries replays of runs, checks of versions and proofs of learning.
     """
     count = queue.retry_all(session, RETRIED if kind is None else [kind])
     audit.about(session, target=f"{count} jobs")

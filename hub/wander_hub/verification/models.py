@@ -59,15 +59,17 @@ class VerificationDivergence(Base):
 
 
 class VersionCheck(Base):
-    """The hub's own checks of a version."""
+    """The hub's own checks of a version, or its proof of learning."""
 
     __tablename__ = "version_checks"
 
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(8), primary_key=True)
+    """Kind of the job: `check` or `learn`."""
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """Object with `summary` (a `wander.wire.CheckSummary`), `seconds` and `earned`; None until the job is
-    done."""
+    """For checks an object with `summary` (a `wander.wire.CheckSummary`), `seconds` and `earned`, and for the
+    proof a `wander.wire.verification.LearningReport`; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """`wander.wire.verification.CheckedWith`."""
     created_at: Mapped[datetime]

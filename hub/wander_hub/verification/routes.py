@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from wander.wire.verification import (
     DivergencePage,
     HubCheck,
+    HubLearning,
     RunEvidence,
     VerificationInfo,
     VerificationList,
@@ -79,6 +80,12 @@ def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
     """Show the result of the hub's own checks of a version, next to the publisher's statement."""
     return version_checks.check_of(session, owner, name, version)
+
+
+@router.get("/environments/{owner}/{name}/versions/{version}/learning", responses=refusals(404, 422))
+def get_learning(session: ReadSession, owner: str, name: str, version: str) -> HubLearning:
+    """Show whether a tiny policy learns on a version by the fixed recipe, as this hub computed it."""
+    return version_checks.learning_of(session, owner, name, version)
 
 
 @router.get("/verifications/{number}", responses=refusals(404, 422))

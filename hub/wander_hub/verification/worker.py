@@ -35,7 +35,7 @@ from wander_hub.verification import evidence, service, version_checks
 from wander_hub.verification.aggregates import add_bounds, summarize
 from wander_hub.verification.evidence import Examiner
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.version_checks import Checker, VersionSweep
+from wander_hub.verification.version_checks import Checker, Learner, VersionSweep
 
 logger = logging.getLogger("wander_hub")
 
@@ -186,6 +186,9 @@ def job_worker(
         handlers[service.KIND] = Replayer(program, database, storage, settings.verification_seconds)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
-            look = VersionSweep(database, queue)
+        if settings.learning:
+            handlers[version_checks.LEARN] = Learner(database, program)
+        kinds = [kind for kind in (version_checks.KIND, version_checks.LEARN) if kind in handlers]
+        look = VersionSweep(database, queue, kinds)
 
     return JobWorker(queue, handlers, worker_name(), look=look, concurrency=settings.job_concurrency)

@@ -36,6 +36,7 @@ TERMS: dict[str, str] = {
     "check": "checks",
     "grader": "checks#rewards.gold",
     "hub check": "verification#checks-of-versions",
+    "proof of learning": "checks#proof-of-learning",
     "deterministic": "authoring#the-determinism-contract",
     "kind": "authoring#the-kinds",
     "reward function": "authoring#several-rewards",

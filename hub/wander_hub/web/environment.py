@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 
+from markupsafe import Markup
 from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
 from wander.wire.untrusted_text import MANIFEST_HEAD, ROLLOUT, read_record
-from wander.wire.verification import HubCheck
+from wander.wire.verification import HubCheck, HubLearning
 
 from wander_hub.attestations.verification import Attester, list_attesters
 from wander_hub.database import READER, now
@@ -32,6 +33,7 @@ from wander_hub.runs.chunks import rollout_at
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
+from wander_hub.web import charts
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
 from wander_hub.web.source import color_blocks
@@ -89,6 +91,10 @@ class EnvironmentView:
     """The workflows that attested files of the version."""
     hub_check: HubCheck | None
     """The result of the hub's own check of the version."""
+    learning: HubLearning | None
+    """The hub's proof of learning for the version."""
+    learning_chart: Markup
+    """Curve of the proof of learning; empty without one."""
     status_reason: str | None
     successor: str | None
     parent: str | None
@@ -123,6 +129,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     locked: tuple[tuple[str, str], ...] = ()
     with spare_missing(set()):  # a lost lock file shows up at its download
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
+    learning = version_checks.learning_info(visit.session, chosen.id)
     required_by, forks = use.list_dependents(visit.session, found)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", chosen.readme_html, count=1)
@@ -145,6 +152,8 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         locked=locked,
         attesters=list_attesters(visit.session, environments.list_offered_files(found, chosen)),
         hub_check=version_checks.info_of(visit.session, chosen.id),
+        learning=learning,
+        learning_chart=_draw_learning(learning),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(visit.session, found),
@@ -153,6 +162,17 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         forks=forks,
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
     )
+
+
+def _draw_learning(learning: HubLearning | None) -> Markup:
+    """Draw the points of a curve that have an interval."""
+    curve = learning.report.curve if learning and learning.report else []
+    points = [
+        (point.step, point.reward, point.low, point.high)
+        for point in curve
+        if point.low is not None and point.high is not None
+    ]
+    return charts.evaluations({"held-out examples": points}) if len(points) > 1 else Markup("")
 
 
 def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:
