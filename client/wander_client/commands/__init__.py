@@ -87,6 +87,7 @@ COMMANDS: dict[str, Entry] = {
     "runs data": Entry("train.data:data", "turn rollouts into training rows"),
     "runs replay": Entry("run.replay:replay", "replay a run from its record, and compare"),
     "runs rerun": Entry("run.rerun:rerun", "repeat a run from its manifest, and test agreement"),
+    "runs regrade": Entry("run.regrade:regrade", "grade runs again in another version, without a model"),
     "runs verify": Entry("run.replay:verify", "ask the hub to replay a posted run"),
     "runs evidence": Entry("run.runs:evidence", "show what the hub verified about a posted run"),
     "runs publish": Entry("run.runs:publish", "make a private run public"),

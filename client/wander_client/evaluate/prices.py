@@ -1,7 +1,7 @@
 """Prices of a model's tokens: from the user's settings file, or from the table that the client ships.
 
 `token_prices.json` has the prices of the providers' own endpoints. `scripts/token_prices.py` writes it, and
-the file names its source and date. A model that is in neither has no price, so its cost is unknown, not zero.
+the file names its source and date. The cost of a model that is in neither is unknown, not zero.
 """
 
 from __future__ import annotations

@@ -1,0 +1,37 @@
+"""`wander runs regrade`: stored rollouts in a changed environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import Wander
+from wander_client.errors import OK, PARTIAL
+
+
+def test_what_cannot_be_graded_again_is_played_when_the_new_run_is_resumed(
+    wander: Wander, folder: Path
+) -> None:
+    played = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "4", "--json")
+    words = ("runs", "regrade", "--env", str(folder), played.data["run_dir"], "--json")
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace("== answer)", "== answer) / 2"))
+    (plan,) = wander(*words, "--dry-run").data["runs"]
+    assert (plan["graded"], plan["changed"], plan["complete"], plan["run_dir"]) == (4, 4, True, None)
+
+    asked_again = 'f"say {n}"', 'f"please say {n}" if n == 2 else f"say {n}"'
+    text = module.read_text().replace(*asked_again)
+    module.write_text(text.replace('removeprefix("say ")', 'rpartition(" ")[2]'))
+    done = wander(*words)
+    (found,) = done.data["runs"]
+    assert (done.status, found["graded"], sum(found["to_play"].values())) == (PARTIAL, 3, 1)
+    (again,) = wander(*words).data["runs"]
+    assert (again["resumed"], again["graded"], again["after_run"]) == (3, 0, found["after_run"])
+    rest = wander("eval", "--resume", found["run_dir"], "--json")
+    assert rest.status == OK, rest.err
+    assert (rest.data["resumed"], rest.data["summary"]["reward_mean"]) == (3, 0.5)
+
+
+def test_a_run_of_another_kind_is_rejected(wander: Wander, folder: Path) -> None:
+    missing = wander("runs", "regrade", "--env", str(folder), "nothing-of-this-name")
+    assert missing.status != OK
+    assert "not found" in missing.err
