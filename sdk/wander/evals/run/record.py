@@ -17,6 +17,7 @@ from wander.evals.stats.summary import is_number, summarize_run
 from wander.evals.store.bookmark import Bookmark, bookmark_of
 from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import RunFolder
+from wander.rollout.spans import rollout_spans
 from wander.types import Rollout, Usage
 from wander.wire import EndpointUse, RunManifest, RunSummary
 
@@ -56,6 +57,7 @@ class RunRecord:
         self._reward_sum = 0.0
         self._is_untouched = False
         self._bookmark = None if folder is None else bookmark_of(folder)
+        self._spans = rollout_spans(self.manifest)
         self._marked = 0
         """Number of rollouts in the last bookmark."""
 
@@ -147,6 +149,8 @@ class RunRecord:
             self.kept.append(rollout)
         else:
             rollout = self.folder.append(rollout)
+        if self._spans is not None:
+            self._spans.add(rollout)
         self.answers += count_answers(rollout.turns, self.manifest.players)
         self._count(rollout)
 

@@ -22,6 +22,7 @@ from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
+from wander.rollout.spans import rollout_spans
 from wander.train.config import GRPOSettings
 from wander.train.distributed import World, current_world, shards_policy
 from wander.train.records.checkpoints import (
@@ -101,6 +102,7 @@ class GRPORecord(TrainingRecord):
         """Hashes of the rollouts that the next update learns from, which may be the same as those of the last
         update."""
         self._clock = WeightClock()
+        self._spans = rollout_spans(folder.manifest) if world.is_main else None
         known = read_samples(self.path) if covered else []
         self._samples = [sample for sample in known if sample.step is not None and sample.step <= covered]
         jsonl.write_records(self.path / STEPS, steps)
@@ -235,6 +237,9 @@ class GRPORecord(TrainingRecord):
         `version` is the training step of the weights that played them, for turns that do not record it.
         """
         self._played = rollouts_hash(played.rollouts), rewards_hash(played.rollouts)
+        if self._spans is not None:
+            for rollout in played.rollouts:
+                self._spans.add(rollout.model_copy(update={"step": step}))
         every, steps = self.settings.output.rollouts_every, self.settings.algorithm.num_iterations
         if every == 0 or (step != 1 and -step % every >= steps):
             return
