@@ -29,9 +29,3 @@ def test_what_cannot_be_graded_again_is_played_when_the_new_run_is_resumed(
     rest = wander("eval", "--resume", found["run_dir"], "--json")
     assert rest.status == OK, rest.err
     assert (rest.data["resumed"], rest.data["summary"]["reward_mean"]) == (3, 0.5)
-
-
-def test_a_run_of_another_kind_is_rejected(wander: Wander, folder: Path) -> None:
-    missing = wander("runs", "regrade", "--env", str(folder), "nothing-of-this-name")
-    assert missing.status != OK
-    assert "not found" in missing.err
