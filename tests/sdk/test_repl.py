@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import venv
@@ -294,19 +294,18 @@ async def test_closing_ends_everything_that_code_started(repl):
 
 
 async def test_canceling_ends_a_busy_cell(repl):
-    asked = asyncio.Event()
+    asked: asyncio.Queue[int] = asyncio.Queue()
 
     async def noted(queries):
-        asked.set()
+        asked.put_nowait(int(queries[0].prompt))
         return [""]
 
-    running = asyncio.create_task(repl.run("llm_query('')\nwhile True: pass", noted))
-    await asked.wait()
-    process = repl._running.process
+    running = asyncio.create_task(repl.run("import os\nllm_query(os.getpid())\nwhile True: pass", noted))
+    process = await asked.get()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert process.returncode == -signal.SIGKILL
+    assert not alive(process)
 
 
 def alive(pid: int) -> bool:
@@ -353,19 +352,39 @@ async def test_the_sandbox_keeps_code_inside(made):
     repl.loaded["context"] = "kept"
     assert await output(repl, "context") == "'kept'\n"
     assert await output(repl, "llm_query('hello')") == "'HELLO'\n"
+    users = "[line.split(':')[0] for line in open('/etc/passwd')]"
+    assert await output(repl, users) == "['root', 'nobody']\n", "its own file, not the host's"
     probes = {
         "open('/proc/sys/kernel/core_pattern', 'w')": "Permission denied",
-        "open('/etc/passwd')": "No such file",
+        "open('/etc/shadow')": "No such file",
         f"open({str(Path(__file__))!r})": "No such file",
         "open('/usr/x', 'w')": "Read-only file system",
+        f"open({sys.base_prefix!r} + '/x', 'w')": "Read-only file system",
         "import socket; socket.create_connection(('127.0.0.1', 80))": "Connection refused",
-        "import os; os.setuid(0)": "OSError",
+        "import os; os.setuid(1)": "OSError",
+        "os.chroot('/tmp')": "Operation not permitted",
+        "os.getuid(), os.listdir('/root'), os.uname().nodename": "(0, [], 'box')",
     }
     for probe, told in probes.items():
         assert told in await output(repl, probe), probe
     assert await output(repl, "open('/tmp/x', 'w').write('y')") == "1\n"
     flood = "for i in range(9): open(f'/tmp/{i}', 'w').write('y' * 9_000_000)"
     assert "No space left" in await output(repl, flood)
+
+
+@needs_sandbox
+async def test_closing_a_box_also_ends_processes_that_left_their_group(made):
+    repl = made(LIMITS, sandbox="bwrap")
+    mark = f"sleep {600 + os.getpid()}"
+    await output(repl, f"import subprocess\nsubprocess.Popen({mark.split()!r}, start_new_session=True)")
+    assert commands_like(mark) == [mark]
+    await repl.close()
+    assert commands_like(mark) == []
+
+
+def commands_like(mark: str) -> list[str]:
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if line == mark]
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import json
 import os
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from wander.boxes.base import SYSTEM, Box, BoxBackend, BoxSpec
+from wander.boxes.base import SYSTEM, BoxBackend, BoxSpec
 from wander.boxes.programs import FOLDER, install
 from wander.boxes.supervised import SupervisedBox, Supervisor, close_group, command_limits, digest_folder
 from wander.errors import SandboxError
@@ -75,19 +76,21 @@ class BubblewrapBackend(BoxBackend):
                 return "a box over a root folder needs Linux 6.6 or newer"
         return find_fault()
 
-    async def start(self, spec: BoxSpec) -> Box:
-        """Start a box."""
+    async def start(self, spec: BoxSpec, folders: Iterable[str] = ()) -> SupervisedBox:
+        """Start a box, which also shows these folders of the host read-only at their paths."""
         reason = await asyncio.to_thread(self.unavailable_reason, spec)
         if reason is not None:
             raise SandboxError(f"cannot start a box with bubblewrap: {reason}")
         digest = await asyncio.to_thread(_digest, spec.root)
-        programs = {name: await asyncio.to_thread(install, name) for name in spec.programs}
+        shown = {folder: folder for folder in folders}
+        for name in spec.programs:
+            shown[f"{FOLDER}/{name}"] = str(await asyncio.to_thread(install, name))
         support = require_support()
         memory = spec.limits.memory_mb + spec.limits.disk_mb  # files in memory count, too
         group = await asyncio.to_thread(
             new_group_folders, memory * _MIB + _SHARED_MEMORY, spec.limits.processes
         )
-        return await _start(spec, digest, programs, support, group or ControlGroup())
+        return await _start(spec, digest, shown, support, group or ControlGroup())
 
 
 class _BubblewrapBox(SupervisedBox):
@@ -106,8 +109,8 @@ class _BubblewrapBox(SupervisedBox):
 
 
 async def _start(
-    spec: BoxSpec, digest: str, programs: dict[str, Path], support: Support, group: ControlGroup
-) -> Box:
+    spec: BoxSpec, digest: str, shown: dict[str, str], support: Support, group: ControlGroup
+) -> SupervisedBox:
     """Start bubblewrap and a supervisor at the same time."""
     process = held = None
     code = compile_filter(support.machine, local_sockets=True, one_owner=True)
@@ -119,7 +122,7 @@ async def _start(
     try:
         try:
             pipes = (alive_end, complete_end, info_end, errors)
-            process = await _launch(spec, programs, support, group, code, pipes)
+            process = await _launch(spec, shown, support, group, code, pipes)
             held = await Supervisor.start(
                 groups=group.joined,
                 uid=FIRST_UID + process.pid if support.as_root else None,
@@ -161,7 +164,7 @@ async def _start(
 
 async def _launch(
     spec: BoxSpec,
-    programs: dict[str, Path],
+    shown: dict[str, str],
     support: Support,
     group: ControlGroup,
     code: bytes,
@@ -173,7 +176,7 @@ async def _launch(
     made = [make_memory_file("box", content) for content in (code, *contents.values())]
     handed_on = [info, *made]
     numbers = iter(range(launcher.FIRST_DESCRIPTOR, launcher.FIRST_DESCRIPTOR + len(handed_on)))
-    binds, arguments = _files(spec, programs)
+    binds, arguments = _files(spec, shown)
     words: list[str | int] = [*support.command, *_ISOLATION, *("--info-fd", str(next(numbers)))]
     words += ["--seccomp", str(next(numbers)), *arguments]
     words += ["--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev"]
@@ -209,14 +212,14 @@ async def _launch(
             os.close(descriptor)
 
 
-def _files(spec: BoxSpec, programs: dict[str, Path]) -> tuple[list[tuple[str, int, int]], list[str | int]]:
+def _files(spec: BoxSpec, shown: dict[str, str]) -> tuple[list[tuple[str, int, int]], list[str | int]]:
     """Return the binds of the launcher, and bubblewrap's arguments for the box's file system."""
     binds, arguments = _system_files(spec)
     if spec.root is not None:  # the launcher puts its overlay after the binds
-        binds, arguments = [identify(spec.root)], ["--bind-fd", 1 + len(programs), "/"]
-    for name, folder in programs.items():
-        arguments += ["--ro-bind-fd", len(binds), f"{FOLDER}/{name}"]
-        binds.append(identify(str(folder)))
+        binds, arguments = [identify(spec.root)], ["--bind-fd", 1 + len(shown), "/"]
+    for path, folder in shown.items():
+        arguments += ["--ro-bind-fd", len(binds), path]
+        binds.append(identify(folder))
     return binds, arguments
 
 

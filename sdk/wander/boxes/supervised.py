@@ -106,20 +106,28 @@ class Supervisor:
         """Return what the supervisor wrote to standard error."""
         return os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
 
-    def send(self, request: Mapping[str, Any], content: bytes = b"") -> socket.socket:
-        """Send a request, and return the socket that gets the answer. Raises `OSError`."""
+    def send(
+        self,
+        request: Mapping[str, Any],
+        content: bytes | socket.socket = b"",
+        output: Sequence[int] = (),
+    ) -> socket.socket:
+        """Send a request, and return the socket that gets the answer. Raises `OSError`.
+
+        A socket as the content is closed here, because the box now has it.
+        """
         answer, inside = socket.socketpair()
         asked = make_memory_file("request", json.dumps(request).encode())
-        descriptors = [asked, inside.fileno(), make_memory_file("content", content)]
+        given = make_memory_file("content", content) if isinstance(content, bytes) else content.detach()
         try:
-            socket.send_fds(self._control, [b"r"], descriptors)
+            socket.send_fds(self._control, [b"r"], [asked, inside.fileno(), given, *output])
         except OSError:
             answer.close()
             raise
         finally:
             inside.close()
-            os.close(descriptors[0])
-            os.close(descriptors[2])
+            os.close(asked)
+            os.close(given)
         return answer
 
     async def close(self) -> None:
@@ -181,10 +189,11 @@ class SupervisedBox(Box):
         seconds: float = 60.0,
         working_folder: str | None = None,
         environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | socket.socket = b"",
         output_bytes: int = OUTPUT_BYTES,
+        output_file: int | None = None,
     ) -> CommandResult:
-        """Run a command; see `Box.exec`."""
+        """Run a command; see `Box.exec`. It may also get a socket, and write to a file of the host."""
         request = {
             "do": "exec",
             "command": command if isinstance(command, str) else list(command),
@@ -193,7 +202,8 @@ class SupervisedBox(Box):
             "seconds": seconds,
             "output_bytes": output_bytes,
         }
-        header, output = await self._request(request, stdin)
+        files = () if output_file is None else (output_file,)
+        header, output = await self._request(request, stdin, files)
         if "error" in header:
             raise SandboxError(f"the box cannot start a command: {header['text']}")
         first, last = output[: header["first"]], output[header["first"] :]
@@ -334,20 +344,22 @@ class SupervisedBox(Box):
                 self._ending = f"it ran out of memory ({self.spec.limits.memory_mb} MiB)"
             raise SandboxError(f"the box has ended: {self._ending}")
 
-    def _send(self, request: Mapping[str, Any], content: bytes = b"") -> socket.socket:
+    def _send(
+        self, request: Mapping[str, Any], content: bytes | socket.socket = b"", output: Sequence[int] = ()
+    ) -> socket.socket:
         self._require_running()
         try:
-            return self._supervisor.send(request, content)
+            return self._supervisor.send(request, content, output)
         except OSError as error:
             raise SandboxError(
                 f"the supervisor of the box has ended: {self._supervisor.complaint()}"
             ) from error
 
     async def _request(
-        self, request: Mapping[str, Any], content: bytes = b""
+        self, request: Mapping[str, Any], content: bytes | socket.socket = b"", output: Sequence[int] = ()
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request and return the header and the data of its answer."""
-        channel = self._send(request, content)
+        channel = self._send(request, content, output)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         try:
             answer = await reader.read()

@@ -44,6 +44,7 @@ _NS_GET_USERNS = 0xB701
 _CLONE_NEWUSER = 0x10000000
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _CHUNK = 1 << 16
+_LONGEST_WAIT = 3600.0  # `poll` refuses more than 24 days
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -236,18 +237,16 @@ class Supervisor:
     def serve(self) -> None:
         """Serve until the host closes its socket."""
         while not self._closed:
-            now = time.monotonic()
             for when, act in list(self._deadlines.values()):
-                if when <= now:
+                if when <= time.monotonic():
                     act()
-            nearest = min((when for when, _ in self._deadlines.values()), default=None)
-            timeout = None if nearest is None else max(0.0, nearest - time.monotonic())
-            for key, _ in self._selector.select(timeout):
+            waits = [when - time.monotonic() for when, _ in self._deadlines.values()]
+            for key, _ in self._selector.select(max(0.0, min([*waits, _LONGEST_WAIT]))):
                 if key.fd in self._selector.get_map():  # another event of this round may have ended it
                     key.data()
 
     def _receive(self) -> None:
-        data, received, _, _ = socket.recv_fds(self._control, 1, 3)
+        data, received, _, _ = socket.recv_fds(self._control, 1, 4)
         if not data:
             self._closed = True
             return
@@ -255,25 +254,25 @@ class Supervisor:
             raise OSError("no descriptor is left")
         request = json.loads(_read_all(received[0]))
         channel = socket.socket(fileno=received[1])
-        content = received[2]
         try:
             match request["do"]:
                 case "exec":
-                    self._exec(request, channel, content)
+                    self._exec(request, channel, *received[2:])
                 case "listen":
                     _listen(channel, request["port"])
                 case _:
-                    self._touch_files(request, channel, content)
+                    self._touch_files(request, channel, received[2])
         except OSError as error:  # no process or descriptor is left
             _answer(channel, {"error": "OSError", "text": f"cannot start a process: {error}"})
         finally:
-            os.close(received[0])
-            os.close(content)
+            for descriptor in (received[0], *received[2:]):
+                os.close(descriptor)
 
-    def _exec(self, request: dict[str, Any], channel: socket.socket, stdin: int) -> None:
+    def _exec(self, request: dict[str, Any], channel: socket.socket, *given: int) -> None:
         reading, writing = os.pipe()
+        stdin, output = (*given, writing)[:2]  # the host may want the output in a file of its own
         try:
-            process, ended = _fork(lambda: self._run(request, stdin, writing), channel)
+            process, ended = _fork(lambda: self._run(request, stdin, output), channel)
         except OSError:
             os.close(reading)
             raise

@@ -1,14 +1,15 @@
 """A Python REPL in a separate process, for code that a model writes.
 
 It always has its own process group, an empty environment, limits on memory, files and open handles, a time
-limit per cell, and truncated output. With `sandbox="bwrap"`, it also lacks network access and cannot
-write any file of the host.
+limit per cell, and truncated output. With `sandbox="bwrap"`, it runs in a box (`wander.boxes`) that shows the
+interpreter's folders: it also lacks network access and cannot write any file of the host.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -19,23 +20,25 @@ import struct
 import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from wander.boxes.base import BoxLimits, BoxSpec
+from wander.boxes.bubblewrap import BubblewrapBackend
 from wander.errors import SandboxError
-from wander.sandbox import launcher
-from wander.sandbox.support import FIRST_UID, require_support
-from wander.sandbox.visible import INSIDE, identify
+from wander.sandbox.support import require_support
+from wander.sandbox.visible import INSIDE
+from wander.system.memory_files import open_memory_file
 
 MAX_MESSAGE = 64 << 20
 """Maximum size of a message from the process in bytes. A longer one means that something is wrong there."""
-LEAVE_SECONDS = 1.0
 GRACE_SECONDS = 3.0
 """Seconds that a cell may exceed its time limit before the process is killed."""
 START_SECONDS = 60.0
+_LIFETIME = 1e9
+"""Seconds until a box ends. Only cells have a time limit."""
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 """Memory address of an object, which differs between runs."""
 
@@ -43,7 +46,7 @@ Sandbox = Literal["none", "auto", "bwrap"]
 """`none`: an ordinary process with limits. `bwrap`: bubblewrap, or no REPL if it is missing. `auto`:
 bubblewrap if it is installed."""
 
-SCRATCH = "/tmp"  # noqa: S108 - an in-memory file system of the sandbox
+SCRATCH = "/tmp"  # noqa: S108 - in the memory of the box
 SOURCE = Path(__file__).with_name("repl_child.py")
 
 ENVIRONMENT = {
@@ -123,12 +126,8 @@ class Repl:
         sandbox: Sandbox = "none",
         python: str | None = None,
         seed: int = 0,
-        folders: Sequence[str] = (),
     ) -> None:
         self.limits = limits
-        self.folders = tuple(folders)
-        """Folders in memory that are empty at the start. In bubblewrap, code may write to them and to
-        `/tmp`."""
         self.sandbox: Sandbox = sandbox
         self.python = python
         self.seed = seed
@@ -216,48 +215,37 @@ class Repl:
 
 
 class _Running:
-    """A running process with its channel, its output file and its folder."""
+    """A running process with its channel and its output."""
 
-    def __init__(self, process: Process, folder: Path, output: int, parent: socket.socket) -> None:
-        self.process = process
-        self.folder = folder
+    def __init__(self, folder: str, output: IO[bytes]) -> None:
+        self._folder = folder
         self._output = output
-        self._parent = parent
-        self.busy = True
-        """Whether the process is running code, and would not notice that its channel closes."""
+        self._resources: contextlib.AsyncExitStack
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     @classmethod
     async def start(cls, repl: Repl) -> _Running:
         """Start a process and wait until it is ready. Raises `SandboxError`."""
-        folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="wander-repl-")))  # noqa: ASYNC240 - a moment
-        # An unlinked file in append mode, so that it can be emptied between cells.
-        output = os.open(folder / "output", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        (folder / "output").unlink()
-        parent, child = socket.socketpair()
-        try:
-            process = await _spawn(repl, folder, output, child)
-        except BaseException:
-            parent.close()
-            os.close(output)
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        finally:
-            child.close()
-        running = cls(process, folder, output, parent)
-        try:
-            running._reader, running._writer = await asyncio.open_connection(sock=parent)
-            await asyncio.wait_for(running.receive(), START_SECONDS)
-        except BaseException as error:
-            output_text = running.output(2000)[0].strip() or "it printed nothing"
-            await running.close()
-            if isinstance(error, ReplGone | TimeoutError):
+        async with contextlib.AsyncExitStack() as resources:
+            output = resources.enter_context(open_memory_file("output"))
+            # In append mode, so that it can be emptied between cells.
+            fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | os.O_APPEND)
+            channel, inside = socket.socketpair()
+            resources.enter_context(channel)
+            with inside:
+                folder = await _start_process(repl, inside, output.fileno(), resources)
+            running = cls(folder, output)
+            running._reader, running._writer = await asyncio.open_connection(sock=channel)
+            resources.callback(running._writer.close)
+            try:
+                await asyncio.wait_for(running.receive(), START_SECONDS)
+            except (ReplGone, TimeoutError) as error:
                 raise SandboxError(
-                    f"the REPL's process did not start: {output_text}",
+                    f"the REPL's process did not start: {running.output(2000)[0].strip() or 'no output'}",
                     hint="check that `python=` names an interpreter that the sandbox's user may run",
                 ) from error
-            raise
+            running._resources = resources.pop_all()
         return running
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +256,6 @@ class _Running:
     async def send(self, message: dict[str, Any]) -> None:
         """Send a message. Raises `ReplGone`."""
         data = json.dumps(message).encode()
-        self.busy = True
         try:
             self._writer.write(struct.pack(">I", len(data)) + data)
             await self._writer.drain()
@@ -286,99 +273,93 @@ class _Running:
             raise ReplGone("the process ended") from error
         if not isinstance(message, dict):
             raise ReplGone("a message that is not an object")
-        self.busy = False
         return message
 
     def output(self, chars: int) -> tuple[str, int]:
         """Return the output since the last call, cut to `chars` characters, and its full length."""
-        size = os.fstat(self._output).st_size
-        text = os.pread(self._output, size, 0).decode("utf-8", "replace")
-        os.ftruncate(self._output, 0)
+        file = self._output.fileno()
+        text = os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+        os.ftruncate(file, 0)
         length = len(text)
         if length > 8 * chars:
             text = text[: 4 * chars] + text[-4 * chars :]
-        text = ADDRESS.sub("at 0x...", text.replace(str(self.folder), "/tmp"))  # noqa: S108 - text only
+        text = ADDRESS.sub("at 0x...", text.replace(self._folder, SCRATCH))
         return cut(text, chars, length), length
 
     async def close(self) -> None:
-        """End the process and its group in any state, and release their resources.
-
-        An idle process exits by itself when its channel closes, so that bubblewrap can reap its children.
-        """
-        writer = getattr(self, "_writer", None)
-        if writer is not None:
-            writer.close()
-        self._parent.close()
-        try:
-            if not self.busy:
-                with contextlib.suppress(TimeoutError):  # it is killed below
-                    await asyncio.wait_for(self.process.wait(), LEAVE_SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            os.close(self._output)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            await self.process.wait()
+        """Kill the process and everything that it started in its group or box, and release its resources."""
+        await self._resources.aclose()
 
 
-async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) -> Process:
-    """Start the child in `folder`. Raises `SandboxError`, also if the required sandbox is not available.
+async def _start_process(
+    repl: Repl, channel: socket.socket, output: int, resources: contextlib.AsyncExitStack
+) -> str:
+    """Start the child with the channel as its standard input, and return its folder.
 
-    Bubblewrap is never started as root, because in a user namespace the outer root keeps its rights over
-    `/proc/sys`. A root host switches to an ordinary user first.
+    Raises `SandboxError`, also if the required sandbox is not available.
     """
     limits, interpreter = repl.limits, repl.python or sys.executable
-    numbers = (limits.memory_mb, limits.file_mb, repl.seed)
-
-    def command_for(descriptor: int) -> list[str]:
-        # -s and -P exclude user packages and the current folder. -I would also ignore PYTHONHASHSEED.
-        program = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8")]
-        return [*program, *map(str, (descriptor, *numbers))]
-
-    command, environment = (
-        command_for(child.fileno()),
-        ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)},
-    )
-    support = None
-    # A sandbox cannot contain another one. It already has no network and no writable files of the host, and
-    # the worker's memory is protected from it.
-    if repl.sandbox != "none" and not _is_confined():
-        try:
-            support = require_support()
-        except SandboxError as error:
-            if repl.sandbox == "bwrap":
-                error.hint = f'{error.hint}, or pass `sandbox="none"`'
-                raise
-    if support is not None:
-        roots = _interpreter_roots(interpreter)
-        plan = {
-            "groups": [],
-            "limits": {},
-            "uid": FIRST_UID if support.as_root else None,
-            "descriptors": [child.fileno()],
-            "binds": [identify(root) for root in roots],
-            "program": dict(support.program),
-            "command": [
-                *support.command,
-                *_profile(roots, limits.file_mb * 4, repl.folders),
-                *("--", *command_for(launcher.FIRST_DESCRIPTOR)),
-            ],
-        }
-        command = [sys.executable, "-I", "-S", str(launcher.__file__), json.dumps(plan)]
-        environment = ENVIRONMENT
+    # -s and -P exclude user packages and the current folder. -I would also ignore PYTHONHASHSEED.
+    words = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8")]
+    words += map(str, (limits.memory_mb, limits.file_mb, repl.seed))
+    if _uses_box(repl.sandbox):
+        box_limits = BoxLimits(
+            memory_mb=max(16, limits.memory_mb), disk_mb=4 * limits.file_mb, seconds=_LIFETIME
+        )
+        spec = BoxSpec(working_folder=SCRATCH, limits=box_limits)
+        box = await BubblewrapBackend().start(spec, _interpreter_roots(interpreter))
+        command = asyncio.ensure_future(
+            box.exec(
+                words,
+                seconds=_LIFETIME,
+                environment={**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH},
+                stdin=channel.dup(),
+                output_file=output,
+            )
+        )
+        resources.push_async_callback(lambda: asyncio.gather(command, return_exceptions=True))
+        resources.push_async_callback(box.stop)
+        return SCRATCH
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="wander-repl-"))  # noqa: ASYNC240 - a moment
+    resources.callback(shutil.rmtree, folder, ignore_errors=True)
     try:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=DEVNULL,
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=channel.fileno(),
             stdout=output,
             stderr=output,
-            env=environment,
+            env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,
-            pass_fds=[child.fileno()],
             start_new_session=True,
         )
     except OSError as error:
         raise SandboxError(f"the REPL's process cannot be started: {error}") from error
+
+    async def kill() -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    resources.push_async_callback(kill)
+    return folder
+
+
+def _uses_box(sandbox: Sandbox) -> bool:
+    """Return whether the process runs in a box. Raises `SandboxError` if it must, and cannot.
+
+    A worker's sandbox cannot contain another one. It already has no network and no writable files of the
+    host, and the worker's memory is protected from it.
+    """
+    if sandbox == "none" or _is_confined():
+        return False
+    try:
+        require_support()
+    except SandboxError as error:
+        if sandbox == "bwrap":
+            error.hint = f'{error.hint}, or pass `sandbox="none"`'
+            raise
+        return False
+    return True
 
 
 def _interpreter_roots(interpreter: str) -> list[str]:
@@ -393,35 +374,6 @@ def _is_confined() -> bool:
     if os.environ.get("WANDER_CONFINED") != "bubblewrap":
         return False
     return INSIDE.encode() in Path("/proc/1/cmdline").read_bytes().split(b"\0")
-
-
-def _profile(shown: Sequence[str], disk_mb: int, folders: Sequence[str] = ()) -> list[str | int]:
-    """Return bubblewrap's arguments: no network, a read-only system, and `/tmp` and `folders` as writable
-    folders.
-
-    `shown` are the folders that are visible in addition to `/usr`. A number represents the descriptor of a
-    folder.
-    """
-    variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
-    system_folders: list[str] = []  # expected next to `/usr`: links into it, or folders
-    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
-        if path.is_symlink():
-            system_folders += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            system_folders += ["--ro-bind", str(path), str(path)]
-    return [
-        *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
-        *("--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"),
-        *(part for name, value in variables.items() for part in ("--setenv", name, value)),
-        *("--ro-bind", "/usr", "/usr"),
-        *system_folders,
-        # Before the interpreter, which may be inside one of them.
-        *(part for path in (SCRATCH, *folders) for part in ("--size", str(disk_mb << 20), "--tmpfs", path)),
-        *(part for index, place in enumerate(shown) for part in ("--ro-bind-fd", index, place)),
-        *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - private to the sandbox
-        *("--chdir", SCRATCH, "--remount-ro", "/"),
-    ]
 
 
 def cut(text: str, chars: int, length: int) -> str:

@@ -1,8 +1,9 @@
 """The process that runs a model's code. It imports nothing but the standard library.
 
-Started as `python -c <this source> <fd> <memory_mb> <file_mb> <seed>`. It exchanges length-prefixed JSON with
-its host over the file descriptor. Standard output and error are a file that the host reads. Nothing here is a
-security boundary: the host checks every message, and the sandbox (if there is one) encloses the process.
+Started as `python -c <this source> <memory_mb> <file_mb> <seed>`. It exchanges length-prefixed JSON with its
+host over standard input, which is a socket. Standard output and error are a file that the host reads. Nothing
+here is a security boundary: the host checks every message, and the sandbox (if there is one) encloses the
+process.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class CellTimeout(BaseException):
 
 
 class Channel:
-    """Length-prefixed JSON over a file descriptor."""
+    """Length-prefixed JSON over the socket that standard input is at the start, and then no longer."""
 
-    def __init__(self, fd: int) -> None:
-        os.set_inheritable(fd, False)
-        self._input = os.fdopen(fd, "rb")
-        self._output = os.fdopen(os.dup(fd), "wb")
+    def __init__(self) -> None:
+        self._input = os.fdopen(os.dup(0), "rb")
+        self._output = os.fdopen(os.dup(0), "wb")
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a message."""
@@ -217,8 +220,8 @@ def _keep_cells(shown: traceback.TracebackException | None) -> None:
 
 def serve(arguments: list[str]) -> None:
     """Handle the host's requests until it closes the channel."""
-    fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
-    channel = Channel(fd)
+    memory_mb, file_mb, seed = (int(argument) for argument in arguments)
+    channel = Channel()
     session = Session(channel)
     # Limits of this process and its children. macOS does not support a limit on address space.
     limits = {resource.RLIMIT_FSIZE: file_mb << 20, resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0}
