@@ -10,6 +10,7 @@ import asyncio
 from functools import cache
 from importlib.metadata import entry_points
 
+from wander.boxes.apptainer import ApptainerBackend
 from wander.boxes.base import Box, BoxBackend, BoxSpec
 from wander.boxes.bubblewrap import BubblewrapBackend
 from wander.boxes.containers import ContainerBackend
@@ -22,8 +23,8 @@ GROUP = "wander.boxes"
 @cache
 def backends() -> dict[str, BoxBackend]:
     """Return the backends by name, in the order in which they are tried."""
-    built_in = (BubblewrapBackend(), ContainerBackend("podman"), ContainerBackend("docker"))
-    found: dict[str, BoxBackend] = {backend.name: backend for backend in built_in}
+    containers = (ContainerBackend("podman"), ContainerBackend("docker"), ApptainerBackend())
+    found: dict[str, BoxBackend] = {backend.name: backend for backend in (BubblewrapBackend(), *containers)}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         found[entry.name] = entry.load()()
     return found
@@ -40,9 +41,9 @@ def choose_backend(spec: BoxSpec, name: str = AUTO) -> BoxBackend:
             f"`{BACKEND}={name}` is not a backend for boxes",
             hint=did_you_mean(name, known) or f"use `{AUTO}` or one of {', '.join(known)}",
         )
-    tried = {name: known[name]} if name != AUTO else known
+    tried = [backend for backend in known.values() if backend.is_automatic] if name == AUTO else [known[name]]
     reasons = {}
-    for backend in tried.values():
+    for backend in tried:
         reason = backend.unavailable_reason(spec)
         if reason is None:
             return backend

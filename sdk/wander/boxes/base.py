@@ -215,6 +215,8 @@ class BoxBackend(ABC):
     """Starts boxes on this machine."""
 
     name: str
+    is_automatic = True
+    """Whether the backend may be chosen without being named."""
 
     @abstractmethod
     def unavailable_reason(self, spec: BoxSpec) -> str | None:

@@ -17,8 +17,9 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from wander.boxes.base import Box, BoxBackend, BoxSpec
@@ -37,12 +38,12 @@ _FIRST = "while :; do sleep 3600 & wait; done"
 """First process of a container: a shell, because `wait` also reaps orphans."""
 _ULIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 """Limits of the first process. Podman's defaults are above what a container of its own may allow."""
-_COMMAND_SECONDS, _BUILD_SECONDS = 60.0, 1800.0
+_COMMAND_SECONDS, BUILD_SECONDS = 60.0, 1800.0
 _DISK_PAUSE = 1.0
 """Seconds between measurements of the files that a container has written."""
 _NEEDS_CHROOT = ("error running container", "cgroup", "namespace", "runc", "crun")
 _MIB = 1 << 20
-_IMAGE = re.compile(
+IMAGE_NAME = re.compile(
     r"(?!(dir|docker|docker-archive|docker-daemon|containers-storage|oci|oci-archive|ostree|sif|tarball):)"
     r"([a-zA-Z0-9][a-zA-Z0-9.-]*(:[0-9]+)?/)?[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*"
     r"(:[a-zA-Z0-9_][a-zA-Z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]+)?"
@@ -62,7 +63,7 @@ class ContainerBackend(BoxBackend):
         """Return why no container can be started from the spec, asking the program the first time."""
         if spec.image is None and spec.dockerfile is None:
             return f"{self.name} needs an `image` or a `dockerfile`"
-        if spec.image is not None and _IMAGE.fullmatch(spec.image) is None:
+        if spec.image is not None and IMAGE_NAME.fullmatch(spec.image) is None:
             return f"`{spec.image}` is not the name of an image"
         if spec.dockerfile is not None and not Path(spec.dockerfile, "Dockerfile").is_file():
             return f"`{spec.dockerfile}` has no `Dockerfile`"
@@ -94,7 +95,21 @@ class ContainerBackend(BoxBackend):
     async def _attach(self, name: str, facts: dict[str, Any], spec: BoxSpec) -> Box:
         """Return the box of a running container."""
         container = json.loads(await self._run("container", "inspect", name))[0]
-        process = int(container["State"]["Pid"])
+        variables = dict(pair.split("=", 1) for pair in facts["Config"].get("Env") or () if "=" in pair)
+        digest = "image:" + str(facts["Id"]).removeprefix("sha256:")
+        changes = (container.get("GraphDriver") or {}).get("Data", {}).get("UpperDir")
+        return await self._enter(name, int(container["State"]["Pid"]), spec, digest, changes, variables)
+
+    async def _enter(
+        self,
+        name: str,
+        process: int,
+        spec: BoxSpec,
+        digest: str,
+        changes: str | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Box:
+        """Return the box of a container, given the id of its first process and the folder of its changes."""
         groups = [path for path in _group_files(process) if os.access(path, os.W_OK)]
         held = await Supervisor.start(
             groups=groups,
@@ -107,10 +122,8 @@ class ContainerBackend(BoxBackend):
             complaint = held.complaint()
             await held.close()
             raise SandboxError(f"cannot enter the container: {complaint}")
-        variables = dict(pair.split("=", 1) for pair in facts["Config"].get("Env") or () if "=" in pair)
-        digest = "image:" + str(facts["Id"]).removeprefix("sha256:")
         box = _ContainerBox(spec, digest, held, process, ControlGroup(), variables)
-        box.attach(self, name, (container.get("GraphDriver") or {}).get("Data", {}).get("UpperDir"))
+        box.attach(self, name, changes)
         try:
             await box.prepare(has_files=True)
         except BaseException:
@@ -126,15 +139,15 @@ class ContainerBackend(BoxBackend):
         async with self._building.setdefault((id(loop), image), asyncio.Lock()):
             if await self._find_image(image) is not None:
                 return image
-            words = ["build", "--tag", image, f"--pull={_pull() == 'missing'}".lower()]
+            words = ["build", "--tag", image, f"--pull={pull_policy() == 'missing'}".lower()]
             if self.name == "podman":
-                words[-1] = f"--pull={_pull()}"
+                words[-1] = f"--pull={pull_policy()}"
             try:
-                await self._run(*words, folder, seconds=_BUILD_SECONDS)
+                await self._run(*words, folder, seconds=BUILD_SECONDS)
             except SandboxError as error:
                 if self.name != "podman" or not any(part in str(error) for part in _NEEDS_CHROOT):
                     raise
-                await self._run(*words, "--isolation=chroot", folder, seconds=_BUILD_SECONDS)
+                await self._run(*words, "--isolation=chroot", folder, seconds=BUILD_SECONDS)
         return image
 
     async def _find_image(self, image: str) -> dict[str, Any] | None:
@@ -144,8 +157,8 @@ class ContainerBackend(BoxBackend):
     async def _inspect_image(self, image: str) -> dict[str, Any]:
         """Return the facts about an image; raises `SandboxError` if it is missing or of another machine."""
         facts = await self._find_image(image)
-        if facts is None and _pull() == "missing":
-            await self._run("pull", image, seconds=_BUILD_SECONDS)
+        if facts is None and pull_policy() == "missing":
+            await self._run("pull", image, seconds=BUILD_SECONDS)
             facts = await self._find_image(image)
         if facts is None:
             raise SandboxError(
@@ -271,7 +284,8 @@ def _disk_use(folder: str) -> int:
     return total
 
 
-def _pull() -> str:
+def pull_policy() -> str:
+    """Return whether missing images may be downloaded: `never` or `missing`."""
     value = os.environ.get(PULL, "").strip() or "never"
     if value not in ("never", "missing"):
         raise SandboxError(f"`{PULL}={value}` is not a policy", hint="use `never` or `missing`")

@@ -46,7 +46,7 @@ def find_orphans(program: str) -> list[str]:
     row = '{{.Name}} {{index .Config.Labels "' + HOST_LABEL + '"}}'
     rows = _run(program, "container", "inspect", "--format", row, *names).splitlines()
     pairs = [line.rpartition(" ") for line in rows]
-    return [name.lstrip("/") for name, _, host in pairs if _is_gone(host)]
+    return [name.lstrip("/") for name, _, host in pairs if is_gone(host)]
 
 
 def remove_orphans(program: str) -> list[str]:
@@ -59,7 +59,8 @@ def remove_orphans(program: str) -> list[str]:
     return found
 
 
-def _is_gone(identity: str) -> bool:
+def is_gone(identity: str) -> bool:
+    """Return whether the host with this identity no longer exists."""
     boot, namespace, process, begun = identity.split("-") if identity.count("-") == 3 else ("", "", "", "")
     own_boot, own_namespace = _machine_identity().split("-")
     if boot != own_boot:

@@ -1,0 +1,64 @@
+"""Boxes by Apptainer: what can be tested without the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wander.boxes import apptainer, backends
+from wander.boxes.base import BoxLimits, BoxSpec
+from wander.boxes.policy import BACKEND
+from wander.boxes.sweep import host_identity
+from wander.errors import SandboxError
+
+
+def test_an_instance_has_no_network_none_of_the_hosts_files_and_every_limit():
+    spec = BoxSpec(root="/srv/root", limits=BoxLimits(memory_mb=512, processes=32))
+    words = apptainer.start_words(
+        "name", Path("/srv/root"), Path("/tmp/name"), spec, {"codex": Path("/cache/codex")}
+    )
+    assert words == [
+        *("instance", "start", "--fakeroot", "--containall", "--no-home", "--no-mount", "hostfs,bind-paths"),
+        *("--net", "--network", "none", "--hostname", "box", "--overlay", "/tmp/name"),
+        *("--memory", "512M", "--memory-swap", "512M", "--pids-limit", "40"),
+        *("--bind=/cache/codex:/opt/codex:ro", "/srv/root", "name"),
+    ]
+
+
+async def test_what_apptainer_cannot_do_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv(BACKEND, "apptainer")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    script = tmp_path / "root/.singularity.d/startscript"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    for spec, said in (
+        (BoxSpec(image="debian"), "not installed"),
+        (BoxSpec(), "needs an `image` or a `root` folder"),
+        (BoxSpec(dockerfile="."), "cannot build a Dockerfile"),
+        (BoxSpec(image="docker-daemon:debian"), "not the name of an image"),
+        (BoxSpec(image="debian", allowed_hosts=["example.org"]), "single hosts"),
+        (BoxSpec(root="/"), "the host's own"),
+        (BoxSpec(root=str(tmp_path / "root")), "before the box is confined"),
+    ):
+        with pytest.raises(SandboxError, match=said):
+            await backends.start_box(spec)
+
+
+def test_apptainer_is_never_chosen_unless_it_is_named(monkeypatch, tmp_path):
+    program = tmp_path / "apptainer"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert backends.choose_backend(BoxSpec(image="debian"), "apptainer").name == "apptainer"
+    with pytest.raises(SandboxError):
+        backends.choose_backend(BoxSpec(image="debian"))
+
+
+def test_only_folders_of_hosts_that_are_gone_are_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(apptainer.tempfile, "tempdir", str(tmp_path))
+    gone = f"{'0' * 32}-1-2-3"
+    for name in (f"wander-box-{host_identity()}-a", "wander-box-of-a-user", f"wander-box-{gone}-a"):
+        (tmp_path / name).mkdir()
+    apptainer._remove_left_folders()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"wander-box-{host_identity()}-a", "wander-box-of-a-user"]
+    )
