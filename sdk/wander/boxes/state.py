@@ -59,25 +59,30 @@ def outermost_paths(paths: Iterable[str]) -> list[str]:
     return kept
 
 
-def read_archive(stream: BinaryIO, start: Snapshot | None = None) -> Archive:
+def read_archive(
+    stream: BinaryIO, start: Snapshot | None = None, most_bytes: int = MOST_READ_BYTES
+) -> Archive:
     """Read a tar archive of the recorded paths, whose names are absolute paths without the first slash.
 
     If `start` is given, the result also has the contents of the files that differ from `start`. Raises
-    `SandboxError` if the archive has more than `MOST_READ_FILES` files or `MOST_READ_BYTES` bytes.
+    `SandboxError` if the archive has more than `MOST_READ_FILES` files or `most_bytes` bytes, or if it is not
+    complete.
     """
     archive = Archive()
     kept = seen = 0
+    is_complete = False
     with tarfile.open(fileobj=stream, mode="r|") as members:
         for member in members:
+            is_complete = member.type == tarfile.FIFOTYPE  # the last member
             kind = _KINDS.get(member.type)
             path = "/" + _as_unicode(member.name.strip("/"))
             if kind is None or len(path) > MOST_PATH:
                 continue  # pipes, sockets and devices hold no data
             seen += member.size
-            if len(archive.files) >= MOST_READ_FILES or seen > MOST_READ_BYTES:
+            if len(archive.files) >= MOST_READ_FILES or seen > most_bytes:
                 raise SandboxError(
                     f"the recorded folders of the box hold more than {MOST_READ_FILES} files or "
-                    f"{MOST_READ_BYTES >> 30} GiB"
+                    f"{most_bytes >> 20} MiB, including holes in files"
                 )
             if kind != "file":
                 target = _as_unicode(member.linkname) if kind == "link" else None
@@ -100,6 +105,8 @@ def read_archive(stream: BinaryIO, start: Snapshot | None = None) -> Archive:
             if is_kept and start is not None and start.get(path) != file:
                 archive.contents[path] = b"".join(parts)
                 kept += member.size
+    if not is_complete:
+        raise SandboxError("the files of the box were not read completely")
     return archive
 
 

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import tarfile
 from abc import abstractmethod
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,16 @@ from typing import Any
 from wander.boxes import supervisor
 from wander.boxes.base import ENVIRONMENT, OUTPUT_BYTES, PORT, Box, BoxSpec, CommandResult, FinalState
 from wander.boxes.proxy import PROXY_PORT, Proxy, proxy_variables
-from wander.boxes.state import Archive, Snapshot, check_state, compare, outermost_paths, read_archive
+from wander.boxes.state import (
+    MOST_READ_BYTES,
+    Archive,
+    Snapshot,
+    check_state,
+    compare,
+    outermost_paths,
+    read_archive,
+)
+from wander.boxes.supervisor_files import FILE_WORK
 from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import SandboxError
@@ -33,16 +43,18 @@ from wander.system.memory_files import make_memory_file
 START_SECONDS = 60.0
 """Time for a box to start."""
 _EXIT_SECONDS = 5.0
+_BUSY_PAUSE = 0.01
 _OPEN_FILES = 4096
 _MIB = 1 << 20
 
 
 class Supervisor:
-    """The host's side of a supervisor: its process and the socket for requests."""
+    """The host's side of a supervisor: its process, and the sockets for commands and for work with files."""
 
-    def __init__(self, process: Process, control: socket.socket, errors: int) -> None:
+    def __init__(self, process: Process, control: socket.socket, files: socket.socket, errors: int) -> None:
         self._process = process
         self._control = control
+        self._files = files
         self._errors = errors
 
     @classmethod
@@ -59,12 +71,12 @@ class Supervisor:
     ) -> Supervisor:
         """Start a supervisor, which enters its box as soon as the box is complete."""
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        files, files_inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = os.memfd_create("errors")
         code = make_memory_file("filter", filter_code)
         try:
-            handed_on = [
-                descriptor for descriptor in (inside.fileno(), code, info, complete) if descriptor >= 0
-            ]
+            given = (inside.fileno(), files_inside.fileno(), code, info, complete)
+            handed_on = [descriptor for descriptor in given if descriptor >= 0]
             plan = {
                 "groups": list(groups),
                 "uid": uid,
@@ -72,6 +84,7 @@ class Supervisor:
                 "info": info,
                 "complete": complete,
                 "control": inside.fileno(),
+                "files": files_inside.fileno(),
                 "filter": code,
                 "limits": limits,
             }
@@ -87,13 +100,16 @@ class Supervisor:
             )
         except BaseException:
             host.close()
+            files.close()
             os.close(errors)
             raise
         finally:
             inside.close()
+            files_inside.close()
             os.close(code)
         host.setblocking(False)
-        return cls(child, host, errors)
+        files.setblocking(False)
+        return cls(child, host, files, errors)
 
     async def wait_until_ready(self) -> int | None:
         """Return the id of the box's first process; None if the supervisor ended instead."""
@@ -106,33 +122,36 @@ class Supervisor:
         """Return what the supervisor wrote to standard error."""
         return os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
 
-    def send(
-        self,
-        request: Mapping[str, Any],
-        content: bytes | socket.socket = b"",
-        output: Sequence[int] = (),
+    async def send(
+        self, request: Mapping[str, Any], content: bytes | socket.socket = b"", output: Sequence[int] = ()
     ) -> socket.socket:
         """Send a request, and return the socket that gets the answer. Raises `OSError`.
 
         A socket as the content is closed here, because the box now has it.
         """
+        control = self._files if request["do"] in FILE_WORK else self._control
         answer, inside = socket.socketpair()
         asked = make_memory_file("request", json.dumps(request).encode())
         given = make_memory_file("content", content) if isinstance(content, bytes) else content.detach()
         try:
-            socket.send_fds(self._control, [b"r"], [asked, inside.fileno(), given, *output])
-        except OSError:
+            while True:
+                try:
+                    socket.send_fds(control, [b"r"], [asked, inside.fileno(), given, *output])
+                    return answer
+                except BlockingIOError:  # hundreds of requests are waiting
+                    await asyncio.sleep(_BUSY_PAUSE)
+        except BaseException:
             answer.close()
             raise
         finally:
             inside.close()
             os.close(asked)
             os.close(given)
-        return answer
 
     async def close(self) -> None:
         """End the supervisor."""
         self._control.close()
+        self._files.close()
         try:
             await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)
         except TimeoutError:
@@ -344,12 +363,12 @@ class SupervisedBox(Box):
                 self._ending = f"it ran out of memory ({self.spec.limits.memory_mb} MiB)"
             raise SandboxError(f"the box has ended: {self._ending}")
 
-    def _send(
+    async def _send(
         self, request: Mapping[str, Any], content: bytes | socket.socket = b"", output: Sequence[int] = ()
     ) -> socket.socket:
         self._require_running()
         try:
-            return self._supervisor.send(request, content, output)
+            return await self._supervisor.send(request, content, output)
         except OSError as error:
             raise SandboxError(
                 f"the supervisor of the box has ended: {self._supervisor.complaint()}"
@@ -359,7 +378,7 @@ class SupervisedBox(Box):
         self, request: Mapping[str, Any], content: bytes | socket.socket = b"", output: Sequence[int] = ()
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request and return the header and the data of its answer."""
-        channel = self._send(request, content, output)
+        channel = await self._send(request, content, output)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         try:
             answer = await reader.read()
@@ -373,19 +392,24 @@ class SupervisedBox(Box):
 
     async def _listen(self, port: int) -> socket.socket:
         """Return a socket that listens on 127.0.0.1 inside the box."""
-        channel = self._send({"do": "listen", "port": port})
+        channel = await self._send({"do": "listen", "port": port})
         with channel:
             channel.settimeout(START_SECONDS)
             data, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, channel, 4096, 1)
         if not descriptors:
-            raise SandboxError(f"the box cannot listen: {json.loads(data)['text'] if data else 'it ended'}")
+            why = json.loads(data)["text"] if data else "it ended"
+            raise SandboxError(f"the box cannot listen on port {port}: {why}")
         os.set_inheritable(descriptors[0], False)
         return socket.socket(fileno=descriptors[0])
 
     async def _read_archive(self, start: Snapshot | None) -> Archive:
-        channel = self._send({"do": "archive", "paths": self._roots})
+        # More can only be holes, or one file under many names. Reading them would take the host's time.
+        most = MOST_READ_BYTES
+        if start is not None:
+            most = min(most, self.spec.limits.disk_mb * _MIB + sum(file.size for file in start.values()))
+        channel = await self._send({"do": "archive", "paths": self._roots})
         try:
-            archive = await asyncio.to_thread(_receive_archive, channel, start)
+            archive = await asyncio.to_thread(_receive_archive, channel, start, most)
         finally:
             channel.close()
         self._require_running()
@@ -437,12 +461,12 @@ async def close_group(group: ControlGroup) -> None:
         await asyncio.sleep(CLOSE_PAUSE)
 
 
-def _receive_archive(channel: socket.socket, start: Snapshot | None) -> Archive:
+def _receive_archive(channel: socket.socket, start: Snapshot | None, most: int) -> Archive:
     channel.settimeout(supervisor.FILE_SECONDS)
     try:
         with channel.makefile("rb") as stream:
-            return read_archive(stream, start)
-    except (OSError, EOFError) as error:
+            return read_archive(stream, start, most)
+    except (OSError, EOFError, tarfile.TarError) as error:
         raise SandboxError(f"the files of the box cannot be read: {error}") from error
 
 

@@ -2,7 +2,8 @@
 
 It enters the namespaces of a box, gives up every right that the box's commands do not have, and then runs
 commands and reads and writes files there for its host. It keeps its own process id outside of the box, so no
-process of the box can see it. It uses only the standard library.
+process of the box can see it. A second process works with files, whose children stay outside, too, so a box
+that kills or stops all its processes cannot hide its files. It uses only the standard library.
 
 After it has entered, the box's files are hostile: nothing is imported any more, no user or host is looked up
 (the C library would load libraries from the box), and files are only touched by children, with the rights of
@@ -20,16 +21,19 @@ import os
 import resource
 import select
 import selectors
-import shutil
 import signal
 import socket
-import stat
 import sys
-import tarfile
 import termios
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if __name__ != "__main__" or TYPE_CHECKING:
+    from wander.boxes.supervisor_files import CHUNK, FILE_WORK, answer
+else:  # started by its path, without the package
+    sys.path.insert(0, os.path.dirname(__file__))
+    from supervisor_files import CHUNK, FILE_WORK, answer
 
 FAILED = 125
 """Exit status if the box is not complete or cannot be entered."""
@@ -39,11 +43,10 @@ FILE_SECONDS = 300.0
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)
 """Capabilities of commands over their own files, processes and ports: CHOWN, DAC_OVERRIDE, FOWNER, FSETID,
 KILL, SETGID, SETUID, NET_BIND_SERVICE."""
-_NAMESPACES = ("cgroup", "ipc", "net", "pid", "uts", "mnt")
+_NAMESPACES = ("cgroup", "ipc", "net", "uts", "mnt", "pid")
 _NS_GET_USERNS = 0xB701
 _CLONE_NEWUSER = 0x10000000
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
-_CHUNK = 1 << 16
 _LONGEST_WAIT = 3600.0  # `poll` refuses more than 24 days
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +60,8 @@ def main(plan: dict[str, Any]) -> None:
     - `process`: id of the box's first process, or null to read it from the descriptor `info` (bubblewrap's
       JSON).
     - `complete`: null, or a descriptor that delivers a byte when the box is complete.
-    - `control`: descriptor of a socket to the host.
+    - `control`: descriptor of a socket to the host, for commands.
+    - `files`: descriptor of a socket to the host, for work with files.
     - `filter`: descriptor of the system call filter.
     - `limits`: limits of every command, by their names in `resource`.
     """
@@ -76,30 +80,39 @@ def main(plan: dict[str, Any]) -> None:
         ready = select.select([plan["complete"], first], [], [])[0]
         if plan["complete"] not in ready or not os.read(plan["complete"], 1):
             sys.exit(FAILED)  # the launcher or bubblewrap has said why
-    _enter(process)
+    helper = _enter(process)
     sys.path.clear()
     sys.meta_path.clear()
     _give_up_rights(code)
-    control = socket.socket(fileno=plan["control"])
-    control.send(json.dumps({"process": process}).encode())
+    os.close(plan["files" if helper else "control"])
+    control = socket.socket(fileno=plan["control" if helper else "files"])
+    if helper:
+        control.send(json.dumps({"process": process}).encode())
     Supervisor(control, plan["limits"], groups).serve()
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(first, signal.SIGKILL)
+    if helper:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(first, signal.SIGKILL)
+        os.waitpid(helper, 0)
 
 
 def _read_process(info: int) -> int:
     """Return the id of the first process, which bubblewrap reports."""
     said = b""
     while not said.rstrip().endswith(b"}"):
-        part = os.read(info, _CHUNK)
+        part = os.read(info, CHUNK)
         if not part:
             sys.exit(FAILED)
         said += part
     return int(json.loads(said)["child-pid"])
 
 
-def _enter(process: int) -> None:
-    """Enter all namespaces of a process; the next child is also in its process namespace."""
+def _enter(process: int) -> int:
+    """Enter all namespaces of a process, and return the id of the child that works with files.
+
+    The children of this process will be in the process namespace, too. In the child itself, the function
+    returns 0, and its children stay outside.
+    """
+    helper = 0
     opened = {
         name: os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         for name in ("user", *_NAMESPACES)
@@ -111,12 +124,15 @@ def _enter(process: int) -> None:
     for descriptor, kind in ((owner, _CLONE_NEWUSER), *((opened[name], 0) for name in _NAMESPACES)):
         if kind == _CLONE_NEWUSER and os.fstat(descriptor).st_ino == entered:
             continue  # a container of root without a user namespace
+        if descriptor == opened["pid"] and (helper := os.fork()) == 0:
+            continue
         _check(_libc.setns(descriptor, kind), "enter the box")
     if user not in (os.fstat(owner).st_ino, entered):
         _check(_libc.setns(opened["user"], _CLONE_NEWUSER), "enter the box's user namespace")
     for descriptor in (owner, *opened.values()):
         os.close(descriptor)
     os.chdir("/")
+    return helper
 
 
 def _give_up_rights(code: bytes) -> None:
@@ -159,7 +175,7 @@ class Output:
         missing = self._half - len(self._head)
         self._head += data[:missing]
         self._tail += data[max(0, missing) :]
-        if len(self._tail) > 2 * self._half + _CHUNK:
+        if len(self._tail) > 2 * self._half + CHUNK:
             del self._tail[: -self._half]
 
     def parts(self) -> tuple[bytes, bytes]:
@@ -182,14 +198,13 @@ class Command:
 
     def kill(self) -> None:
         """Kill the process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it has not called `setsid` yet
-            os.kill(self.process, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # before it has called `setsid`, it has no group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.process, signal.SIGKILL)
 
     def read(self) -> bool:
         """Read some output; returns False at its end. Output of processes in the background is dropped."""
-        data = _read_some(self.pipe, _CHUNK) if self.pipe is not None else b""
+        data = _read_some(self.pipe, CHUNK) if self.pipe is not None else b""
         if data == b"":
             self.pipe = None
         elif data and not self.ended:
@@ -208,7 +223,7 @@ class Command:
         self.ended = True
         code = os.waitstatus_to_exitcode(wait_status)
         first, last = self.output.parts()
-        _answer(
+        answer(
             self.channel,
             {
                 "exit_status": OUT_OF_TIME if self.timed_out else 128 - code if code < 0 else code,
@@ -232,11 +247,10 @@ class Supervisor:
         self._selector = selectors.PollSelector()
         self._deadlines: dict[int, tuple[float, Callable[[], None]]] = {}
         self._selector.register(control, selectors.EVENT_READ, self._receive)
-        self._closed = False
 
     def serve(self) -> None:
         """Serve until the host closes its socket."""
-        while not self._closed:
+        while self._control.fileno() >= 0:
             for when, act in list(self._deadlines.values()):
                 if when <= time.monotonic():
                     act()
@@ -244,11 +258,13 @@ class Supervisor:
             for key, _ in self._selector.select(max(0.0, min([*waits, _LONGEST_WAIT]))):
                 if key.fd in self._selector.get_map():  # another event of this round may have ended it
                     key.data()
+        for ended in self._deadlines:
+            signal.pidfd_send_signal(ended, signal.SIGKILL)
 
     def _receive(self) -> None:
         data, received, _, _ = socket.recv_fds(self._control, 1, 4)
         if not data:
-            self._closed = True
+            self._control.close()
             return
         if len(received) < 3:
             raise OSError("no descriptor is left")
@@ -262,8 +278,8 @@ class Supervisor:
                     _listen(channel, request["port"])
                 case _:
                     self._touch_files(request, channel, received[2])
-        except OSError as error:  # no process or descriptor is left
-            _answer(channel, {"error": "OSError", "text": f"cannot start a process: {error}"})
+        except OSError as error:  # no process, descriptor or port is left
+            answer(channel, {"error": "OSError", "text": str(error)})
         finally:
             for descriptor in (received[0], *received[2:]):
                 os.close(descriptor)
@@ -307,7 +323,7 @@ class Supervisor:
         self._selector.register(ended, selectors.EVENT_READ, finish)
 
     def _touch_files(self, request: dict[str, Any], channel: socket.socket, content: int) -> None:
-        process, ended = _fork(lambda: _FILE_WORK[request["do"]](request, channel, content), channel)
+        process, ended = _fork(lambda: FILE_WORK[request["do"]](request, channel, content), channel)
         channel.close()
 
         def finish() -> None:
@@ -359,7 +375,7 @@ def _fork(work: Callable[[], None], channel: socket.socket) -> tuple[int, int]:
         try:
             work()
         except (OSError, ValueError) as error:
-            _answer(channel, {"error": type(error).__name__, "text": str(error)})
+            answer(channel, {"error": type(error).__name__, "text": str(error)})
         except Exception as error:  # noqa: BLE001 - the host quotes it
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         finally:
@@ -374,213 +390,18 @@ def _fork(work: Callable[[], None], channel: socket.socket) -> tuple[int, int]:
 
 def _listen(channel: socket.socket, port: int) -> None:
     """Send the host a socket that listens inside the box."""
-    try:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen(128)
-            socket.send_fds(channel, [b"l"], [listener.fileno()])
-        channel.close()
-    except OSError as error:
-        _answer(channel, {"error": "OSError", "text": f"port {port}: {error.strerror}"})
-
-
-def _make_folders(request: dict[str, Any], channel: socket.socket, content: int) -> None:
-    for path, mode in request["folders"]:
-        if not os.path.isdir(path):
-            os.makedirs(path)
-            os.chmod(path, mode)
-    _answer(channel, {})
-
-
-def _write_files(request: dict[str, Any], channel: socket.socket, content: int) -> None:
-    """Write files under another name first, so that neither a link nor a running program is in the way."""
-    for path, size, mode in request["files"]:
-        folder, name = os.path.split(path)
-        os.makedirs(folder, exist_ok=True)
-        parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _write_file(parent, f".{name[:200]}.wander", content, size, mode)
-            os.rename(f".{name[:200]}.wander", name, src_dir_fd=parent, dst_dir_fd=parent)
-        finally:
-            os.close(parent)
-    _answer(channel, {})
-
-
-def _write_file(parent: int, name: str, content: int, size: int, mode: int) -> None:
-    """Create a file in a folder from the next bytes of the content."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=parent)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    file = os.open(name, flags, mode, dir_fd=parent)
-    try:
-        while size > 0:
-            data = os.read(content, min(size, _CHUNK))
-            if not data:
-                raise ValueError("the content is too short")
-            size -= len(data)
-            while data:
-                data = data[os.write(file, data) :]
-    finally:
-        os.close(file)
-
-
-def _read_file(request: dict[str, Any], channel: socket.socket, content: int) -> None:
-    most = request["most_bytes"]
-    file = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        raise ValueError(f"`{request['path']}` is not a file")
-    data = b""
-    while len(data) <= most and (part := os.read(file, min(1 << 20, most + 1 - len(data)))):
-        data += part
-    if len(data) > most:
-        raise ValueError(f"`{request['path']}` is larger than {most} bytes")
-    _answer(channel, {}, data)
-
-
-def _archive(request: dict[str, Any], channel: socket.socket, content: int) -> None:
-    """Send a tar archive of folders without times and owners."""
-    with (
-        channel.makefile("wb", 1 << 20) as stream,
-        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for folder in request["paths"]:
-            if not os.path.islink(folder):
-                for path in _below(folder):
-                    _add(archive, path)
-
-
-def _below(folder: str) -> Iterator[str]:
-    """Yield the paths below a folder without following links; recursion could run out of stack."""
-    waiting = [folder]
-    while waiting:
-        current = waiting.pop()
-        with contextlib.suppress(OSError):  # it is gone, or its path is longer than the kernel accepts
-            for name in sorted(os.listdir(current)):
-                path = f"{current.rstrip('/')}/{name}"
-                yield path
-                if stat.S_ISDIR(os.lstat(path).st_mode):
-                    waiting.append(path)
-
-
-def _add(archive: tarfile.TarFile, path: str) -> None:
-    """Add a file, folder or link. `TarFile.gettarinfo` would look up the owner, with the box's libraries."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return
-    entry = tarfile.TarInfo(path.lstrip("/"))
-    entry.mode = stat.S_IMODE(status.st_mode) & 0o777
-    if stat.S_ISDIR(status.st_mode):
-        entry.type = tarfile.DIRTYPE
-        archive.addfile(entry)
-    elif stat.S_ISLNK(status.st_mode):
-        entry.type = tarfile.SYMTYPE
-        entry.linkname = os.readlink(path)
-        archive.addfile(entry)
-    elif stat.S_ISREG(status.st_mode):
-        entry.size = status.st_size
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            archive.addfile(entry, _Padded(file, status.st_size))
-
-
-class _Padded:
-    """A file that has exactly the announced size, even if a process of the box cuts it meanwhile."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, size: int = _CHUNK, /) -> bytes:
-        """Return the next bytes."""
-        size = min(size, self._left)
-        self._left -= size
-        return self._file.read(size).ljust(size, b"\0")
-
-
-def _apply(request: dict[str, Any], channel: socket.socket, content: int) -> None:
-    """Apply changes without following a link below the roots, then remove links that lead elsewhere."""
-    links = []
-    for path, kind, executable, target, size in request["changes"]:
-        root = next(root for root in request["roots"] if path.startswith(f"{root.rstrip('/')}/"))
-        parent = _open_parent(root, path)
-        name = os.path.basename(path)
-        try:
-            if kind != "folder" or not _is_folder(parent, name):
-                _remove(parent, name)
-            if kind == "folder":
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, 0o755, dir_fd=parent)
-            elif kind == "file":
-                _write_file(parent, name, content, size, 0o755 if executable else 0o644)
-            elif kind == "link":
-                os.symlink(target, name, dir_fd=parent)
-                links.append(path)
-        finally:
-            os.close(parent)
-    removed = [path for path in links if not _is_harmless(path, request["roots"])]
-    for path in removed:
-        os.unlink(path)
-    _answer(channel, {"removed": removed})
-
-
-def _is_harmless(link: str, roots: list[str]) -> bool:
-    """Return whether a link leads to something below the folders, or to a file of the system that exists.
-
-    Any other link could lead to files that a verifier adds later, such as its expected answers.
-    """
-    real = os.path.realpath(link)
-    if not os.path.exists(real):
-        return False
-    if any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in roots):
-        return True
-    return os.path.isfile(real) and not real.startswith(("/proc/", "/dev/", "/sys/"))
-
-
-def _open_parent(root: str, path: str) -> int:
-    """Open the folder of a path; raises `OSError` if a part below the root is a link."""
-    os.makedirs(root, exist_ok=True)
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    for part in os.path.relpath(path, root).split("/")[:-1]:
-        inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        os.close(folder)
-        folder = inner
-    return folder
-
-
-def _is_folder(parent: int, name: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _remove(parent: int, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if _is_folder(parent, name):
-            shutil.rmtree(name, dir_fd=parent)
-        else:
-            os.unlink(name, dir_fd=parent)
-
-
-_FILE_WORK: dict[str, Callable[[dict[str, Any], socket.socket, int], None]] = {
-    "make folders": _make_folders,
-    "write": _write_files,
-    "read": _read_file,
-    "archive": _archive,
-    "apply": _apply,
-}
-
-
-def _answer(channel: socket.socket, header: dict[str, Any], data: bytes = b"") -> None:
-    with channel, contextlib.suppress(OSError):  # the host no longer waits for it
-        channel.sendall(json.dumps(header).encode() + b"\n" + data)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        socket.send_fds(channel, [b"l"], [listener.fileno()])
+    channel.close()
 
 
 def _read_some(descriptor: int, size: int) -> bytes | None:
     """Return bytes, b"" at the end, and None if the pipe is empty."""
     try:
-        return os.read(descriptor, min(size, _CHUNK))
+        return os.read(descriptor, min(size, CHUNK))
     except BlockingIOError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from wander.boxes import apptainer, backends
+from wander.boxes import apptainer, backends, containers
 from wander.boxes.base import BoxLimits, BoxSpec
 from wander.boxes.policy import BACKEND
 from wander.boxes.sweep import host_identity
@@ -48,6 +48,7 @@ def test_apptainer_is_never_chosen_unless_it_is_named(monkeypatch, tmp_path):
     program = tmp_path / "apptainer"
     program.touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(containers, "_find_fault", lambda name: f"`{name}` is not installed")
     assert backends.choose_backend(BoxSpec(image="debian"), "apptainer").name == "apptainer"
     with pytest.raises(SandboxError):
         backends.choose_backend(BoxSpec(image="debian"))
