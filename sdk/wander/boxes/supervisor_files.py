@@ -175,9 +175,10 @@ def _is_harmless(link: str, roots: list[str]) -> bool:
 
     Any other link could lead to files that a verifier adds later, such as its expected answers.
     """
-    real = os.path.realpath(link)
-    if not os.path.exists(real):
-        return False
+    try:
+        real = os.path.realpath(link, strict=True)
+    except OSError:
+        return False  # it leads nowhere, or to a process
     if any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in roots):
         return True
     return os.path.isfile(real) and not real.startswith(("/proc/", "/dev/", "/sys/"))
