@@ -1,4 +1,4 @@
-"""What the supervisor of a box does with files there for its host (`wander.boxes.supervisor`).
+"""Functions of a box's supervisor that work with the box's files for its host (`wander.boxes.supervisor`).
 
 Each function runs in a process of its own, which has the rights of the box's commands and is outside of their
 process namespace. The files are hostile: they may change or disappear at any time, and lead anywhere.
