@@ -43,8 +43,6 @@ class ApptainerBackend(ContainerBackend):
         """Return why no instance can be started from the spec."""
         if spec.dockerfile is not None:
             return "apptainer cannot build a Dockerfile: push the image to a registry and name it as `image`"
-        if spec.allowed_hosts:
-            return "apptainer cannot allow single hosts: leave `allowed_hosts` empty"
         if spec.image is not None and IMAGE_NAME.fullmatch(spec.image) is None:
             return f"`{spec.image}` is not the name of an image"
         if spec.image is None:

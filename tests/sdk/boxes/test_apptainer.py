@@ -36,7 +36,6 @@ async def test_what_apptainer_cannot_do_is_an_error(monkeypatch, tmp_path):
         (BoxSpec(), "needs an `image` or a `root` folder"),
         (BoxSpec(dockerfile="."), "cannot build a Dockerfile"),
         (BoxSpec(image="docker-daemon:debian"), "not the name of an image"),
-        (BoxSpec(image="debian", allowed_hosts=["example.org"]), "single hosts"),
         (BoxSpec(root="/"), "the host's own"),
         (BoxSpec(root=str(tmp_path / "root")), "before the box is confined"),
     ):
