@@ -79,6 +79,7 @@ def check_rollout(rollout: Rollout) -> None:
     """Check that the program asked until it was refused, and that the loss counted exactly its tokens.
 
     The program leaves out an answer that calls no tool, so each of its questions begins another conversation.
+    A row of the loss contains all of them.
     """
     assert (rollout.failure, rollout.stop_reason) == (None, "max_turns_reached")
     assert rollout.info["agent"]["program"]["name"] == "mini-swe-agent"
@@ -87,8 +88,10 @@ def check_rollout(rollout: Rollout) -> None:
     sampled = [token for turn in turns for token in turn.tokens.completion_ids]
     assert len(turns) == 3
     learned = [
-        tuple(token for token, own in zip(sequence.completion_ids, sequence.mask, strict=True) if own)
+        token
         for sequence in trajectories_of(rollout)
+        for token, own in zip(sequence.completion_ids, sequence.mask, strict=True)
+        if own
     ]
-    assert [token for tokens in learned for token in tokens] == sampled
-    assert set(learned) <= Trained.tokens
+    assert learned == sampled
+    assert tuple(sampled) in Trained.tokens
