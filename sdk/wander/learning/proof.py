@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -86,12 +87,21 @@ def prove_learning(
             recipe=recipe or Recipe(),
             folder=folder,
         )
-        with _run(request) as (process, log):
-            return _follow(process, log, request, progress or (lambda stage, done, total: None))
+        with _run(request) as running:
+            return _follow(running, request, progress or (lambda stage, done, total: None))
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The recipe's process, its lines, and its log."""
+
+    process: subprocess.Popen[bytes]
+    lines: queue.Queue[bytes]
+    log: IO[bytes]
 
 
 @contextlib.contextmanager
-def _run(request: LearningRequest) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+def _run(request: LearningRequest) -> Iterator[_Running]:
     """Start the recipe's process. When the block ends, kill it and its session."""
     fixed = {**ONE_THREAD, **(AVX2 if platform.machine() in ("x86_64", "AMD64") else {})}
     with tempfile.TemporaryFile() as log:
@@ -104,28 +114,29 @@ def _run(request: LearningRequest) -> Iterator[tuple[subprocess.Popen[bytes], IO
             cwd=request.folder,
             start_new_session=True,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines: queue.Queue[bytes] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True)
+        reader.start()
         try:
-            assert process.stdin is not None
             process.stdin.write(request.model_dump_json().encode() + b"\n")
             process.stdin.flush()  # it stays open: the process ends with it
-            yield process, log
+            yield _Running(process, lines, log)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            reader.join()
+            process.stdin.close()
 
 
-def _follow(
-    process: subprocess.Popen[bytes], log: IO[bytes], request: LearningRequest, progress: Progress
-) -> LearningReport:
+def _follow(running: _Running, request: LearningRequest, progress: Progress) -> LearningReport:
     """Read the process's lines until the report."""
-    assert process.stdout is not None
-    lines: queue.Queue[bytes] = queue.Queue()
-    reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True)
-    reader.start()
+    process, log = running.process, running.log
     until = time.monotonic() + LONGEST
     stage = "starting"
-    while line := _next_line(lines, until):
+    while line := _next_line(running.lines, until):
         answer = json.loads(line)
         if "report" in answer:
             return LearningReport.model_validate(answer["report"])
@@ -150,8 +161,9 @@ def _minutes(seconds: int) -> str:
 
 
 def _read_lines(stdout: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    for line in stdout:
-        lines.put(line)
+    with stdout:
+        for line in stdout:
+            lines.put(line)
     lines.put(b"")
 
 
