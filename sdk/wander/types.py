@@ -349,6 +349,33 @@ def seen_by(player: str, messages: Messages) -> Messages:
     ]
 
 
+AGENT = "agent"
+"""Key of a rollout's `info` with the record of an agent program."""
+
+
+class SubCall(Record):
+    """A model call that code inside a rollout made, or a further conversation of an agent program.
+
+    They are stored in the rollout's `info["rlm"]["sub_calls"]` or `info["agent"]["sub_calls"]`.
+    """
+
+    path: str
+    """Position of the call: `3` is the rollout's third call, `3.1` the first call that the third call
+    made."""
+    depth: int
+    """Depth of the call: 1 for calls by the rollout's own code, 2 for calls that those calls make."""
+    turn: int
+    """Turn of the rollout whose code made the call."""
+    prompt: list[Message]
+    completion: list[Message] = Field(default_factory=list)
+    turns: list[Turn] = Field(default_factory=list)
+    answer: str | None = None
+    """Text that the code received; None if the call failed."""
+    failure: Failure | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
+    """Function schemas that an agent program offered in the last call of the conversation."""
+
+
 class RewardFunctionInfo(Record):
     """The public description of a reward function; with weight 0 it is a metric."""
 

@@ -18,8 +18,7 @@ from wander.errors import ConfigError, EnvironmentFault
 from wander.handle import RolloutRequest
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import stop
-from wander.types import EnvironmentInfo, Rollout, State, Turn
-from wander.wire.run_record import AGENT
+from wander.types import AGENT, EnvironmentInfo, Rollout, State, Turn
 
 EXITED, PROGRAM_TIMEOUT, OVERFLOW = "program_exited", "program_timeout", "context_overflow"
 _OUTPUT_CHARS = 4000

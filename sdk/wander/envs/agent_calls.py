@@ -12,8 +12,7 @@ from wander.clients.sub_calls import sub_call_id
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import ContextOverflow, ModelError, UnsupportedParameter
 from wander.rollout.calls import ModelCalls
-from wander.types import Message, SamplingArgs, State, Turn, canonical_json
-from wander.wire.run_record import SubCall
+from wander.types import Message, SamplingArgs, State, SubCall, Turn, canonical_json
 
 _PASSED_ON = ("response_format", "parallel_tool_calls")
 """Sampling arguments that the program decides, if the model supports them. The rollout decides all others."""

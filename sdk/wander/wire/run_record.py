@@ -13,13 +13,12 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationEr
 
 from wander.errors import RunError
 from wander.types import (
+    AGENT,
     EnvironmentInfo,
-    Failure,
-    Message,
     Record,
     Rollout,
     SamplingArgs,
-    Turn,
+    SubCall,
     Usage,
     canonical_json,
     first_fault,
@@ -472,33 +471,6 @@ class RunSummary(Record):
         """Return the number of rollouts by stop reason, without the usual reasons of a single turn."""
         usual = ("answered", "max_turns_reached") if info.max_turns == 1 else ()
         return {reason: number for reason, number in self.stop_reasons.items() if reason not in usual}
-
-
-AGENT = "agent"
-"""Key of a rollout's `info` with the record of an agent program."""
-
-
-class SubCall(Record):
-    """A model call that code inside a rollout made, or a further conversation of an agent program.
-
-    They are stored in the rollout's `info["rlm"]["sub_calls"]` or `info["agent"]["sub_calls"]`.
-    """
-
-    path: str
-    """Position of the call: `3` is the rollout's third call, `3.1` the first call that the third call
-    made."""
-    depth: int
-    """Depth of the call: 1 for calls by the rollout's own code, 2 for calls that those calls make."""
-    turn: int
-    """Turn of the rollout whose code made the call."""
-    prompt: list[Message]
-    completion: list[Message] = Field(default_factory=list)
-    turns: list[Turn] = Field(default_factory=list)
-    answer: str | None = None
-    """Text that the code received; None if the call failed."""
-    failure: Failure | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
-    """Function schemas that an agent program offered in the last call of the conversation."""
 
 
 _SUB_CALLS = TypeAdapter(list[SubCall], config=ConfigDict(defer_build=True))

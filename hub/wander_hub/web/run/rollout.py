@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.boxes.base import RECORD, ChangedFile, FinalState
 from wander.errors import RunError
-from wander.types import Rollout, Turn
+from wander.types import AGENT, Rollout, SubCall, Turn
 from wander.wire import RolloutRow, RunDetail
-from wander.wire.run_record import AGENT, SubCall, read_sub_calls
+from wander.wire.run_record import read_sub_calls
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer

@@ -25,8 +25,7 @@ from wander.errors import ContextOverflow, ModelError
 from wander.reasoning import answer_text, message_text, without_reasoning
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import wait_for_every
-from wander.types import Message, Messages, SamplingArgs, State
-from wander.wire.run_record import SubCall
+from wander.types import Message, Messages, SamplingArgs, State, SubCall
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from itertools import groupby
 from typing import Any
 
 from wander.seeding import derived_rng
-from wander.types import Rollout, TurnTokens
-from wander.wire.run_record import AGENT, read_sub_calls
+from wander.types import AGENT, Rollout, TurnTokens
+from wander.wire.run_record import read_sub_calls
 
 
 @dataclass(frozen=True)
