@@ -42,7 +42,7 @@ def test_the_first_word_is_a_command_or_a_group() -> None:
 
 
 def test_a_group_and_a_command_of_several_offer_their_commands() -> None:
-    assert words("wander runs re") == ["report", "replay", "rerun", "rename"]
+    assert words("wander runs re") == ["report", "replay", "rerun", "regrade", "rename"]
     assert words("wander env board h") == ["hide"]
     assert words("wander --json auth token ") == ["new", "list", "revoke"]
 

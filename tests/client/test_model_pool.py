@@ -24,7 +24,8 @@ async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
     began.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["1", "3", "2", "4"]
-    await asyncio.wait_for(play("c", "6"), 60)
+    async with asyncio.timeout(60):
+        await play("c", "6")
     assert order[-1] == "6", "the machine is free again"
 
 
@@ -39,5 +40,6 @@ async def test_one_that_is_canceled_as_its_turn_comes_passes_it_on() -> None:
         waiting = [asyncio.create_task(play(name)) for name in "12"]
         await asyncio.sleep(0)
     waiting[0].cancel()  # its turn has come, and it has not run since
-    await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*waiting, return_exceptions=True)
     assert order == ["2"]

@@ -79,7 +79,8 @@ async def test_no_secret_of_this_process_reaches_the_function(
 
 async def test_a_process_that_dies_fails_the_waiting_requests(location: Location) -> None:
     with pytest.raises(ModelError, match="exited"):
-        await asyncio.wait_for(ask(location, "dies", request()), timeout=60)
+        async with asyncio.timeout(60):
+            await ask(location, "dies", request())
 
 
 async def test_an_answer_that_is_none_is_a_model_error(location: Location) -> None:

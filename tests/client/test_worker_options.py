@@ -58,8 +58,8 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--workers", "0"), "a number from 1 to 256"),
-        (("--workers", "many"), "a number from 1 to 256"),
+        (("--workers", "0"), "`auto` or a whole number (1 to 256)"),
+        (("--workers", "many"), "`auto` or a whole number (1 to 256)"),
         (("--worker", "far:7100"), "not a worker's address"),
         (("--worker", "ray://far:1/many"), "`ray://far:1/many` does not end with a number"),
         (("--worker-token-file", "token"), "cannot read the token file"),

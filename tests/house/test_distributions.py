@@ -39,6 +39,9 @@ NAMED_FOR_TYPE_CHECKERS = ("sdk", "wander_client")
 USED_WHEN_THERE = {"uv", "bitsandbytes"}
 """Imported only if it is installed; otherwise another way works, or an error says what to install."""
 
+BESIDE_PROGRAM = {"supervisor_files"}
+"""Module next to a program that is started by its path, without its package."""
+
 PROBED = {"harbor"}
 """Imported only by a program that runs in a virtual environment made for this package."""
 
@@ -71,7 +74,7 @@ def test_every_third_party_import_is_declared(sources, members, root):
         for source in sources:
             if not source.path.startswith(f"{folder}/") or source.is_test:
                 continue
-            for name in third_party(source) - own - USED_WHEN_THERE:
+            for name in third_party(source) - own - USED_WHEN_THERE - BESIDE_PROGRAM:
                 if (folder, name) == NAMED_FOR_TYPE_CHECKERS:
                     continue
                 dists = {

@@ -193,4 +193,5 @@ async def test_uploads_are_swept_also_while_the_search_cannot_be_filled(hub, mon
     monkeypatch.setattr(hub_app.environment_listing, "fill_search", fail)
     monkeypatch.setattr(hub_app, "sweep", lambda *given: loop.call_soon_threadsafe(swept.set))
     async with hub_app.keep_sweeping(hub.database, None):
-        await asyncio.wait_for(swept.wait(), 60)
+        async with asyncio.timeout(60):
+            await swept.wait()

@@ -63,7 +63,8 @@ async def test_a_canceled_call_gives_its_place_back() -> None:
     await asyncio.sleep(0)
     limiter.release(pace)  # the place is now that of `given`, which has not run yet
     given.cancel()
-    await asyncio.wait_for(waits, 60)
+    async with asyncio.timeout(60):
+        await waits
     assert limiter.status().in_flight == 1
     late = asyncio.create_task(limiter.acquire(pace))
     await asyncio.sleep(0)
@@ -197,9 +198,8 @@ async def test_calls_that_wait_out_a_refusal_leave_their_slots_to_other_rollouts
     environment = single_turn(8)
     plan = EvaluationPlan(concurrency=1, max_rollouts=max_rollouts)
     pin = EnvironmentPin(name="echo", info=environment.info)
-    result = await asyncio.wait_for(
-        evaluate(environment, client, plan, None, pin, on_progress=on_progress, stop=stop), 60
-    )
+    async with asyncio.timeout(60):
+        result = await evaluate(environment, client, plan, None, pin, on_progress=on_progress, stop=stop)
     await client.close()
     assert (result.summary.rollouts, result.summary.failed) == (expected, 0)
     assert client.limiter.status().rate is None
@@ -310,9 +310,8 @@ class ToolUse(MultiTurnEnv):
 async def test_rollouts_whose_tools_are_at_work_hold_no_call(chat_server: Any) -> None:
     environment = ToolUse(asyncio.Event(), eval_dataset=rows(30), rubric=Rubric([right]), name="echo")
     client = OpenAIClient("m", chat_server.url)
-    result = await asyncio.wait_for(
-        evaluated(client, LocalEnvironment(environment), concurrency=3, max_rollouts=12), 60
-    )
+    async with asyncio.timeout(60):
+        result = await evaluated(client, LocalEnvironment(environment), concurrency=3, max_rollouts=12)
     await client.close()
     assert result.summary.rollouts == 30
     assert chat_server.most_in_flight <= 3
@@ -337,7 +336,8 @@ async def test_a_group_larger_than_the_bound_is_played(chat_server: Any) -> None
     rubric = Rubric([first])
     environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows(4), rubric=rubric, name="echo"))
     client = OpenAIClient("m", chat_server.url)
-    result = await asyncio.wait_for(evaluated(client, environment, concurrency=3, rollouts_per_example=8), 60)
+    async with asyncio.timeout(60):
+        result = await evaluated(client, environment, concurrency=3, rollouts_per_example=8)
     await client.close()
     assert (result.summary.rollouts, result.summary.reward_mean) == (32, 0.125)
     assert chat_server.most_in_flight == 3
@@ -358,9 +358,8 @@ async def test_an_evaluation_that_waits_for_its_endpoint_stops_when_asked(
     environment = single_turn(40)
     pin = EnvironmentPin(name="echo", info=environment.info)
     plan = EvaluationPlan(concurrency=4)
-    result = await asyncio.wait_for(
-        evaluate(environment, client, plan, tmp_path, pin, on_progress=told, stop=stop), 60
-    )
+    async with asyncio.timeout(60):
+        result = await evaluate(environment, client, plan, tmp_path, pin, on_progress=told, stop=stop)
     assert result.interrupted
     assert (result.summary.rollouts, result.summary.failed) == (5, 0)
     assert client.limiter.status().in_flight == 0

@@ -442,9 +442,10 @@ async def test_batches_that_wait_for_everyone_do_not_wait_for_who_asks_through_c
 
     environment, client = env(), Batched()
     example = environment.dataset()[0]
-    rollouts = await asyncio.wait_for(
-        asyncio.gather(*(environment.rollout(client, example, index=index) for index in range(3))), 60
-    )
+    async with asyncio.timeout(60):
+        rollouts = await asyncio.gather(
+            *(environment.rollout(client, example, index=index) for index in range(3))
+        )
     client.batcher.close()
     assert [rollout.reward for rollout in rollouts] == [1.0, 1.0, 1.0]
     assert sum(sizes) == 3 * 4

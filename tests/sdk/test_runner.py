@@ -405,7 +405,8 @@ async def test_a_second_request_does_not_wait_for_stubborn_rollouts(tmp_path: Pa
     await asyncio.sleep(0.05)
     assert not running.done()
     stop.request()
-    result = await asyncio.wait_for(running, 60)
+    async with asyncio.timeout(60):
+        result = await running
     assert result.interrupted
     assert len(RunFolder.open(tmp_path).keys_done()) == 5
 
@@ -437,7 +438,8 @@ async def test_stubborn_rollouts_are_waited_for_a_bounded_time(monkeypatch: pyte
     running = asyncio.create_task(run(None, client, stop=stop, concurrency=4))
     await client.stuck.wait()
     stop.request()
-    assert (await asyncio.wait_for(running, 60)).interrupted
+    async with asyncio.timeout(60):
+        assert (await running).interrupted
 
 
 async def test_canceling_the_caller_keeps_what_finished(tmp_path: Path) -> None:
@@ -594,14 +596,16 @@ async def test_a_killed_evaluation_resumes_where_it_was(tmp_path: Path, chat_ser
     chat_server.script = script
     command = [sys.executable, "-c", EVALUATION, str(tmp_path / "run"), chat_server.url]
     victim = await asyncio.create_subprocess_exec(*command)
-    await asyncio.wait_for(halfway.wait(), 60)
+    async with asyncio.timeout(60):
+        await halfway.wait()
     victim.send_signal(signal.SIGKILL)
     await victim.wait()
     kept = RunFolder.open(tmp_path / "run").keys_done()
     assert len(kept) >= 130
     before = len(chat_server.requests)
     again = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    output, _ = await asyncio.wait_for(again.communicate(), 60)
+    async with asyncio.timeout(60):
+        output, _ = await again.communicate()
     assert output.decode().split() == [str(len(kept)), "300", "1.0"]
     assert len(chat_server.requests) - before == 300 - len(kept)
 

@@ -356,7 +356,8 @@ async def test_a_canceled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await asyncio.wait_for(client.canceled.wait(), 60)
+        async with asyncio.timeout(60):
+            await client.canceled.wait()
         assert (await play(environment, saying("fine"))).failure is None
         assert "tidied" in log_of(environment)
 
@@ -609,7 +610,8 @@ async def test_a_blocked_worker_is_ended_all_the_same(
         blocked = asyncio.create_task(play(environment, saying("block")))
         await asyncio.sleep(0.2)
         await environment.close()
-        rollout = await asyncio.wait_for(blocked, 60)
+        async with asyncio.timeout(60):
+            rollout = await blocked
     assert rollout.failure is not None
     assert not alive(pid)
 
@@ -676,7 +678,8 @@ async def test_a_killed_host_leaves_no_worker(tmp_path: Path, doing: str) -> Non
         sys.executable, "-c", HOST, str(tmp_path), doing, stdout=subprocess.PIPE
     )
     assert host.stdout is not None
-    pid = int(await asyncio.wait_for(host.stdout.readline(), 60))
+    async with asyncio.timeout(60):
+        pid = int(await host.stdout.readline())
     assert alive(pid)
     if doing == "block":
         await asyncio.sleep(0.5)
@@ -692,7 +695,8 @@ async def test_a_host_may_close_while_a_model_call_is_under_way(tmp_path: Path) 
     async with worker(tmp_path) as environment:
         playing = asyncio.create_task(play(environment, client))
         await client.asked.wait()
-    rollout = await asyncio.wait_for(playing, 60)
+    async with asyncio.timeout(60):
+        rollout = await playing
     assert rollout.failure is not None
     assert client.canceled.is_set()
     example = Example(example_id="0", index=0, seed=1, prompt=[{"role": "user", "content": "q"}])

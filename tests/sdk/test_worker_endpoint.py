@@ -67,12 +67,14 @@ async def listener(folder: Path, module: Path, *more: str) -> AsyncIterator[Work
     )  # fmt: skip
     assert process.stderr is not None
     try:
-        first = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+        async with asyncio.timeout(60):
+            first = (await process.stderr.readline()).decode()
         assert first.startswith("listening on tcp://127.0.0.1:"), first
         yield WorkerAddress.parse(first.split()[-1], None)
     finally:
         process.terminate()
-        await asyncio.wait_for(process.communicate(), 60)
+        async with asyncio.timeout(60):
+            await process.communicate()
 
 
 @pytest.fixture(params=["beside the host", pytest.param("elsewhere", marks=pytest.mark.full)])
@@ -247,7 +249,8 @@ class Wire:
         self.sent.put_nowait(text)
 
     async def next(self, kind: type) -> Any:
-        return kind.model_validate_json(await asyncio.wait_for(self.sent.get(), 60))
+        async with asyncio.timeout(60):
+            return kind.model_validate_json(await self.sent.get())
 
 
 async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):

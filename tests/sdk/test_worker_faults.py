@@ -314,7 +314,8 @@ async def test_what_is_odd_but_no_fault_changes_nothing(tmp_path: Path, fault: s
 @pytest.mark.parametrize("fault", ["streams", "cancels"])
 async def test_no_rollout_stays_without_an_answer(tmp_path: Path, fault: str) -> None:
     async with worker(tmp_path, [FINE, ("env_response", fault), FINE]) as environment:
-        first, odd, last = await asyncio.wait_for(played(environment, concurrency=1), 60)
+        async with asyncio.timeout(60):
+            first, odd, last = await played(environment, concurrency=1)
     assert odd.failure is not None
     assert odd.failure.boundary == "environment"
     assert pid_in(first) == pid_in(last)

@@ -117,7 +117,8 @@ async def test_a_flood_of_model_calls_fails_its_rollout_alone(tmp_path: Path) ->
         examples = await environment.examples("eval")
         client = ScriptedClient(model)
         first, flood, last = [asyncio.create_task(environment.rollout(client, each)) for each in examples]
-        failure = (await asyncio.wait_for(flood, 60)).failure
+        async with asyncio.timeout(60):
+            failure = (await flood).failure
         assert failure is not None
         assert (failure.type, failure.boundary, failure.retryable) == ("TooManyCalls", "environment", False)
         assert "more than 1000 requests at the same time" in failure.message
@@ -143,7 +144,8 @@ async def test_who_sends_faster_than_the_other_side_reads_has_to_wait() -> None:
     channel = Channel(connection)  # type: ignore[arg-type]
     running = asyncio.create_task(channel.run())
     lines = [f"{number:07}" + "x" * (1 << 20) for number in range(QUEUE_LIMIT // (1 << 20) + 1)]
-    await asyncio.wait_for(channel.room(), 60)
+    async with asyncio.timeout(60):
+        await channel.room()
     for line in lines:
         channel.send(line)
     waiting = asyncio.create_task(channel.room())
@@ -151,9 +153,11 @@ async def test_who_sends_faster_than_the_other_side_reads_has_to_wait() -> None:
     assert not waiting.done()
     for _ in lines:
         connection.reads.release()
-    await asyncio.wait_for(waiting, 60)
+    async with asyncio.timeout(60):
+        await waiting
     for _ in range(100):
         await asyncio.sleep(0)
     assert connection.sent == [line.encode() for line in lines]
     channel.stop()
-    await asyncio.wait_for(running, 60)
+    async with asyncio.timeout(60):
+        await running

@@ -63,7 +63,8 @@ async def listener(
     )  # fmt: skip
     assert process.stderr is not None
     said: list[str] = []
-    first = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+    async with asyncio.timeout(60):
+        first = (await process.stderr.readline()).decode()
     assert first.startswith(f"listening on {at or 'tcp://127.0.0.1:'}"), first
     reading = asyncio.create_task(_read(process.stderr, said))
     try:
@@ -72,7 +73,8 @@ async def listener(
     finally:
         if process.returncode is None:
             process.terminate()
-        await asyncio.wait_for(process.wait(), 60)
+        async with asyncio.timeout(60):
+            await process.wait()
         await reading
 
 
@@ -253,7 +255,8 @@ async def test_a_host_that_talks_nonsense_is_told_and_ended(tmp_path: Path) -> N
             assert b"hello" in await connection.recv(decode=False)
             await connection.send(b"GET / HTTP/1.1")
             with pytest.raises(ConnectionClosed) as caught:
-                await asyncio.wait_for(connection.recv(), 30)
+                async with asyncio.timeout(30):
+                    await connection.recv()
         assert "an invalid message for protocol" in str(caught.value.rcvd)
     assert "an invalid message for protocol" in "\n".join(far.said)
 
@@ -342,7 +345,8 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
         await client.asked.wait()
         far.process.send_signal(signal.SIGSTOP)
         try:
-            failure = (await asyncio.wait_for(playing, 60)).failure
+            async with asyncio.timeout(60):
+                failure = (await playing).failure
         finally:
             far.process.send_signal(signal.SIGCONT)
         assert failure is not None
@@ -400,7 +404,8 @@ asyncio.run(main())
         host = await asyncio.create_subprocess_exec(
             sys.executable, "-c", script.replace("PORT", str(far.address.port)), stdout=subprocess.PIPE
         )
-        out, _ = await asyncio.wait_for(host.communicate(), 60)
+        async with asyncio.timeout(60):
+            out, _ = await host.communicate()
         await until(lambda: gone(int(out)))
 
 

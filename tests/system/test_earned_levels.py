@@ -105,7 +105,8 @@ class Arena(MultiTurnEnv):
         await super().play(state, model)
         if self.probes and state.example.example_id == "0":
             try:
-                await asyncio.wait_for(probe(self.probes, state, model), 60)
+                async with asyncio.timeout(60):
+                    await probe(self.probes, state, model)
             except Exception:
                 pass
 

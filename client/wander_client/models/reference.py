@@ -37,10 +37,10 @@ OPENAI_URL = "https://api.openai.com/v1"
 NAMED = ("smollm2", "smollm2-135m-instruct")
 """Names of models that are downloaded on first use."""
 KINDS = """\
-NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
-smollm2, hf:NAME, ./DIR    a model in this process
-hub:OWNER/NAME             a model that you fetched with `wander model pull`
-scripted:MODULE:FUNCTION   a function in the environment's package"""
+NAME -b URL                the model NAME of an OpenAI-compatible endpoint (key: OPENAI_API_KEY)
+smollm2, hf:NAME, ./DIR    a local model; it runs in this process, or in vLLM with --serve vllm
+hub:OWNER/NAME             a local model that you fetched with `wander model pull`
+scripted:MODULE:FUNCTION   a function in the environment's package that plays instead of a model"""
 CALL_SECONDS = 600.0
 """Default time limit of a call to an endpoint, in seconds."""
 _OPENAI_SCHEME = "ft"

@@ -77,7 +77,8 @@ class ScriptedProcessClient(Client):
             if process.stdin is not None:
                 process.stdin.close()
             try:
-                await asyncio.wait_for(process.wait(), timeout=5)
+                async with asyncio.timeout(5):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

@@ -81,7 +81,8 @@ class _ActorPlace:
 
         try:
             asked = asyncio.wrap_future(self._actor.listen.remote().future())
-            found = await asyncio.wait_for(asked, _START_SECONDS)
+            async with asyncio.timeout(_START_SECONDS):
+                found = await asked
         except TimeoutError as error:
             raise WorkerUnreachable(
                 f"Ray has started no worker within {_START_SECONDS:g} s",

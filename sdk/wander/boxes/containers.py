@@ -183,7 +183,8 @@ class ContainerBackend(BoxBackend):
             start_new_session=True,
         )
         try:
-            output, errors = await asyncio.wait_for(process.communicate(), seconds)
+            async with asyncio.timeout(seconds):
+                output, errors = await process.communicate()
         except (TimeoutError, asyncio.CancelledError) as error:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -113,9 +113,8 @@ class Supervisor:
 
     async def wait_until_ready(self) -> int | None:
         """Return the id of the box's first process; None if the supervisor ended instead."""
-        said = await asyncio.wait_for(
-            asyncio.get_running_loop().sock_recv(self._control, 4096), START_SECONDS
-        )
+        async with asyncio.timeout(START_SECONDS):
+            said = await asyncio.get_running_loop().sock_recv(self._control, 4096)
         return int(json.loads(said)["process"]) if said else None
 
     def complaint(self) -> str:
@@ -153,7 +152,8 @@ class Supervisor:
         self._control.close()
         self._files.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

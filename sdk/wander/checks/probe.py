@@ -290,7 +290,8 @@ class Probe:
         """Play a group. Returns no rollouts if they do not end in time."""
         group = env.rollout_group(BoxedClient(client, self._boxes), example, indices=indices)
         try:
-            return await asyncio.wait_for(group, GROUP_SECONDS)
+            async with asyncio.timeout(GROUP_SECONDS):
+                return await group
         except TimeoutError:
             self.result.hung.append(example.example_id)
             return []

@@ -119,8 +119,8 @@ async def test_groups_in_one_worker_play_at_the_same_time(tiny: Path, tmp_path: 
         names = [[f"{example.example_id}/{index}" for index in range(4)] for example in examples]
         for name in (name for group in names for name in group):
             client.begin(name)
-        groups = await asyncio.wait_for(
-            asyncio.gather(
+        async with asyncio.timeout(120):
+            groups = await asyncio.gather(
                 *(
                     handle.rollout_group(
                         client,
@@ -131,8 +131,6 @@ async def test_groups_in_one_worker_play_at_the_same_time(tiny: Path, tmp_path: 
                     )
                     for example, group in zip(examples, names, strict=True)
                 )
-            ),
-            timeout=120,
-        )
+            )
     await client.close()
     assert [[rollout.reward for rollout in group] for group in groups] == [[0.0, 2.0, 3.0, 0.0]] * 3

@@ -161,7 +161,8 @@ class Repl:
         await running.send({"op": "run", "code": code, "seconds": self.limits.cell_seconds})
         while True:
             waiting = time.monotonic()
-            message = await asyncio.wait_for(running.receive(), max(remaining, 0.01))
+            async with asyncio.timeout(max(remaining, 0.01)):
+                message = await running.receive()
             remaining -= time.monotonic() - waiting
             if message.get("op") != "query":
                 ended, final = message.get("ended"), message.get("final")
@@ -183,7 +184,8 @@ class Repl:
         """Return a variable as text, or None if it does not exist."""
         running = await self._start()
         try:
-            answer = await asyncio.wait_for(running.ask({"op": "value", "name": name}), GRACE_SECONDS)
+            async with asyncio.timeout(GRACE_SECONDS):
+                answer = await running.ask({"op": "value", "name": name})
         except (ReplGone, TimeoutError):
             await self.close()
             return None
@@ -203,7 +205,8 @@ class Repl:
         for name, value in self.loaded.items():
             try:
                 ask = running.ask({"op": "load", "name": name, "value": value})
-                await asyncio.wait_for(ask, START_SECONDS)
+                async with asyncio.timeout(START_SECONDS):
+                    await ask
             except (ReplGone, TimeoutError) as error:
                 output = running.output(500)[0].strip()
                 await self.close()
@@ -239,7 +242,8 @@ class _Running:
             running._reader, running._writer = await asyncio.open_connection(sock=channel)
             resources.callback(running._writer.close)
             try:
-                await asyncio.wait_for(running.receive(), START_SECONDS)
+                async with asyncio.timeout(START_SECONDS):
+                    await running.receive()
             except (ReplGone, TimeoutError) as error:
                 raise SandboxError(
                     f"the REPL's process did not start: {running.output(2000)[0].strip() or 'no output'}",

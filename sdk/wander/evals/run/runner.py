@@ -312,7 +312,8 @@ class _Evaluation:
             while not finished.is_set():
                 began = time.monotonic()
                 with contextlib.suppress(TimeoutError):  # a second went by
-                    await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
+                    async with asyncio.timeout(_SYNC_SECONDS):
+                        await finished.wait()
                 stall = time.monotonic() - began - _SYNC_SECONDS
                 self._longest_stall = max(self._longest_stall, stall)
                 await self._record.sync(self._meter.usage)
