@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -216,7 +217,8 @@ async def test_what_the_model_cannot_do_is_an_error_of_the_program_only():
 
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_after_the_last_turn_calls_are_refused_and_the_program_is_ended(stubborn, monkeypatch):
-    monkeypatch.setattr("wander.envs.agent._GRACE_SECONDS", 0.5)
+    # A program that leaves by itself ends the wait, so only one that stays is worth a short one.
+    monkeypatch.setattr("wander.envs.agent._GRACE_SECONDS", 0.5 if stubborn else 60.0)
     forever = f"""
 while True:
     message = ask({USER})
@@ -233,11 +235,15 @@ while True:
 
 
 async def test_a_program_that_never_exits_is_scored_as_truncated():
-    program = f"work({USER}); open('/work/more', 'w'); time.sleep(1000)"
-    rollout = await play(ProgramEnv(program, program_seconds=2.0), ScriptedClient(write_done))
+    works = f"work({USER}); open('/work/more', 'w')"
+    begun = time.monotonic()
+    assert (await play(ProgramEnv(works), ScriptedClient(write_done))).reward == 1.0
+    enough = 2 * (time.monotonic() - begun) + 1  # to work, however busy this machine is
+    program = f"{works}; time.sleep(1000)"
+    rollout = await play(ProgramEnv(program, program_seconds=enough), ScriptedClient(write_done))
     assert (rollout.reward, rollout.failure) == (1.0, None)
     assert (rollout.stop_reason, rollout.truncated) == ("program_timeout", True)
-    rollout = await play(ProgramEnv(program, timeout_seconds=2.0), ScriptedClient(write_done))
+    rollout = await play(ProgramEnv(program, timeout_seconds=enough), ScriptedClient(write_done))
     assert (rollout.reward, rollout.failure) == (1.0, None)
     assert (rollout.stop_reason, rollout.truncated) == ("timeout_reached", True)
 
