@@ -182,7 +182,7 @@ def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project)
 
 @pytest.mark.full
 async def test_the_reference_runs_play_again_to_the_same_record(project):
-    runs = sorted((project["folder"] / "reference").iterdir())
+    runs = sorted(run for run in (project["folder"] / "reference").iterdir() if run.is_dir())
     assert {"expert", "random"} <= {run.name for run in runs}
     if not load_environment(project["name"]).info.deterministic:
         return
