@@ -235,6 +235,7 @@ def test_a_newline_alone_ends_a_line_of_a_run(judge, honest) -> None:
     assert run["level"] == "replayed", run["level_reason"]
 
 
+@pytest.mark.timeout(900)  # the hub replays a dozen runs, one after the other
 def test_forged_runs_end_as_claims(judge, honest) -> None:
     posted = {}
     for name, (forge, _) in PLAYED.items():
