@@ -50,6 +50,10 @@ def serve_boxes(find_on_host: FindOnHost) -> Iterator[int]:
 
 async def _serve(connection: socket.socket, find_on_host: FindOnHost) -> None:
     reader, writer = await asyncio.open_connection(sock=connection.dup(), limit=LONGEST_LINE)
+    line = await reader.readline()
+    if not line:  # most environments start no box
+        writer.close()
+        return
     boxes = PlayBoxes(ScriptedClient([]), [ROLLOUT_ID] * PARALLEL_ROLLOUTS, find_on_host)
     calls: set[asyncio.Task[None]] = set()
 
@@ -58,10 +62,11 @@ async def _serve(connection: socket.socket, find_on_host: FindOnHost) -> None:
         writer.write(text.encode() + b"\n")
 
     try:
-        while line := await reader.readline():
+        while line:
             call = asyncio.create_task(answer(line))
             calls.add(call)
             call.add_done_callback(calls.discard)
+            line = await reader.readline()
     finally:
         for call in calls:
             call.cancel()
