@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple, Protocol, cast
 
 import zstandard
-from wander.types import Rollout, Usage
+from wander.types import Rollout
 from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
@@ -111,10 +111,6 @@ class RowFacts(NamedTuple):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def usage(self) -> Usage:
-        """Return the token counts."""
-        return Usage.assemble(**{name: getattr(self, name) for name in Usage.model_fields})
-
 
 _REQUIRED_FACTS = len(RowFacts._fields) - len(RowFacts._field_defaults)
 """Number of facts without a default. A row leaves out the last facts that have their default."""
@@ -167,7 +163,7 @@ class StoredRow:
             _BareFailure(facts.failure) if facts.failure else None,
             facts.truncated,
             range(facts.turns),
-            facts.usage(),
+            facts,
             facts.seconds,
             facts.metrics,
             facts.refused,
@@ -196,7 +192,8 @@ class _BareRollout(NamedTuple):
     failure: _BareFailure | None
     truncated: bool
     turns: range
-    usage: Usage
+    usage: RowFacts
+    """The facts of the row, because they have all fields of a `Usage`."""
     seconds: float
     metrics: dict[str, float]
     refused: bool

@@ -32,6 +32,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import floor, sqrt
+from operator import add, attrgetter
 from typing import Self
 
 from wander.evals.stats.intervals import Interval, clustered_wilson_interval, mean_interval
@@ -43,6 +44,8 @@ from wander.wire import Histogram, MetricSummary, RunManifest, RunSummary
 _BINS = 20
 _LARGEST = 1e150
 """Magnitude above which squares and sums would overflow."""
+_counts_of = attrgetter(*Usage.model_fields)
+"""Returns the values of a usage. Adding these is three times as fast as adding objects."""
 
 
 def summarize(
@@ -87,7 +90,7 @@ class RunningSummary:
         self._pass_threshold = pass_threshold
         self.rollouts = 0
         self.failed = 0
-        self.usage = Usage()
+        self._usage = _counts_of(Usage())
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
@@ -126,7 +129,7 @@ class RunningSummary:
     def add(self, rollout: Rollout) -> None:
         """Add a rollout."""
         self.rollouts += 1
-        self.usage += rollout.usage
+        self._usage = tuple(map(add, self._usage, _counts_of(rollout.usage)))
         self._truncated += rollout.truncated
         self._refused += rollout.refused
         self._filtered += rollout.filtered
@@ -139,6 +142,10 @@ class RunningSummary:
             self._count_failure("rubric")
         else:
             self._add_scored(rollout, reward, example)
+
+    def _sum_usage(self) -> Usage:
+        counts = dict(zip(Usage.model_fields, self._usage, strict=True))
+        return Usage(**{**counts, "estimated": bool(counts["estimated"])})
 
     def summary(self, *, expected: int) -> RunSummary:
         """Return the aggregates of the rollouts added so far."""
@@ -168,7 +175,7 @@ class RunningSummary:
             refused=self._refused,
             filtered=self._filtered,
             turns_mean=self._turns / scored if scored else None,
-            usage=self.usage,
+            usage=self._sum_usage(),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
             # Single rollouts, possibly a million, lack pass rates.
