@@ -29,7 +29,7 @@ import torch
 from wander.checks.engine import play_experts
 from wander.errors import WanderError
 from wander.evals.store.manifest import find_installed_versions
-from wander.handle import EnvironmentHandle, RolloutRequest
+from wander.handle import EnvironmentHandle
 from wander.learning.records import LearningRequest
 from wander.loop_thread import LoopThread
 from wander.models.loading import load_model, weights_digest
@@ -37,13 +37,13 @@ from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids
 from wander.models.tiny import TinySize, create_tiny
-from wander.models.transcripts import make_babbling_client, transcript_of
+from wander.models.transcripts import CONCURRENCY, make_babbling_client, read_examples, transcript_of
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.files import CellEvaluation, read_evaluations
 from wander.train.records.reproduction import LIBRARIES
-from wander.train.rollouts.concurrent_play import play_concurrently
+from wander.train.rollouts.concurrent_play import play_once
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.sft import tokenize_rows, train_sft
 from wander.types import BOX_KINDS, Example, Rollout, SamplingArgs
@@ -151,7 +151,9 @@ class Run:
         if not rollouts:
             self.report.demonstrations = "random"
             examples = self.loop.run(read_examples(handle, count))
-            rollouts = self.loop.run(play_randomly(handle, examples))
+            names = [f"random/{number}" for number in range(len(examples))]
+            playing = play_once(make_babbling_client(), handle, examples, names, at_once=CONCURRENCY)
+            rollouts = self.loop.run(playing)
         scored = [rollout for rollout in rollouts if rollout.reward is not None]
         if not scored:
             raise NotShown("no rollout of the transcripts was scored")
@@ -225,27 +227,14 @@ class Run:
     def _measure(
         self, handle: EnvironmentHandle, model: Path, examples: Sequence[Example], turn: int
     ) -> float:
-        """Return the mean reward of a model on examples. A failed rollout counts as nothing earned."""
+        """Return the mean reward of a model on examples, without rollouts that failed."""
         loaded = load_model(model, device="cpu")
         client = PolicyClient(loaded.model, loaded.tokenizer)
         client.limit_context(self.recipe.context)
         sampling = SamplingArgs(temperature=1.0, max_tokens=turn)
-        requests = [
-            (
-                handle,
-                RolloutRequest.of(
-                    client,
-                    example,
-                    [0],
-                    sampling=sampling,
-                    rollout_ids=[f"imitation/{number}"],
-                    together=handle.info.group_rewards,
-                ),
-            )
-            for number, example in enumerate(examples)
-        ]
-        played = self.loop.run(play_concurrently(client, requests))
-        rewards = [rollout.reward for (rollout,) in played if rollout.reward is not None]
+        names = [f"imitation/{number}" for number in range(len(examples))]
+        played = self.loop.run(play_once(client, handle, examples, names, sampling=sampling))
+        rewards = [rollout.reward for rollout in played if rollout.reward is not None]
         if not rewards:
             raise NotShown("every rollout of the policy failed")
         return fmean(rewards)
@@ -310,32 +299,6 @@ class Run:
                 f"the intervals before and after overlap: {before.reward:.2f} to {after.reward:.2f} in "
                 f"{report.steps} steps"
             )
-
-
-async def read_examples(handle: EnvironmentHandle, count: int) -> list[Example]:
-    """Return the first training examples that have no fault."""
-    available = handle.info.train_examples
-    read = await handle.examples("train", 0, count if available is None else min(count, available))
-    return [example for example in read if example.fault is None]
-
-
-async def play_randomly(handle: EnvironmentHandle, examples: Sequence[Example]) -> list[Rollout]:
-    """Play examples with random replies."""
-    client = make_babbling_client()
-    requests = [
-        (
-            handle,
-            RolloutRequest.of(
-                client,
-                example,
-                [0],
-                rollout_ids=[f"random/{number}"],
-                together=handle.info.group_rewards,
-            ),
-        )
-        for number, example in enumerate(examples)
-    ]
-    return [rollout for (rollout,) in await play_concurrently(client, requests, at_once=64)]
 
 
 def measure_rows(model: Path, rows: Sequence[dict[str, Any]], context: int) -> tuple[list[int], int]:

@@ -15,7 +15,7 @@ from wander.handle import EnvironmentHandle
 from wander.models.chat import content_text
 from wander.models.tokenizer import tools_message
 from wander.seeding import derived_rng
-from wander.types import Message, Rollout
+from wander.types import Example, Message, Rollout
 
 CONCURRENCY = 64
 ENOUGH_TRANSCRIPTS = 1000
@@ -59,6 +59,13 @@ def transcript_of(rollout: Rollout) -> list[Message]:
     return [*tools_message(rollout.tools), *rollout.prompt, *rollout.completion]
 
 
+async def read_examples(environment: EnvironmentHandle, count: int) -> list[Example]:
+    """Return the training examples without a fault among the first `count`."""
+    available = environment.info.train_examples
+    read = await environment.examples("train", 0, count if available is None else min(count, available))
+    return [example for example in read if example.fault is None]
+
+
 async def play_transcripts(
     environment: EnvironmentHandle,
     client: Client,
@@ -72,9 +79,7 @@ async def play_transcripts(
     Failed rollouts are included with the messages that they have. Raises `RunError` if no rollout has an
     assistant message. `played` is called with the number of finished rollouts and their total number.
     """
-    available = environment.info.train_examples
-    read = await environment.examples("train", 0, count if available is None else min(count, available))
-    examples = [example for example in read if example.fault is None]
+    examples = await read_examples(environment, count)
     gate = asyncio.Semaphore(CONCURRENCY)
 
     over = 0

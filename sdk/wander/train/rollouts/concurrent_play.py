@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.handle import EnvironmentHandle, RolloutRequest
-from wander.types import Message, Rollout
+from wander.types import Example, Message, Rollout, SamplingArgs
 
 Asked = tuple[EnvironmentHandle, RolloutRequest]
 
@@ -61,6 +61,35 @@ async def play_concurrently(
             for name in request.rollout_ids:
                 client.end(name)
     return found
+
+
+async def play_once(
+    client: Client,
+    environment: EnvironmentHandle,
+    examples: Sequence[Example],
+    rollout_ids: Sequence[str],
+    *,
+    run_seed: int = 0,
+    sampling: SamplingArgs | None = None,
+    at_once: int | None = None,
+) -> list[Rollout]:
+    """Play one rollout of each example by `play_concurrently`, and return them in order."""
+    requests = [
+        (
+            environment,
+            RolloutRequest.of(
+                client,
+                example,
+                [0],
+                run_seed=run_seed,
+                sampling=sampling,
+                rollout_ids=[rollout_id],
+                together=environment.info.group_rewards,
+            ),
+        )
+        for example, rollout_id in zip(examples, rollout_ids, strict=True)
+    ]
+    return [rollout for (rollout,) in await play_concurrently(client, requests, at_once=at_once)]
 
 
 async def play_despite_losses(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:

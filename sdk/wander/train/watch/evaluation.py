@@ -18,7 +18,7 @@ from wander.errors import ConfigError
 from wander.evals.exhaustive import branches, count_lines, is_bad, openings_of
 from wander.evals.stats.intervals import Interval
 from wander.evals.stats.summary import summarize
-from wander.handle import EnvironmentHandle, RolloutRequest
+from wander.handle import EnvironmentHandle
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.records.checkpoints import BEST_MODEL, seal_folder
@@ -35,7 +35,7 @@ from wander.train.records.files import (
     write_evaluations,
 )
 from wander.train.records.record import TrainingRecord
-from wander.train.rollouts.concurrent_play import play_concurrently
+from wander.train.rollouts.concurrent_play import play_once
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step_metrics import means_by_player
@@ -278,24 +278,16 @@ class PolicyEvaluation:
             self._joined[cell],
             {name: choices for name, (_, choices) in zip(names, asked, strict=True) if choices is not None},
         )
-        requests = [
-            (
-                handle,
-                RolloutRequest.of(
-                    client,
-                    example,
-                    [0],
-                    run_seed=self.settings.evaluation.seed,
-                    sampling=self.sampling,
-                    rollout_ids=[name],
-                    together=handle.info.group_rewards,
-                ),
-            )
-            for name, (example, _) in zip(names, asked, strict=True)
-        ]
-        most = self.settings.environment.rollouts_at_once
-        played = self._thread.run(play_concurrently(client, requests, at_once=most))
-        return [rollout for (rollout,) in played]
+        played = play_once(
+            client,
+            handle,
+            [example for example, _ in asked],
+            names,
+            run_seed=self.settings.evaluation.seed,
+            sampling=self.sampling,
+            at_once=self.settings.environment.rollouts_at_once,
+        )
+        return self._thread.run(played)
 
 
 class LineClient(WrappedClient):
