@@ -6,7 +6,6 @@ The command line also finds the manifest and the report here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,31 +15,12 @@ from wander.system.plain_files import open_plain_file
 from wander.types import first_fault
 
 from wander_integrations.openenv_report import openenv_manifest, openenv_report
+from wander_integrations.written_project import WrittenProject, pyproject_text
 
 __all__ = ["openenv_manifest", "openenv_report", "read_manifest", "write_project"]
 
 FILE = "openenv.yaml"
 _MOST_BYTES = 1024 * 1024
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling>=1.27"]
-build-backend = "hatchling.build"
-
-[project]
-name = {name}
-version = "0.1.0"
-description = {summary}
-readme = "README.md"
-requires-python = ">=3.11"
-keywords = {tags}
-dependencies = ["wander-sdk>=0.1", "wander-integrations[openenv]>=0.1"]
-
-[project.entry-points."wander.environments"]
-{name} = "{module}:load_environment"
-
-[tool.hatch.build.targets.wheel]
-packages = ["{module}"]
-"""
 _MODULE = '''\
 """An OpenEnv environment, played on a running server."""
 
@@ -105,19 +85,6 @@ class OpenEnvFile(_Declared):
     validation: _Validation = _Validation()
 
 
-@dataclass(frozen=True)
-class WrittenProject:
-    """A project that was written."""
-
-    name: str
-    tasks: list[str]
-    """The environment's own name."""
-    left_out: dict[str, list[str]]
-    """Always empty."""
-    limits: list[str]
-    """Always empty."""
-
-
 def read_manifest(folder: Path) -> OpenEnvFile:
     """Read the `openenv.yaml` of a folder. Raises `DatasetError` if it is missing or invalid."""
     with require_extra("openenv", needed_for="reading `openenv.yaml`", of="wander-integrations"):
@@ -142,16 +109,21 @@ def write_project(source: Path, out: Path, *, name: str) -> WrittenProject:
     summary = f"The OpenEnv environment `{declared.name}`, played on its server."
     validation = declared.validation
     bounds = None if validation.reward is None else validation.reward.range
-    words: dict[str, Any] = {"name": json.dumps(name), "module": module, "summary": json.dumps(summary)}
-    tags = [*validation.types.tags, "openenv", "eval"]
+    keywords = (*validation.types.tags, "openenv", "eval")
     (out / module).mkdir()
-    (out / "pyproject.toml").write_text(_PYPROJECT.format(**words, tags=json.dumps(tags)), encoding="utf-8")
+    (out / "pyproject.toml").write_text(
+        pyproject_text(name, summary, keywords, "wander-integrations[openenv]"), encoding="utf-8"
+    )
     (out / module / "__init__.py").write_text(
         _MODULE.format(
-            **words, port=declared.port, bounds=bounds, seconds=validation.resources.episode_timeout_s
+            name=json.dumps(name),
+            summary=json.dumps(summary),
+            port=declared.port,
+            bounds=bounds,
+            seconds=validation.resources.episode_timeout_s,
         ),
         encoding="utf-8",
     )
     readme = _README.format(name=name, summary=summary, app=declared.app, port=declared.port)
     (out / "README.md").write_text(readme, encoding="utf-8")
-    return WrittenProject(name, [declared.name], {}, [])
+    return WrittenProject(name, [declared.name])

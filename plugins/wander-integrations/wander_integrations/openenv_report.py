@@ -18,8 +18,7 @@ TOLERANCE = 0.1
 """Share of the reward's range: a correct player must come this close to the maximum, and idle players must
 stay this far below it. The loosest values that the policy allows."""
 
-_STATIC, _RUNTIME, _SEMANTIC = 1, 2, 3
-_LEVELS = {"static": _STATIC, "runtime": _RUNTIME, "semantic": _SEMANTIC}
+_LEVELS = {"static": 1, "runtime": 2, "semantic": 3}
 
 SOURCES: dict[str, tuple[str, ...]] = {
     "static.layout": ("package.entry-point", "package.readme", "package.license"),
@@ -138,8 +137,8 @@ def openenv_report(
             reason = str(error)
     results = [
         _result("static.manifest", "fail" if reason else "pass", [reason] if reason else []),
-        _decide(report, "static.dependency_pinning", is_locked, "no lock pins its dependencies"),
-        _decide(report, "runtime.host_containment", is_confined, "it was not checked in the sandbox"),
+        _decide("static.dependency_pinning", is_locked, "no lock pins its dependencies"),
+        _decide("runtime.host_containment", is_confined, "it was not checked in the sandbox"),
         *_reward_results(report),
         *(_derived(check_id, [report.by_id(source) for source in SOURCES[check_id]]) for check_id in SOURCES),
         *(_result(check_id, "skip", ["`wander check` does not make this check"]) for check_id in NOT_MADE),
@@ -170,7 +169,7 @@ def _normalized(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decide(report: CheckReport, check_id: str, holds: bool, otherwise: str) -> dict[str, Any]:
+def _decide(check_id: str, holds: bool, otherwise: str) -> dict[str, Any]:
     """Return a result that passes or, because nothing shows a fault, is skipped."""
     return _result(check_id, "pass" if holds else "skip", [] if holds else [otherwise])
 

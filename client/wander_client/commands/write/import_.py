@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from wander_client.packages.origins.conversion import ConvertedProject
     from wander_client.packages.origins.source import PackageOrigin
 
+_ProjectFolder = Annotated[
+    Path, Option("-o", "--out", help="new folder for the project; the environment gets the folder's name")
+]
+
 app = CommandGroup("Import environments and evaluation results from other libraries.")
 
 
@@ -129,9 +133,7 @@ def harbor(
     source: Annotated[
         str, Argument(help="a task folder, a folder of tasks, or URL[@REVISION][#subdirectory=FOLDER]")
     ],
-    out: Annotated[
-        Path, Option("-o", "--out", help="new folder for the project; the environment gets the folder's name")
-    ],
+    out: _ProjectFolder,
     start_from: Annotated[
         str,
         Option(
@@ -162,9 +164,7 @@ def openenv(
     source: Annotated[
         str, Argument(help="a folder with `openenv.yaml`, or URL[@REVISION][#subdirectory=FOLDER]")
     ],
-    out: Annotated[
-        Path, Option("-o", "--out", help="folder of the new project; its name is the environment's")
-    ],
+    out: _ProjectFolder,
 ) -> None:
     """Write the project of an environment that plays on the server of an OpenEnv folder.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from wander.errors import DatasetError
@@ -14,6 +13,7 @@ from wander.system.plain_files import open_plain_file
 from wander_integrations.harbor.environment import StartFrom
 from wander_integrations.harbor.folder import HarborTask, read_tasks
 from wander_integrations.harbor.support import unsupported
+from wander_integrations.written_project import WrittenProject, pyproject_text
 
 EXPORT_MODULE = "wander_integrations.harbor.export"
 TASKS = "tasks"
@@ -22,29 +22,6 @@ _NOT_PACKED = frozenset(
 ) | {".mypy_cache", ".pytest_cache", ".ruff_cache"}
 """Names of files and folders that the build backend leaves out of wheels."""
 _MOST_LISTED = 200
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling>=1.27"]
-build-backend = "hatchling.build"
-
-[project]
-name = {name}
-version = "0.1.0"
-description = {summary}
-readme = "README.md"
-requires-python = ">=3.11"
-keywords = ["shell", "harbor", "train", "eval"]
-dependencies = ["wander-sdk>=0.1", "wander-integrations>=0.1"]
-
-[project.entry-points."wander.environments"]
-{name} = "{module}:load_environment"
-
-[tool.hatch.build]
-ignore-vcs = true
-
-[tool.hatch.build.targets.wheel]
-packages = ["{module}"]
-"""
 _MODULE = '''\
 """{summary}"""
 
@@ -87,19 +64,6 @@ Dockerfile only copies files are played over the system of your machine.
 {limits}"""
 
 
-@dataclass(frozen=True)
-class WrittenProject:
-    """A project that was written."""
-
-    name: str
-    tasks: list[str]
-    """Names of the tasks in it."""
-    left_out: dict[str, list[str]]
-    """Tasks that cannot be played, with the reasons."""
-    limits: list[str]
-    """Fields that are not honored, although the tasks are played."""
-
-
 def write_project(source: Path, out: Path, *, name: str, start_from: StartFrom = "task") -> WrittenProject:
     """Write a project with the tasks of a folder into a new or empty folder.
 
@@ -128,8 +92,8 @@ def write_project(source: Path, out: Path, *, name: str, start_from: StartFrom =
         _copy(task, out / module / TASKS / task.folder.relative_to(base))
     count = f"{len(kept)} tasks" if len(kept) > 1 else "A task"
     summary = f"{count} in Harbor's format, solved with a shell and scored by tests."
-    words = {"name": json.dumps(name), "module": module, "summary": json.dumps(summary)}
-    (out / "pyproject.toml").write_text(_PYPROJECT.format(**words), encoding="utf-8")
+    keywords = ("shell", "harbor", "train", "eval")
+    (out / "pyproject.toml").write_text(pyproject_text(name, summary, keywords), encoding="utf-8")
     (out / module / "__init__.py").write_text(
         _MODULE.format(
             name=name,
