@@ -135,4 +135,4 @@ def test_every_field_of_a_search_reaches_the_rollouts_or_the_runs():
         "failure": "model",
     }
     assert RolloutSearch(**given).filter.asked() == given
-    assert set(given) | {"environment", "model"} == set(RolloutSearch.model_fields)
+    assert set(given) | {"environment", "model", "cursor"} == set(RolloutSearch.model_fields)

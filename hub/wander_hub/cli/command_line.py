@@ -87,7 +87,6 @@ def explain_usage(error: click.UsageError) -> tuple[str, str]:
         message = f"unknown option `{error.option_name}`"
         flags = [flag for param in error.ctx.command.params for flag in param.opts] if error.ctx else []
         hint = suggest_option(error.option_name, flags)
-
     elif isinstance(error, click.BadParameter) and error.param is not None:
         is_argument = isinstance(error.param, click.Argument)
         name = error.param.human_readable_name if is_argument else max(error.param.opts, key=len)

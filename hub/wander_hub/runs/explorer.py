@@ -98,7 +98,7 @@ class RolloutQuery(RolloutFilter):
 
 
 class RolloutSearch(BaseModel):
-    """Filter for the rollouts of all runs."""
+    """Filter for the rollouts of all runs, and the position of a page."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -114,18 +114,13 @@ class RolloutSearch(BaseModel):
     stop_reason: Annotated[str, Field(max_length=1000)] = ""
     failure: Annotated[str, Field(max_length=20)] = ""
     """Boundary where the rollout failed."""
+    cursor: Annotated[str | None, Field(max_length=300)] = None
+    """`next` of the previous page."""
 
     @property
     def filter(self) -> RolloutFilter:
         """Filter for the rollouts of each run."""
-        return RolloutFilter(**self.model_dump(exclude={"environment", "model"}))
-
-
-class RolloutSearchQuery(RolloutSearch):
-    """A filter with the position of a page."""
-
-    cursor: Annotated[str | None, Field(max_length=300)] = None
-    """`next` of the previous page."""
+        return RolloutFilter(**self.model_dump(exclude={"environment", "model", "cursor"}))
 
 
 @dataclass
@@ -198,15 +193,13 @@ def list_page(
     return service.rows_numbered(session, storage, run, numbers[offset : offset + limit]), len(numbers)
 
 
-def search_runs(
-    session: Session, storage: Storage, wanted: RolloutSearch, cursor: str | None = None
-) -> RolloutSearchPage:
+def search_runs(session: Session, storage: Storage, wanted: RolloutSearch) -> RolloutSearchPage:
     """Return the next runs with matching rollouts, of all runs that the session's reader may see.
 
     Each page reads a limited number of runs, rows and bytes, and may therefore end before it finds any.
     """
     runs, following = service.list_newest(
-        session, wanted.environment or None, wanted.model or None, _MOST_RUNS, cursor
+        session, wanted.environment or None, wanted.model or None, _MOST_RUNS, wanted.cursor
     )
     page = RolloutSearchPage(data=[], searched_runs=0, next=following)
     rows, left = MOST_SEARCHED, _MOST_READ

@@ -17,7 +17,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.responses import REVALIDATE, stored_object
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
-from wander_hub.runs.explorer import RolloutQuery, RolloutSearch, RolloutSearchQuery
+from wander_hub.runs.explorer import RolloutQuery, RolloutSearch
 from wander_hub.runs.exports import ExportFormat, export
 from wander_hub.runs.models import RunArtifact
 
@@ -50,13 +50,13 @@ def list_runs(
 
 @router.get("/rollouts", responses=refusals(404, 422))
 def search_rollouts(
-    session: ReadSession, storage: HubStorage, wanted: Annotated[RolloutSearchQuery, Query()]
+    session: ReadSession, storage: HubStorage, wanted: Annotated[RolloutSearch, Query()]
 ) -> RolloutSearchPage:
     """Search the rollouts of all runs by text, model, reward and ending, newest run first.
 
     A page covers at most 100 runs. It may be empty although `next` leads to another page.
     """
-    return explorer.search_runs(session, storage, RolloutSearch(**wanted.model_dump()), wanted.cursor)
+    return explorer.search_runs(session, storage, wanted)
 
 
 @router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))

@@ -179,14 +179,19 @@ def _version_of(context: JobContext, database: Database) -> tuple[int, str]:
 
 def check_of(session: Session, owner: str, name: str, version: str) -> HubCheck:
     """Return the result or progress of the hub's own checks of a version; raise a 404 problem without any."""
-    environment = environments.find(session, owner, name)
-    checked = environments.find_version(session, environment, version)
-    info = info_of(session, checked.id)
+    version_id, label = _find_version(session, owner, name, version)
+    info = info_of(session, version_id)
     if info is None:
-        label = f"{environment.label}@{checked.version}"
         hint = f"check it yourself: `wander check {label}`"
         raise HubProblem(404, "not_checked", f"this hub has not checked `{label}`", hint=hint)
     return info
+
+
+def _find_version(session: Session, owner: str, name: str, version: str) -> tuple[int, str]:
+    """Return the id and the full name of a version; raise a 404 problem if it does not exist."""
+    environment = environments.find(session, owner, name)
+    found = environments.find_version(session, environment, version)
+    return found.id, f"{environment.label}@{found.version}"
 
 
 def info_of(session: Session, version_id: int) -> HubCheck | None:
@@ -209,11 +214,9 @@ def info_of(session: Session, version_id: int) -> HubCheck | None:
 def learning_of(session: Session, owner: str, name: str, version: str) -> HubLearning:
     """Return the result or progress of the proof of learning of a version; raise a 404 problem without
     any."""
-    environment = environments.find(session, owner, name)
-    proved = environments.find_version(session, environment, version)
-    learning = learning_info(session, proved.id)
+    version_id, label = _find_version(session, owner, name, version)
+    learning = learning_info(session, version_id)
     if learning is None:
-        label = f"{environment.label}@{proved.version}"
         hint = f"run it yourself: `wander check {label} --learn`"
         raise HubProblem(404, "no_learning", f"this hub has no proof of learning for `{label}`", hint=hint)
     return learning

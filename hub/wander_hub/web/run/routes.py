@@ -13,7 +13,7 @@ from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
-from wander_hub.runs.explorer import RolloutFilter, RolloutSearch, RolloutSearchQuery
+from wander_hub.runs.explorer import RolloutFilter, RolloutSearch
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run import compare, overlay, side_by_side
 from wander_hub.web.run import page as run_page
@@ -36,16 +36,13 @@ class ViewerQuery(RolloutFilter):
 
 
 @router.get("/search")
-def search_rollouts(visit: Visiting, wanted: Annotated[RolloutSearchQuery, Query()]) -> Response:
+def search_rollouts(visit: Visiting, wanted: Annotated[RolloutSearch, Query()]) -> Response:
     """Rollouts of all runs that contain a text, or that a filter finds."""
-    asked = RolloutSearch(**wanted.model_dump())
-    found, following = None, None
-    if asked != RolloutSearch():
-        found = explorer.search_runs(visit.session, visit.storage, asked, wanted.cursor)
-        if found.next:
-            following = query_of({**asked.model_dump(exclude_defaults=True), "cursor": found.next})
-    within = asked.filter.asked()
-    return visit.page("search.html", query=asked, found=found, following=following, within=query_of(within))
+    asked = wanted.model_dump(exclude_defaults=True)
+    found = explorer.search_runs(visit.session, visit.storage, wanted) if asked else None
+    following = query_of({**asked, "cursor": found.next}) if found and found.next else None
+    within = query_of(wanted.filter.asked())
+    return visit.page("search.html", query=wanted, found=found, following=following, within=within)
 
 
 @router.get("/compare")
