@@ -351,12 +351,10 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
         if "--set" in flags:
             unflagged = "pass settings that have no option with `--set KEY=VALUE`"
             hint = f"{hint} Or {unflagged}" if hint else unflagged
-
     elif isinstance(error, click.BadParameter) and error.param is not None:
         missing = isinstance(error, click.MissingParameter)
         kind = "argument" if isinstance(error.param, click.Argument) else "option"
         name = _typed_name(error.param, words)
-
         message = f"missing {kind} `{name}`" if missing else f"`{name}`: {message}"
     return UsageError(message[:1].lower() + message[1:], hint=hint or f"run `{path} --help`")
 

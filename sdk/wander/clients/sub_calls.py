@@ -1,4 +1,4 @@
-"""The model calls that code inside a rollout makes (`SubCall` of the run record), as a client sees them.
+"""The model calls that code inside a rollout makes (`wander.types.SubCall`), as a client sees them.
 
 Each of them looks like a separate rollout with the id `<rollout id>/sub:<path>`, so a `ReplayClient` answers
 it like any other rollout.

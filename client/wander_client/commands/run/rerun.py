@@ -65,10 +65,9 @@ def rerun(
     The new run uses the environment version, arguments, examples, seed and sampling of the first run. If you
     started the first run, the new run also uses its other settings. It never uses cached responses.
 
-    The runs agree if all rollouts are
-    identical, or if the 90% interval of the paired difference lies within the margin. They differ if the 95%
-    interval excludes zero. Otherwise the runs are too small to tell, and the output shows how many examples
-    are needed. Exit status 0 means that the runs agree.
+    The runs agree if all rollouts are identical, or if the 90% interval of the paired difference lies within
+    the margin. They differ if the 95% interval excludes zero. Otherwise the runs are too small to tell, and
+    the output shows how many examples are needed. Exit status 0 means that the runs agree.
 
     If you post the new run, its page links to the first run. If the runs agree and another user posted the
     first run, the first run's page and the leaderboard show that you repeated it.
