@@ -1,6 +1,6 @@
 """The recipe, from transcripts to the curve; the process that `wander.learning.proof` starts.
 
-1. An expert plays training examples: the environment's `gold`, or random replies if there is no `gold`.
+1. An expert plays training examples: the environment's `gold`, or random replies without one.
 2. A tiny policy with a new tokenizer imitates the transcripts, in blocks, until it earns a part of their
    reward. It stops early, so that there is something left to learn.
 3. GRPO trains the policy on the rewards, and evaluates it on held-out examples. The first and the last

@@ -420,8 +420,8 @@ class LearningReport(Record):
     examples: Count = 0
     """Number of held-out examples at each point of the curve."""
     held_out: bool = True
-    """Whether the examples of the curve come from the eval split. If there is no eval split, they are
-    training examples."""
+    """Whether the examples of the curve come from the eval split. Without such a split, they are training
+    examples."""
     curve: list[LearningPoint] = Field(default_factory=list)
     weights_sha256: Sha256 | None = None
     """Digest of the final weights."""
