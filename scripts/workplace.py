@@ -131,7 +131,7 @@ class Workplace:
                 start_new_session=True,
             )
         self.hub_file.write_text(json.dumps({"pid": process.pid, "port": port}))
-        for _ in range(600):
+        for _ in range(3000):
             if process.poll() is not None:
                 raise StepFailed(f"the hub stopped:\n{(self.folder / 'hub.log').read_text()}")
             try:
@@ -140,6 +140,7 @@ class Workplace:
             except OSError:  # refused, or slow to answer on a busy machine
                 time.sleep(0.1)
         else:
+            self.stop_hub()
             raise StepFailed(f"the hub does not respond at {self.hub}")
         self.environment["WANDER_TOKEN"] = (self.folder / "token").read_text().strip()
         print(f"  {self.hub} answers; data in {self.folder / 'hub'}")

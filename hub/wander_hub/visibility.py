@@ -1,8 +1,8 @@
 """Visibility of environments and models: public, internal (for everyone who is signed in) or private (for
 people with a role).
 
-Internal objects are marked as private too, so a query that only knows `private` shows too little and never
-too much.
+An internal object has both `internal` and `private` set. A query that checks only `private` therefore hides
+internal objects from everyone, instead of showing them to people who may not see them.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _bring(name: str) -> Any:
     if name == "train":
         from importlib import import_module
 
-        return import_module("wander.train")  # a package with this name that can be called
+        return import_module("wander.train")  # this package can be called like a function
     return installed_name(name)
 
 

@@ -431,7 +431,7 @@ class Environment(Player):
     async def _scores(self, states: Sequence[State], *, together: bool) -> list[Score]:
         place = "score_group" if together else "score"
         try:
-            try:  # a rubric may override both methods
+            try:  # a rubric's own `score` or `score_group` may raise anything
                 with at(place):
                     if together:
                         scores = await self.rubric.score_group(states, self.parser)

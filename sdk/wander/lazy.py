@@ -67,7 +67,7 @@ def installed_name(name: str) -> Any:
     def missing(*arguments: Any, **options: Any) -> Any:
         from wander.errors import MissingClient
 
-        # It may have been installed in the meantime, for example from a notebook cell.
+        # A notebook cell may have installed wander-client since the import.
         installed = _find(name)
         if installed is None:
             raise MissingClient(f"wander.{name}")

@@ -184,7 +184,7 @@ async def test_a_proof_of_learning_is_made_once_and_its_page_draws_the_curve(hub
     page = (await hub.get("/alice/reverse-text")).text
     assert ("learnable: 0.31 to 0.58 in 40 steps" if reward > 0.5 else "not shown: it failed in") in page
     assert page.count('class="whisker') == 2
-    assert "A correct answer earned 1.00" in page
+    assert "a correct answer earned 1.00" in page
     assert "secret" not in page
 
 

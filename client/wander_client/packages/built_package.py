@@ -225,7 +225,8 @@ def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> No
     if missing := files_left_out(package):
         lines.append(f"missing in the wheel: {', '.join(missing)}")
     hint = f"run `wander check {as_folder(given)}` for details"
-    if any(result.id == "load.works" for result in report.failed):  # the folder itself may load
+    if any(result.id == "load.works" for result in report.failed):
+        # `wander check FOLDER` may succeed, because the folder has files that the wheel lacks.
         hint = (
             "the installed wheel has only its own files and the `dependencies` of `pyproject.toml`: add "
             "what is missing"

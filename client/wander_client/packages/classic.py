@@ -110,7 +110,7 @@ def upstream_requirements(wheel: Path, requires_dist: list[str]) -> list[str]:
     """
     stated = requirement_of(requires_dist) or Requirement(PROJECT)
     extras = f"[{','.join(sorted(stated.extras))}]" if stated.extras else ""
-    if stated.url is not None:  # a wheel, which is downloaded and replaces any release
+    if stated.url is not None:  # the package names a wheel, which is installed instead of any release
         return [f"{PROJECT}{extras}"]
     minor = _choose_minor(wheel, stated.specifier)
     if minor is None:

@@ -116,7 +116,7 @@ def flatten(value: Any, name: str = "") -> Iterator[str]:
 
 
 class TrainingCommand(RunCommand):
-    """A GRPO run without phases."""
+    """The settings of a GRPO run that has only one phase."""
 
     settings: GRPOSettings
 

@@ -72,7 +72,7 @@ class AdaptedEnvironment(Environment):
         super().__init__(
             dataset=(),
             rubric=AdaptedRubric(classic_env),
-            # For checks that write an answer. The rubric uses its own parser.
+            # Only checks use this parser, to write a correct answer. The classic rubric has its own.
             parser=XMLParser(parser._fields, parser.answer_field)
             if isinstance(parser, ClassicXMLParser)
             else Parser(),

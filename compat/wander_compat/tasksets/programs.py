@@ -88,7 +88,8 @@ class Forker:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self._socket = f"{folder}/socket"
         command = [sys.executable, "-m", forking.__name__, self._socket, *self._modules]
-        # Its standard input stays open as long as this process is alive.
+        # The child's standard input is a pipe from this process. When this process dies, the child sees its
+        # end and exits.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - our own module
         while not os.path.exists(self._socket) and self._process.poll() is None:
             time.sleep(0.01)

@@ -102,7 +102,7 @@ class StateEnvironment(Environment):
             played = await self.library.harness.run(task, played)
             shared = self.grouped
         finally:
-            if not shared:  # also if it was canceled, because its group is not scored
+            if not shared:  # the group of a failed or canceled rollout is not scored, so drop its client
                 self.library.harness.runtime.model_clients.pop(key, None)
         state[PLAYED] = (task, played)
         self._keep_conversation(state, played)

@@ -115,8 +115,8 @@ _RST = {
 _DOCUTILS = threading.Lock()
 """Lock for docutils, which stores the roles that a text defines in a global table."""
 _MOST_MATH, _OF_FORMULA = 100_000, 50
-"""Maximum number of formula characters per README that become MathML, which is much longer, and a fixed cost
-per formula."""
+"""Maximum number of characters in the formulas of a README that are converted to MathML, which is much longer
+than its source. Each formula counts as `_OF_FORMULA` characters plus its length."""
 
 
 class Heading(NamedTuple):

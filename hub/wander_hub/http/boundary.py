@@ -125,8 +125,11 @@ def open_to_jobs(endpoint: Endpoint) -> Endpoint:
 
 
 def action_of(endpoint: object) -> str | None:
-    """Return a route's audit action: empty for a part of an upload, None if the route does not declare
-    one."""
+    """Return the action under which the audit log records a route, or None if the route does not declare one.
+
+    Routes that receive a part of an upload have an empty action, because only the completed upload is
+    recorded.
+    """
     return getattr(endpoint, _ACTION, None)
 
 

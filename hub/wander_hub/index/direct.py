@@ -126,7 +126,7 @@ class DirectIndex:
         return await self._send(scope, send, answer, asked)
 
     def _keep(self, key: tuple[str, ...], answer: CachedResponse, change: int | None) -> None:
-        # The response was read after the change under which it is cached, so it can be newer but never older.
+        # The number of the last change was read before the response, so the response includes that change.
         if change is None or change != self._kept_at:
             return
         size = len(answer.body) + _KEPT_OVERHEAD

@@ -22,7 +22,8 @@ _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
 ENCODINGS = ("zstd", "gzip")
 """Encodings of stored pages, in addition to the plain bytes, smallest first."""
 _REMEMBERED = 256
-"""Installers send only a few different headers; headers that strangers make up must not fill the memory."""
+"""Number of headers whose result is cached. Installers send only a few different headers. The limit keeps
+invented headers from filling the memory."""
 
 
 @lru_cache(_REMEMBERED)

@@ -30,10 +30,11 @@ _GZIP_LEVEL, _ZSTD_LEVEL = 2, 1
 def page_query(
     place: IndexedProject, media_type: str, encoding: str | None, reader: Identity | None = None
 ) -> Select[*tuple[Any, ...]]:
-    """Return the query for a readable page: its body, plain entity tag, and whether it is compressed.
+    """Return the query for an index page that the reader may see.
 
-    An owner's project list is the public list; an empty one does not match, because the response then depends
-    on the caller.
+    Its columns are the body, the entity tag of the uncompressed body, and whether the body is compressed.
+    For an owner without a project, the query finds the list of the owner's public projects. It does not find
+    an empty list, because the response to such a request depends on the caller's rights.
     """
     name = "json" if media_type == JSON_V1 else "html"
     plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")

@@ -118,7 +118,8 @@ class Upstream:
         except (httpx.HTTPError, ValueError) as error:
             if now >= self._silent_until:
                 logger.warning("cannot read pages of the upstream index `%s`: %s", self.url, error)
-                if isinstance(error, httpx.TransportError):  # the request itself may have taken longer
+                if isinstance(error, httpx.TransportError):
+                    # Read the clock again: the failed request may have taken longer than the pause.
                     self._silent_until = time.monotonic() + _SILENT_SECONDS
             if kept is None:
                 raise _silence() from error
@@ -180,7 +181,7 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
         listed, relative_to = _read_links(body.decode(errors="replace"))
         base = urljoin(base, relative_to)
     usable = [entry for file in listed if (entry := _entry_of(project, file, base)) is not None]
-    if not usable:  # a sign-in page of the network, which answers for every name, is not a project
+    if not usable:  # some networks answer every request with a sign-in page, which lists no files
         return {}
     entries = [entry for entry, _ in usable]
     title = f"Links for {html.escape(project)}"

@@ -1,7 +1,7 @@
 """Every table of the hub. Importing this module registers all tables with `Base`, for migrations and
 backups."""
 
-# ruff: noqa: F401 - the imports have the side effect that is wanted
+# ruff: noqa: F401 - each import registers tables
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Provider:
 
 
 def refusal(code: str, reason: str) -> HubProblem:
-    """Return the problem of a visitor whom the provider sent but the hub rejects."""
+    """Return the 403 problem for a visitor who signed in with the provider but may not use this hub."""
     hint = "sign in again; if that does not help, ask the hub's operator"
     return HubProblem(403, code, reason, hint=hint)
 

@@ -39,7 +39,7 @@ from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer, TransferPart
 
 MAX_ARTIFACTS = 32
-"""Plots, metrics and other files of one run."""
+"""Maximum number of plots, metrics and other files of one run."""
 MAX_ARTIFACT_BYTES = 32 * 1024 * 1024
 _PART_BYTES = 8 * 1024 * 1024
 """Size of the parts into which a run posted in one request is split."""

@@ -208,7 +208,7 @@ def protocol_digest(manifest: RunManifest) -> str:
     }
     if manifest.players:  # runs against different opponents are not comparable
         protocol["players"] = {
-            # Mark names and digests, because a name may look like a digest.
+            # The markers `weights` and `name` keep a name that looks like a digest apart from that digest.
             player: [pin.kind, "weights", pin.weights_sha256]
             if pin.weights_sha256
             else [pin.kind, "name", pin.name, *([pin.revision] if pin.revision else [])]

@@ -124,7 +124,7 @@ class Run(Base):
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Size of its manifest and its objects, each object counted once."""
     derivation: Mapped[int] = mapped_column(default=DERIVATION, server_default="0", index=True)
-    """The `DERIVATION` of the release that computed its numbers."""
+    """The `DERIVATION` of the release that computed this run's numbers."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")
     posted_by: Mapped[User] = relationship(lazy="raise", foreign_keys=[posted_by_id])

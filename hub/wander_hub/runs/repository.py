@@ -337,7 +337,7 @@ def neighboring_names() -> tuple[Any, ...]:
         other.private.is_(False),
         other.withdrawn_at.is_(None),
     )
-    # Each is a single step in an index, no matter how many runs have these names.
+    # Each subquery reads one entry of an index, no matter how many runs have these names.
     before = same.where(other.model < Run.model).with_only_columns(func.max(other.model))
     after = same.where(other.model > Run.model).with_only_columns(func.min(other.model))
     return Run.skeleton, before.scalar_subquery(), after.scalar_subquery()

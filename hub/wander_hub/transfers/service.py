@@ -84,7 +84,7 @@ class Arrived:
             raise other_bytes(file)
 
     def ensure(self, storage: Storage, files: Sequence[TransferFile]) -> None:
-        """Store the files whose objects are missing."""
+        """Store the files that are not in the storage yet."""
         for file in files:
             if not storage.exists(file.sha256):
                 self.store(storage, file)

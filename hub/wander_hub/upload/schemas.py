@@ -54,7 +54,8 @@ class Contents:
     has_loader: bool
     """Whether a top-level module defines `load_environment`."""
     license_files: frozenset[str] = frozenset()
-    """Paths that `License-File` may name, relative to the folder where this kind of archive keeps them."""
+    """Paths to which `License-File` may refer. In a source archive, these are all files. In a wheel, these
+    are the files in the folder `licenses` of `.dist-info`, relative to it."""
     modules: frozenset[str] = frozenset()
     """Top-level names that a wheel makes importable."""
     code: tuple[tuple[str, bytes], ...] = ()

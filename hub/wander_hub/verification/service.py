@@ -41,7 +41,7 @@ from wander_hub.verification.levels import settle_level
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 MOST_WAITING = 20
-"""Verifications that one user may have waiting."""
+"""Maximum number of waiting verifications of one user."""
 KIND = "replay"
 """Kind of the jobs that replay a run."""
 SHOWN_DIVERGENCES = 100

@@ -35,7 +35,7 @@ from wander_hub.web.visit import Visit
 _METRIC_COLUMNS = 5
 """Number of metric columns if nobody selected metrics one by one."""
 _MOST_METRICS = 30
-"""Number of metrics to choose from."""
+"""Maximum number of metrics to choose from."""
 
 
 @dataclass(frozen=True)

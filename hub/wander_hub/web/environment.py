@@ -43,7 +43,7 @@ _RECENT_RUNS, _BEST_ROWS = 10, 5
 _DAYS = 30
 """Days of downloads in the chart."""
 _MOST_MESSAGES = 12
-"""Messages of the recorded rollout on the page."""
+"""Maximum number of messages of the recorded rollout on the page."""
 
 
 @dataclass(frozen=True)

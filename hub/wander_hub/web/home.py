@@ -44,7 +44,7 @@ class HomeView:
     proved: list[run_repository.ListedRun]
     """The newest results whose rewards this hub recomputed."""
     filtered: bool
-    """Whether the request has filters or an order."""
+    """Whether the request has a filter or a sort order."""
     following: str | None
     """Address of the next page."""
 

@@ -44,9 +44,10 @@ _MOST_TEXT = 256 * 1024
 _MOST_COLORED = 32 * 1024
 _MOST_LINES = 4_000
 _MOST_LISTED = 2_000
-"""Number of files that a page links to."""
+"""Maximum number of files that a page links to."""
 _MOST_NAMES = 500
-"""File names that are compared with a missing name for a suggestion. 10,000 would take more than a second."""
+"""Maximum number of file names that are compared with a missing name to suggest a similar one. Comparing
+10,000 names would take more than a second."""
 _LEXERS = {
     **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
     ".json": "JsonLexer",
@@ -59,7 +60,7 @@ _PROMPT = "$ "
 _BLOCK = re.compile(r'<pre><code class="language-(\w+)">([^<]*)</code></pre>')
 """A block of code in cleaned HTML that contains only text."""
 _KEPT = 128
-"""Number of colored texts in the cache. Coloring takes 3 ms per thousand characters."""
+"""Maximum number of highlighted files in the cache. Syntax highlighting takes 3 ms per 1,000 characters."""
 _COLORED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
 """Pygments' short names of keywords, strings, comments, numbers, defined names, shell variables, prompts and
 output."""

@@ -127,7 +127,7 @@ def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -
             continue
         delivery = session.get(WebhookDelivery, number, with_for_update=True)
         if delivery is not None and _awaits(delivery, attempt):
-            # The attempt is not counted, because retrying the job makes the same attempt.
+            # Do not count a failure: if the administrator retries the job, it makes the same attempt.
             delivery.state, delivery.next_at, delivery.error = "failed", None, "canceled by an administrator"
 
 

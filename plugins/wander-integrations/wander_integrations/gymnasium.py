@@ -30,7 +30,7 @@ Act = Callable[[Any, str], Any]
 """Function that returns the action for a text; raises `NoAction`."""
 
 MAX_TURNS = 100
-"""Turns in an environment without a limit of its own, such as CliffWalking."""
+"""Maximum number of turns in an environment that sets no limit, such as CliffWalking."""
 ACTIONS = {
     "FrozenLake": ("left", "down", "right", "up"),
     "FrozenLake8x8": ("left", "down", "right", "up"),

@@ -31,11 +31,11 @@ from wander_client.terminal.output import Output
 from wander_ray.cluster import NodeError, Versions, failed
 
 MOST_CALLS = 100_000
-"""Calls that an actor may have under way; the shards bound them."""
+"""Maximum number of simultaneous calls to an actor. The shards set the actual limit."""
 MOST_RESTARTS = 10
 """Number of times that Ray may restart an actor whose process or node died."""
 _MOST_DEATHS = 3
-"""A server that dies so often, with no answer in between, is given up."""
+"""Number of times that a server may die without an answer in between before it is not restarted again."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
 """Arguments of vLLM that multiply the GPUs it takes."""
 

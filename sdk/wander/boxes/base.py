@@ -126,7 +126,8 @@ class ChangedFile(Record):
     text: str | None = None
     """Content of a file that is valid UTF-8."""
     base64: str | None = None
-    """Content of any other file. Without both, the state was too large to keep its contents."""
+    """Content of any other file. If a file has neither `text` nor `base64`, the state was too large to record
+    contents."""
 
 
 class FinalState(Record):

@@ -47,8 +47,8 @@ class AgentProgram:
     """Configuration files by absolute path in the box."""
     environment: Mapping[str, str] = field(default_factory=dict)
     offers_tools: bool = True
-    """Whether its main conversation offers tools. Calls without tools before it are side calls, such as one
-    for a title."""
+    """Whether the program's main conversation offers tools to the model. If so, earlier calls without tools
+    do not belong to it: they may ask for a title, for example."""
 
     def describe(self) -> dict[str, str]:
         """Return what identifies the program in a rollout's record."""
@@ -177,7 +177,8 @@ def _run_installer(program: AgentProgram, folder: Path) -> None:
         wanted, needed = f"{program.package}=={program.version}", "run `pip install uv`"
         uv = Path(sys.executable).with_name("uv")
         command = [str(uv) if uv.exists() else "uv", "pip", "install", "--target", str(folder / "site")]
-        command += ["--python", "/usr/bin/python3", wanted]  # the Python of boxes over the system's folders
+        # Boxes that show this system's folders run the program with the system's Python.
+        command += ["--python", "/usr/bin/python3", wanted]
     failed = f"the agent program `{program.name}` cannot be installed"
     try:
         ran = subprocess.run(  # noqa: S603 - a pinned program of this module

@@ -221,5 +221,5 @@ FILE_WORK: dict[str, Callable[[dict[str, Any], socket.socket, int], None]] = {
 
 def answer(channel: socket.socket, header: dict[str, Any], data: bytes = b"") -> None:
     """Send the host the answer to a request."""
-    with channel, contextlib.suppress(OSError):  # the host no longer waits for it
+    with channel, contextlib.suppress(OSError):  # the host has stopped waiting for the answer
         channel.sendall(json.dumps(header).encode() + b"\n" + data)

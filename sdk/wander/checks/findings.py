@@ -71,8 +71,8 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
         yield check_result("determinism.group", "skip", reason)
         return
     yield _same("determinism.replay", first.plays, second.plays)
-    # Compared within one process, so that the order of a set counts as a fault of the replay only. The
-    # messages of failures may name their own rollout.
+    # Both plays ran in the second process, so a dependence on the order of sets, which differs between
+    # processes, fails only `determinism.replay`. Failure messages may contain the rollout's own name.
     yield _same("determinism.group", *map(_without_failure_messages, (second.plays, second.siblings)))
 
 

@@ -47,7 +47,7 @@ class JudgedAnswer(Record):
 
     example_id: str
     understood: bool = False
-    """Whether the rubric can read any format of these judges."""
+    """Whether the rubric can read the verdict of a scripted judge in at least one format."""
     form: int | None = None
     """Index in `FORMS` of the first format that the rubric reads."""
     obeys: str | None = None

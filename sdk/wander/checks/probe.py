@@ -64,7 +64,7 @@ _TOLD = 50
 SIBLING = 1000
 """Added to the index of a rollout that is repeated as another rollout of its group."""
 HACKED = 2000
-"""Index of the rollout of the first hack."""
+"""Index of the rollout that tries the first reward hack. The next hacks have the next indices."""
 PARALLEL_HACKS = 4
 
 

@@ -100,7 +100,7 @@ class Client(ABC):
     """Players that functions of the environment's own package play, as `module:function` by player
     (`wander.clients.scripted`). They run inside the environment's process, so a replay runs them again."""
     others: Mapping[str, Client] = {}
-    """Players that have their own client, by player."""
+    """Clients of the players that do not use this client, by player."""
 
     @abstractmethod
     async def complete(self, request: ModelRequest) -> ModelResponse:

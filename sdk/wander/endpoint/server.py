@@ -75,7 +75,7 @@ class ModelEndpoint:
             size = REQUEST.most_bytes
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
 
-        # A handler is canceled when the program hangs up, so that nobody answers its call.
+        # aiohttp cancels the handler when the program hangs up, so its call is not played in vain.
         self._server = web.Server(
             self._handle, request_factory=make_request, handler_cancellation=True, access_log=None
         )

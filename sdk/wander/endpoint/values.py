@@ -16,7 +16,7 @@ class EndpointCall(Record):
     """A model call of a program."""
 
     call_id: str
-    """Id to answer it with, unique in its box."""
+    """Id of the call, unique in its box. The reply has the same id."""
     model: str
     """Name of the model that the program asked for."""
     messages: list[Message]

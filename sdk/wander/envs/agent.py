@@ -24,7 +24,7 @@ EXITED, PROGRAM_TIMEOUT, OVERFLOW = "program_exited", "program_timeout", "contex
 _OUTPUT_CHARS = 4000
 """Number of characters at the end of the program's output that are recorded."""
 _LONGEST_INSTRUCTION = 100_000
-"""Bytes of an instruction. Linux limits an environment variable to 128 KiB."""
+"""Maximum size of an instruction in bytes. Linux limits an environment variable to 128 KiB."""
 _GRACE_SECONDS = 5.0
 """Seconds in which a program may exit by itself after a limit was reached."""
 

@@ -124,7 +124,7 @@ class GroupRubric(Rubric):
         self.members = members
 
     def describe(self) -> list[RewardFunctionInfo]:
-        """Return name and weight of every member's functions, under their reported names."""
+        """Return the reward functions of all members, with names such as `member.function`."""
         return [
             info.model_copy(update={"name": f"{name}.{info.name}"})
             for name, member in self.members.items()

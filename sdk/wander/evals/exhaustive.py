@@ -70,7 +70,7 @@ class WalkPlan:
 
 @dataclass(frozen=True)
 class LineCount:
-    """Number of lines by outcome."""
+    """Number of lines of play (all moves from the first to the last) by outcome."""
 
     lines: int = 0
     won: int = 0
@@ -85,7 +85,7 @@ class LineCount:
 
     @property
     def clean(self) -> bool:
-        """Whether every line ended and none was lost."""
+        """Whether every line was won or drawn."""
         return not (self.lost or self.unfinished or self.failed)
 
     def __add__(self, other: LineCount) -> LineCount:

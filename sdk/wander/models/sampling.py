@@ -333,7 +333,8 @@ def count_to_stop(tokenizer: Any, stops: Sequence[str], before: list[int], new: 
 
 
 UNSURE_CHARACTERS = 16
-"""Number of first characters of a decoded end that may differ from those of the whole text."""
+"""Number of additional characters to decode. If only the last tokens of a text are decoded, the first
+characters may differ from those of the whole text."""
 
 MOST_TWICE = 1024
 """Maximum number of tokens in a shared beginning of new conversations that are computed repeatedly. A longer

@@ -16,9 +16,10 @@ from wander.types import Example
 def script_of(
     gold: Any, example: Example, parser: Parser, turn_limit: int | None, players: Collection[str]
 ) -> Script | list[Reply] | None:
-    """Return the script for the return value of `Environment.gold`, or from the answer column.
+    """Return the script that plays an example correctly, or None if it is unknown.
 
-    Returns None if neither is available.
+    `gold` is the return value of `Environment.gold`. If it is None and the environment has a single turn, the
+    script is made from the answer column.
     """
     if gold is None:
         text = write_answer(parser, example) if turn_limit == 1 else None

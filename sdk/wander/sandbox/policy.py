@@ -30,7 +30,7 @@ class SandboxPolicy(Record):
     cpu: int = Field(default=14_400, ge=1)
     """Processor time of a process. The worker is restarted when it is used up."""
     file: int = Field(default=256 * _MIB, ge=1)
-    """Size of a file."""
+    """Size of each file that is written."""
     files: int = Field(default=1024, ge=64)
     """Number of open files of a process."""
     tmp: int = Field(default=256 * _MIB, ge=_MIB)

@@ -58,8 +58,8 @@ class Support:
     command: tuple[str, ...]
     """Command that starts bubblewrap: the program itself, or the loader with the program."""
     program: Mapping[str, str]
-    """Files that the launcher copies below `launcher.PROGRAM`, as target and source paths, because the user
-    that root becomes may not be able to read them."""
+    """Files that the launcher copies below `launcher.PROGRAM`, as target and source paths. If this process is
+    root, it becomes another user, who may not be able to read the original files."""
     version: tuple[int, ...]
     machine: Machine
     as_root: bool

@@ -54,7 +54,7 @@ class Runtime:
     executable: str
     """Path of the base interpreter, without symbolic links."""
     prefix: str
-    """Folder that it is installed in, without symbolic links."""
+    """Folder in which the base interpreter is installed, without symbolic links."""
     version: str
     """Full version, such as `3.12.1`."""
     virtualenv: str

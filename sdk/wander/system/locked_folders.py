@@ -31,7 +31,8 @@ class LockedFolder:
         Folders of killed processes are removed first.
         """
         remove_left_folders(parent, prefix)
-        # The folder gets the name under which others may remove it only after it is locked.
+        # Other processes remove unlocked folders with this prefix, unless the name ends in `.new`. So lock
+        # the folder first, and then rename it.
         new_folder = parent / f"{prefix}{token_hex(8)}.new"
         new_folder.mkdir(mode=0o700)
         lock = os.open(new_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ from typing import IO
 
 def open_memory_file(name: str) -> IO[bytes]:
     """Open an empty, unbuffered file in memory, or a temporary file where the system cannot do that."""
-    if sys.platform == "linux":  # a sandbox's writes to it count as memory of the sandbox
+    if sys.platform == "linux":  # what a sandbox writes to this file counts toward the sandbox's memory limit
         return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 

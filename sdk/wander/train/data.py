@@ -107,7 +107,7 @@ class DataReport:
     """First dropped rollouts for each reason."""
 
     def drop(self, reason: str, source: Sourced, samples: int) -> None:
-        """Count a dropped rollout, and keep it if its reason has fewer than `samples` samples."""
+        """Count a dropped rollout. Store the first `samples` rollouts that are dropped for each reason."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if self.dropped[reason] <= samples:
             rollout = source.rollout

@@ -144,7 +144,8 @@ def serves_adapters(server: VLLMServer, rank: int) -> bool:
 COMPARED = 8
 """Number of tokens that are compared with a server's."""
 SAME_BASE = 0.5
-"""Largest mean distance of their log-probabilities in nats. A server may round weights to fewer bits."""
+"""Largest mean difference, in nats, between the log-probabilities of a server and of the policy for these
+tokens. A server may round weights to fewer bits."""
 
 
 def require_same_base(server: VLLMServer, model: Any) -> None:

@@ -35,7 +35,7 @@ class StepInternals(Trainer):  # type: ignore[misc]
 
     @abstractmethod
     def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a step's rows in TRL's format, with more columns."""
+        """Return a step's rows in TRL's format, with the additional columns that our losses read."""
 
     def loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the rows of a slice of the step that are computed."""

@@ -315,7 +315,7 @@ def _verdict_trainer(
     pad: int,
     given: dict[str, Any],
 ) -> KTOInternals:
-    if section.loss == "kto":  # KTO measures how far the policy moved on answers to other prompts
+    if section.loss == "kto":  # KTO estimates the KL divergence from answers paired with other prompts
         others = [table[-1], *table[:-1]]
         table = [
             {**row, "KL_completion_ids": other["completion_ids"], "KL_mask": other["mask"]}

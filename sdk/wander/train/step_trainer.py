@@ -176,7 +176,7 @@ class StepTrainer(StepInternals):
             model=model,
             processing_class=tokenizer,
             args=type(self).config(settings, folder, world.size),
-            # The rows of TRL's dataset are only numbers of groups, because our sampler chooses the examples.
+            # TRL's dataset contains only group numbers, because our sampler chooses the examples.
             train_dataset=Dataset.from_list(
                 [
                     {"prompt": [{"role": "user", "content": "", PLACE: number}]}

@@ -243,7 +243,7 @@ class LeaderboardRow(Record):
     folded_runs: Count = 0
     """Number of folded runs."""
     folded_into: RunId | None = None
-    """Run of the row that this run is folded into."""
+    """If this run is folded, the run whose row includes it."""
 
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Score on the requested stratum; None if the run has too many rollouts to be read for a board."""

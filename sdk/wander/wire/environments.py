@@ -418,7 +418,7 @@ class RolloutSearchPage(Page):
     searched_runs: Count
     """Number of runs that this page covers."""
     too_large: list[Line] = Field(default_factory=list)
-    """Runs among them that have too many rollouts to be searched."""
+    """Runs on this page that were not searched, because they have too many rollouts."""
 
 
 class RolloutPage(Record):

@@ -87,7 +87,7 @@ class Reproduction(Record):
 
     @property
     def exact_steps(self) -> int | None:
-        """Number of steps before the first allowed change; None if nothing was changed."""
+        """Number of steps before the first change that the user allowed; None if there were no changes."""
         return min((change.step for change in self.allowed), default=None)
 
 

@@ -407,7 +407,7 @@ class LearningReport(Record):
     shown: bool = False
     """Whether the interval of the reward after GRPO lies above the interval before it."""
     reason: Text = ""
-    """Why learning is not shown; empty if it is."""
+    """Reason why the curve does not show learning; empty if it does."""
     demonstrations: Demonstrations | None = None
     demonstrated: FiniteFloat | None = None
     """Mean reward of the transcripts that the policy imitates."""
@@ -448,7 +448,7 @@ class LearningReport(Record):
     def describe(self) -> str:
         """Return the result in words, such as `learnable: 0.31 to 0.58 in 40 steps`."""
         if not self.shown:
-            return f"not shown: {self.reason}" if self.reason else "not shown"
+            return f"learning not shown: {self.reason}" if self.reason else "learning not shown"
         return f"learnable: {self.curve[0].reward:.2f} to {self.curve[-1].reward:.2f} in {self.steps} steps"
 
 

@@ -364,7 +364,8 @@ def _try(
         load = report.by_id("load.works")
         if load.status == "fail" and report.seconds > LONGEST_PROBE:
             raise LoadError(load.message)
-        # It may still load in a worker, which can provide a judge. Otherwise the worker reports the cause.
+        # An environment that needs a judge fails this check but loads in a worker, which can provide one.
+        # For all other environments, the worker reports why loading failed.
         info = report.info or _load(package, trial, arguments, passed, confined)
         here.output.step = "check"
         for result in report.failed:

@@ -86,7 +86,7 @@ def fork(
         detail = None
         if new is not None:
             _rename(source / "pyproject.toml", new)
-        else:  # once the source is here
+        else:  # fork on the hub only after the source has been downloaded
             target = (owner or hub.whoami().user).lower()
             if (target, environment.name) == (environment.owner, environment.name):
                 raise UsageError(

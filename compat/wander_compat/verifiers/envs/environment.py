@@ -1,7 +1,7 @@
 """The base class of every classic environment: a dataset, a rollout and a rubric.
 
-It contains everything that an environment of any generation may override or call on `self`. `multi_turn`
-contains the playing, and `generation_runs` the running over many rows.
+The class has every method that environments written for any release of `verifiers` may override, or call on
+`self`. The loop of a rollout is in `multi_turn`, and evaluating many rows is in `generation_runs`.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class MultiTurnEnv(Environment):
         cut = any(step.get("is_truncated") for step in steps) or state.get("prompt_too_long", False)
         state["is_truncated"] = bool(state.get("is_truncated") or cut)
 
-    # when it stops
+    # Conditions that end the rollout.
 
     @stop(priority=100)
     async def has_error(self, state: State, **kwargs: Any) -> bool:

@@ -1,6 +1,7 @@
 """The REPL of a classic `RLMEnv`: Python or bash in a separate process, with functions that call the host.
 
-The process is the SDK's (`wander.envs.rlm.repl`). A query with data instead of a question calls a tool.
+The process runs the REPL of the SDK (`wander.envs.rlm.repl`). That REPL can only send queries to the host, so
+code in it calls a tool by a query whose data names the tool.
 """
 
 from __future__ import annotations

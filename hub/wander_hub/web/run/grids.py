@@ -15,7 +15,7 @@ _MOST_ROWS = 32
 _READ = 20_000
 """Characters at the end of a message that are searched for a state."""
 _LONGEST = 60
-"""Characters of a value in a table."""
+"""Maximum number of characters of a value in a table."""
 
 View = GridView | TableView
 _Line = tuple[tuple[str, ...], list[str]]

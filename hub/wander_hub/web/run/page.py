@@ -30,7 +30,7 @@ from wander_hub.web.run.training import TrainingView, describe_training
 from wander_hub.web.visit import Visit
 
 _MOST_ENDINGS = 50
-"""Number of stop reasons in the filter. The query string accepts every stop reason."""
+"""Maximum number of stop reasons in the filter's menu. The query string accepts every stop reason."""
 
 
 class RunQuery(RolloutQuery):

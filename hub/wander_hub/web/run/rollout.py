@@ -33,7 +33,7 @@ _NEAR_SIBLINGS = 64
 _TOKENS = 2000
 """Number of tokens of a turn on a page."""
 _MOST_FILES = 100
-"""Changed files of a box that a page lists."""
+"""Maximum number of changed files of a box that a page lists."""
 _MOST_CONVERSATIONS, _CONVERSATION_MESSAGES = 20, 40
 """Further conversations on a page, and messages of each."""
 

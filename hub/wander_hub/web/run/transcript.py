@@ -15,7 +15,7 @@ from wander_hub.web.run.grids import Grid, View, Words, draw, read_state
 from wander_hub.web.text import count, duration
 
 _MOST_MESSAGES = 400
-"""Messages of one rollout on a page."""
+"""Maximum number of messages of a rollout on one page."""
 _LONGEST_TEXT = 60_000
 """Maximum number of characters of a message on a page. The JSON has the full text."""
 _LONGEST_LAID_OUT = 10_000
@@ -68,7 +68,7 @@ class RewardPart:
     name: str
     value: float | None
     weight: float | None
-    """None when the manifest does not name the function."""
+    """Weight in the manifest, or None if the manifest does not list this function."""
 
     @property
     def contribution(self) -> float | None:

@@ -34,7 +34,7 @@ class PlainImage:
     """The effect of a Dockerfile without builds: variables and copied files over a base image."""
 
     base: str
-    """Name of the base image, which is replaced by another system."""
+    """Name of the base image. Boxes do not use it: they run on the system of their backend."""
     working_folder: str = "/"
     variables: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)

@@ -59,7 +59,7 @@ _SCHEMA_NAMES = frozenset(
 )
 _UNSAFE_NAME = re.compile(r"[^\w.-]+")
 _LONGEST_SUMMARY = 1000
-"""Characters of a text in `summaries.json`."""
+"""Maximum number of characters of a text in `summaries.json`."""
 
 
 def write_logs(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
@@ -263,7 +263,7 @@ def sample(manifest: RunManifest, rollout: Rollout) -> dict[str, Any]:
     if rollout.reward is not None:
         values = {REWARD: rollout.reward, **{n: v for n, v in rollout.metrics.items() if n != REWARD}}
         document["scores"] = {name: {"value": value} for name, value in values.items()}
-        if REWARD in rollout.metrics:  # its name is taken by the reward itself
+        if REWARD in rollout.metrics:  # a metric with the name of the reward is kept outside the scores
             own["metrics"] = {REWARD: rollout.metrics[REWARD]}
     if rollout.failure is not None:
         own["failure"] = rollout.failure.model_dump(mode="json")

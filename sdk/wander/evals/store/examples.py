@@ -49,9 +49,9 @@ class RunExamples(Protocol):
 
 
 class PackedExamples(Sequence[Example]):
-    """A compressed sequence of examples.
+    """A sequence of examples that is compressed in memory.
 
-    Each access unpacks the example, except for the first `unpacked` ones.
+    The first `unpacked` examples are not compressed. Each access to another example decompresses it.
     """
 
     def __init__(self, examples: Iterable[Example] = (), *, unpacked: int = 0) -> None:

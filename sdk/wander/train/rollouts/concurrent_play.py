@@ -163,7 +163,7 @@ class _KeptAnswers(WrappedClient):
         try:
             return await asyncio.shield(response)
         except asyncio.CancelledError:
-            # no worker was lost: the environment itself no longer needs the answer
+            # In the same attempt, no worker was lost, so the environment itself canceled the call.
             if attempt == self._attempt:
                 response.cancel()
             raise

@@ -29,7 +29,7 @@ class _Seen:
 
     visits: int = 0
     last: int = -1
-    """Number of the last draw that chose it."""
+    """Number of the draw that chose this example most recently."""
     pool: Pool = "normal"
 
 

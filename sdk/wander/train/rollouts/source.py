@@ -123,7 +123,7 @@ class RolloutSource:
 
     @property
     def info(self) -> EnvironmentInfo:
-        """Facts about the environment, or about the first of several."""
+        """Information about the environment. A run with several environments returns that of the first."""
         return self.environments[0].info
 
     @property

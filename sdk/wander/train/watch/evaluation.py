@@ -56,8 +56,10 @@ Choices = tuple[Any, ...]
 
 
 def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return the endings of an exhaustive cell's lines. They are complete counts, so they have no
-    intervals."""
+    """Return the number of lines of an exhaustive cell by outcome.
+
+    These numbers have no intervals, because the cell plays every line.
+    """
     count = {**vars(count_lines(rollouts)), "bad": sum(map(is_bad, rollouts))}
     return {"lines": count.pop("lines"), "metrics": count}
 

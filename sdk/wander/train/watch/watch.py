@@ -77,7 +77,7 @@ class WatchRule:
     alert: AlertKind | None = None
     """Alert to raise."""
     ends: StopKind | None = None
-    """Kind of ending if the rule ends the run."""
+    """Reason for stopping that is recorded if this rule stops the run; None if it only raises an alert."""
     steps: int = 1
     """Number of consecutive steps before the rule fires."""
     held: int = 0

@@ -91,7 +91,7 @@ class WorkerProcess:
         return None
 
     def find_on_host(self, path: str) -> str | None:
-        """Return the host's path of a path that the child sees, and None if the child must not see it."""
+        """Translate a path of the child to a path on the host. Returns None if the child must not see it."""
         return path
 
     async def wait(self) -> None:
